@@ -27,6 +27,7 @@ from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
+from mrl.models.hf_config import require_heads
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.stop_tokens import end_of_text
 
@@ -38,12 +39,14 @@ PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 def run_ranks(arguments: Sequence[str]) -> int:
     """torchrun on this machine; 0 when all steps are done, torchrun's code where it failed, else the stop reason's. Model and
     data are checked before ranks start."""
+    from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export import require_new
 
     config = load_config(*arguments)
     section = _section(config)
     require_new(Path(section.output))
+    try_pair_loss(section.objective)
     check_policy(config)
     check_tokenizer(config)
     training, validation = rows_of(config, section)
@@ -69,9 +72,17 @@ def run_ranks(arguments: Sequence[str]) -> int:
 
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
-    """ConfigError where the folder that the run would write scored another token than the run trains."""
+    """ConfigError where the folder that the run would write scored another token than the run trains, and where it begins with another
+    number of heads."""
+    from mrl.training.hf.folder import read_config
+
     if config.training.lora is not None:
         raise ConfigError("tune.objective = reward_model trains all weights; take training.lora out")
+    require_heads(
+        read_config(config.model.path),
+        _section(config).objective.heads,
+        what=f"tune.objective.heads: model.path = {config.model.path}",
+    )
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
         if any(each.tokens[-2] == pad for each in row.responses):
@@ -147,7 +158,8 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
     if not section.objective.is_reward_model:
         return None
     path = config.model.path
-    return config_of(path, load_tokenizer(path, trust_remote_code=config.model.trust_remote_code))
+    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    return config_of(path, tokenizer, heads=section.objective.heads)
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
@@ -180,7 +192,7 @@ def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
     if not section.objective.is_reward_model:
         return {}
     model = config.model.model_copy(update={"max_length": config.model.max_length + 1})
-    return {"model": model, "value_head": True}
+    return {"model": model, "num_value_heads": section.objective.heads}
 
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:

@@ -13,8 +13,6 @@ loss of a pair is a function of s_w and s_l. Formulas: DPO arXiv 2305.18290 with
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,9 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from mrl.algorithms.own_function import own_function, tried
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.errors import ConfigError
+
+CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)
+"""The sequences of a microbatch of pairs; a mask of them would have the host wait for the device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Side:
 
 
 PairLoss = Callable[[ObjectiveSection, Side, Side], Tensor]
+_FUNCTION = "tune.objective.function"
 
 
 def _dpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
@@ -120,14 +122,35 @@ PAIR_LOSSES: dict[str, PairLoss] = {
 
 
 def pair_loss_of(section: ObjectiveSection) -> PairLoss:
-    """The configured loss of each pair; ConfigError for a user's function that cannot be imported."""
-    if section.name != "custom":
+    """The configured loss of each pair; ConfigError for a user's function that cannot be imported or called."""
+    if section.function is None:
         return PAIR_LOSSES[section.name]
-    module, _, name = (section.function or "").partition(":")
-    try:
-        return functools.partial(getattr(importlib.import_module(module), name), **section.options)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"tune.objective.function = {section.function}: {error}") from error
+    takes = ["section", "chosen", "rejected"]
+    return own_function(section.function, section.options, setting=_FUNCTION, takes=takes)
+
+
+def try_pair_loss(section: ObjectiveSection) -> None:
+    """Calls a loss of the user's own with two made-up pairs; ConfigError where it fails, or gives something else than [P] with a
+    gradient to the log-probs."""
+    if section.function is not None:
+        loss = pair_loss_of(section)
+        tried(section.function, lambda: _fault(loss, section), setting=_FUNCTION)
+
+
+def _fault(loss: PairLoss, section: ObjectiveSection) -> str:
+    """What is wrong with what a loss gives; empty where nothing is."""
+
+    def side(*logprobs: float) -> Side:
+        of = torch.tensor(logprobs, dtype=torch.float64)
+        return Side(of.clone().requires_grad_(), of - 0.5, torch.full_like(of, 4.0))
+
+    found: object = loss(section, side(-3.0, -9.0), side(-5.0, -6.0))
+    if not torch.is_tensor(found) or found.shape != (2,):
+        shape = list(found.shape) if torch.is_tensor(found) else type(found).__name__
+        return f"it gave {shape}, not a tensor of one value a pair, [2]"
+    if not found.requires_grad:
+        return "it has no gradient to the log-probs"
+    return "" if bool(torch.isfinite(found).all()) else f"it gave {found.tolist()}"
 
 
 def label_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
@@ -163,7 +186,7 @@ class PreferenceObjective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch; logprobs [N] with gradient, arrays: loss_mask [N].
 
-        segments.values: side, weight and ref_logprob, [B] float64. denominators: num_rows, the weights of all rows of the
+        segments.values: weight and ref_logprob, and for kto side, [B] float64. denominators: num_rows, the weights of all rows of the
         step added up, of pairs or of labelled responses; kto_z for kto, and num_chosen, num_rejected.
         """
         del entropy
@@ -174,17 +197,16 @@ class PreferenceObjective:
             known["ref_logprob"],
             segments.sum(mask.double()).clamp(min=1),
         )
-        is_chosen = known["side"] > 0
         if self._loss is None:
-            return self._labelled(whole, is_chosen, known["weight"], denominators)
-        return self._paired(whole, is_chosen, known["weight"], denominators)
+            return self._labelled(whole, known["side"] > 0, known["weight"], denominators)
+        return self._paired(whole, known["weight"], denominators)
 
     def _paired(
-        self, whole: Side, is_chosen: Tensor, weight: Tensor, denominators: Mapping[str, Any]
+        self, whole: Side, weight: Tensor, denominators: Mapping[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         assert self._loss is not None
-        section, chosen, rejected = self._section, _of(whole, is_chosen), _of(whole, ~is_chosen)
-        share = weight[is_chosen] / denominators["num_rows"]
+        section, chosen, rejected = self._section, _of(whole, CHOSEN), _of(whole, REJECTED)
+        share = weight[CHOSEN] / denominators["num_rows"]
         pair_loss = (self._loss(section, chosen, rejected) * share).sum()
         loss = pair_loss
         metrics = pair_metrics(section, chosen, rejected, share)
@@ -196,13 +218,15 @@ class PreferenceObjective:
     def _labelled(
         self, whole: Side, is_wanted: Tensor, weight: Tensor, denominators: Mapping[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        z = torch.as_tensor(denominators["kto_z"], dtype=torch.float64, device=weight.device)
+        z = weight.new_full((), denominators["kto_z"])
         losses = label_losses(self._section, whole, is_wanted, z)
         loss = (losses * weight).sum() / denominators["num_rows"]
         reward = rewards(self._section, whole).detach() * weight
         metrics = {"preference/pair_loss": loss.detach()}
         for name, rows in (("chosen", is_wanted), ("rejected", ~is_wanted)):
-            metrics[f"preference/reward_{name}"] = reward[rows].sum() / max(1e-9, denominators[f"num_{name}"])
+            metrics[f"preference/reward_{name}"] = (reward * rows).sum() / max(
+                1e-9, denominators[f"num_{name}"]
+            )
         return loss, metrics
 
 
@@ -224,5 +248,5 @@ def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share:
         return {f"preference/{name}": (values * share).sum() for name, values in found.items()}
 
 
-def _of(side: Side, rows: Tensor) -> Side:
+def _of(side: Side, rows: slice) -> Side:
     return Side(side.logprob[rows], side.ref_logprob[rows], side.length[rows])

@@ -16,7 +16,7 @@ from mrl.data.left_out import LeftOut
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, render, template_names
-from mrl.data.unread import Unread
+from mrl.data.unread import Unread, further_keys
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
 from mrl.rewards.kinds.section import RewardSection
@@ -152,6 +152,7 @@ class _Preparation:
         for place, row in self._checked(entry, columns):
             if isinstance(row, Row):
                 good.append(row)
+                columns |= row.unread
                 continue
             bad.append(row)
             why = str(row).removeprefix(f"{place}: ")
@@ -269,14 +270,15 @@ class _Preparation:
             if templated:
                 unread.look(row, text)
             else:
-                not_shown += bool(row.tools or row.chat_template_kwargs)
+                not_shown += bool(row.tools or row.chat_template_kwargs or further_keys(row))
         if unread.names():
             self.report.notes.append(
                 f"{entry.path}: the chat template does not use {', '.join(unread.names())}; the model reads none of it"
             )
         if not_shown:
             self.report.notes.append(
-                f"{entry.path}: {not_shown} rows have tools or chat_template_kwargs and a prompt that no template renders"
+                f"{entry.path}: {not_shown} rows have tools, chat_template_kwargs or further keys of a message and a prompt "
+                "that no template renders; the model reads none of it"
             )
 
     def _without_overlong(self, prompts: Sequence[Prompt], left_out: LeftOut) -> list[Prompt]:

@@ -83,6 +83,10 @@ def _text(part: Any, place: str) -> str:
             f"{place}: a message has a content part of type {kind!r}; only parts of type 'text' are read, because "
             "the models trained here take text alone"
         )
+    if further := sorted(key for key in part.keys() - {"type", "text"} if part[key] is not None):
+        raise DataError(
+            f"{place}: a text part of a message has {further} beside its text, which nothing reads; leave it out"
+        )
     return part["text"]
 
 

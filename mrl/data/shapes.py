@@ -77,6 +77,8 @@ class Row:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas that the chat template shows the model; None where the row has no such column."""
     chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+    """What else of the loader's own columns goes to reward functions alone, by name."""
 
 
 def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
@@ -124,7 +126,11 @@ def read_row(
     fields = fields_of(shape, entry.columns)
     _refuse_pictures(columns, place)
     clean = without_nulls if from_arrow else _as_it_is
-    prompt = _prompt(clean(_column(columns, fields.prompt, place)), fields, shape, place)
+    whole = _prompt(clean(_column(columns, fields.prompt, place)), fields, shape, place)
+    prompt = whole if isinstance(whole, str) else _up_to_the_last_question(whole, shape, place)
+    unread = set() if shape == "ifeval" else _other_answers(columns, fields)
+    if len(prompt) < len(whole):
+        unread.add(f"the last answers of {fields.prompt}")
     if entry.system is not None:
         own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         prompt = ({"role": "system", "content": entry.system}, *own)
@@ -139,6 +145,7 @@ def read_row(
         chat_template_kwargs=read_template_arguments(
             clean(_optional(columns, fields.chat_template_kwargs)), place=place
         ),
+        unread=frozenset(unread),
     )
 
 
@@ -172,19 +179,17 @@ def _refuse_pictures(columns: Mapping[str, Any], place: str) -> None:
 
 
 def _prompt(value: Any, fields: Fields, shape: str, place: str) -> str | Messages:
-    if shape == "messages":
-        return _up_to_the_last_question(read_messages(value, name=fields.prompt, place=place), place)
-    if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{place}: column {fields.prompt!r} is empty")
-        return ({"role": "user", "content": value},) if shape in _QUESTIONS else value
-    return read_messages(value, name=fields.prompt, place=place)
+    if shape == "messages" or not isinstance(value, str):
+        return read_messages(value, name=fields.prompt, place=place)
+    if not value.strip():
+        raise DataError(f"{place}: column {fields.prompt!r} is empty")
+    return ({"role": "user", "content": value},) if shape in _QUESTIONS else value
 
 
-def _up_to_the_last_question(messages: Messages, place: str) -> Messages:
-    """A conversation without its last answers, which are the policy's to give."""
+def _up_to_the_last_question(messages: Messages, shape: str, place: str) -> Messages:
+    """A conversation without its last answers, which are the policy's to give; a prompt as it is."""
     end = len(messages)
-    while end and messages[end - 1]["role"] == "assistant":
+    while shape == "messages" and end and messages[end - 1]["role"] == "assistant":
         end -= 1
     if not end:
         raise DataError(f"{place}: all messages are the assistant's; a prompt ends with another role's")
@@ -205,6 +210,11 @@ def _ground_truth(columns: Mapping[str, Any], fields: Fields, shape: str, place:
             f"{place}: the answer of a gsm8k row ends in '#### n'; it ends in {str(value)[-60:]!r}"
         )
     return value.rpartition("####")[2].strip()
+
+
+def _other_answers(columns: Mapping[str, Any], fields: Fields) -> set[str]:
+    """The columns that could hold the ground truth behind the first, which does."""
+    return set([name for name in fields.answer if _optional(columns, name) is not None][1:])
 
 
 def _as_it_is(value: Any) -> Any:

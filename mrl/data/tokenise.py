@@ -104,7 +104,7 @@ def render(
         return _apply(row, tokenizer, {**(chat_template_kwargs or {}), **row.chat_template_kwargs}), True
     if row.tools:
         raise DataError(f"{row.place}: the row has tools and there is no chat template to show them with")
-    if len(row.prompt) == 1:
+    if len(row.prompt) == 1 and row.prompt[0].get("content") is not None:
         return row.prompt[0]["content"], False
     raise DataError(
         f"{row.place}: the prompt has {len(row.prompt)} messages and there is no chat template to join them with; "

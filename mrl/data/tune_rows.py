@@ -202,12 +202,16 @@ def rows_of_step(rows: TuneRows, section: TuneSection, *, step: int, seed: int) 
 
 
 def batch_of(
-    rows: Sequence[TuneRow], numbers: Sequence[int], ref_logprobs: Mapping[int, Sequence[float]] | None = None
+    rows: Sequence[TuneRow],
+    numbers: Sequence[int],
+    ref_logprobs: Mapping[int, Sequence[float]] | None = None,
+    *,
+    bootstrap: np.ndarray | None = None,
 ) -> TrainBatch:
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
     What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
-    float64.
+    float64; with `bootstrap` [R, K] also how often each head takes its pair.
     """
     responses = [each for row in rows for each in row.responses]
     sizes = np.array([len(row.responses) for row in rows])
@@ -216,8 +220,9 @@ def batch_of(
     if ref_logprobs is not None:
         known = [value for number in numbers for value in ref_logprobs[int(number)]]
     mask = np.concatenate([each.mask for each in responses])
+    of_heads = {} if bootstrap is None else {"bootstrap": np.repeat(bootstrap, sizes, axis=0)}
     return TrainBatch(
-        tokens=np.concatenate([each.tokens for each in responses]).astype(np.int64),
+        tokens=np.concatenate([each.tokens for each in responses]).astype(np.int32),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         loss_mask=mask,
         group_ids=np.repeat(np.arange(len(rows), dtype=np.int64), sizes),
@@ -228,6 +233,7 @@ def batch_of(
             "ref_logprob": np.array(known, np.float64),
             "margin": np.repeat([row.label.margin for row in rows], sizes).astype(np.float64),
             "probability": np.repeat([row.label.probability for row in rows], sizes).astype(np.float64),
+            **of_heads,
         },
         whole_groups=bool((sizes > 1).any()),
     )

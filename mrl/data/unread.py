@@ -57,9 +57,21 @@ class Unread:
             return True
 
 
+def further_keys(row: Row) -> bool:
+    """Whether a message of the row holds more than its role and its text."""
+    messages = () if isinstance(row.prompt, str) else row.prompt
+    return any(key not in ("role", "content") and not _is_empty(m[key]) for m in messages for key in m)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value in ("", [], {})
+
+
 def _things(row: Row) -> set[Thing]:
     assert not isinstance(row.prompt, str)
-    keys: set[Thing] = {(m["role"], key) for m in row.prompt for key in m if key != "role" and m[key]}
+    keys: set[Thing] = {
+        (m["role"], key) for m in row.prompt for key in m if key != "role" and not _is_empty(m[key])
+    }
     return keys | {_TOOLS} if row.tools else keys
 
 

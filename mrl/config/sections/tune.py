@@ -36,7 +36,7 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
-    "reward_model": frozenset({"smoothing", "margin_scale", "center"}),
+    "reward_model": frozenset({"smoothing", "margin_scale", "center", "heads"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
 
@@ -80,8 +80,11 @@ class ObjectiveSection(Section):
     """Of reward_model: what a row's own margin is multiplied by; 0 leaves margins out."""
     center: CenterSection | None = None
     """Of reward_model: a term that keeps scores around 0."""
+    heads: int = Field(default=1, ge=1)
+    """Of reward_model: scores that are trained on one backbone, each on pairs of its own draw (docs/design/reward-models.md); several
+    need center, or each had a height of its own."""
     function: str | None = None
-    """Of custom: module:function that gives the loss of each pair, as docs/design/preference.md says."""
+    """Of custom: package.module:function or file.py:function that gives the loss of each pair, as docs/design/preference.md says."""
     options: dict[str, Any] = {}
     """Of custom: further arguments of the function."""
 
@@ -96,7 +99,14 @@ class ObjectiveSection(Section):
         if self.name == "exo" and not self.smoothing:
             raise ValueError("smoothing: exo takes its logarithm; set it above 0, for instance 0.001")
         if (self.name == "custom") != (self.function is not None):
-            raise ValueError("function: to be given for custom, as module:function, and for nothing else")
+            raise ValueError(
+                "function: to be given for custom, as package.module:function or file.py:function, and for nothing else"
+            )
+        if self.heads > 1 and self.center is None:
+            raise ValueError(
+                "center: to be set for several heads, whose heights differences leave free: they would disagree on every response "
+                "alike; for instance {kind: batch_mean, weight: 0.01}"
+            )
         return self
 
     @property

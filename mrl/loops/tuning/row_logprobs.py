@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,9 @@ shares its microbatch, and adds up like a walk."""
 CHECKED_ROWS = 8
 
 Logprobs = Mapping[int, Sequence[float]]
-"""Row's number -> the log-prob of each of its responses."""
+"""Row's number -> the log-prob, or the one score, of each of its responses."""
+Scores = Mapping[int, np.ndarray]
+"""Row's number -> [responses, K] what each head says of each of its responses."""
 
 
 def own_share(batch: TrainBatch, worker: MegatronWorker) -> TrainBatch:
@@ -38,24 +41,43 @@ def own_share(batch: TrainBatch, worker: MegatronWorker) -> TrainBatch:
 def row_logprobs(
     worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int, numbers: Sequence[int] | None = None
 ) -> dict[int, list[float]]:
-    """The same on all ranks, called on all together; sums in float64 over each response's trained tokens, of its log-probs or of
-    the one value that is its score.
+    """The same on all ranks, called on all together; sums in float64 over each response's trained tokens.
 
     `numbers`: of the rows wanted, all by default.
     """
+    found = _sums(worker, rows, "logprobs", batch_rows=batch_rows, numbers=numbers)
+    return {number: sums.tolist() for number, sums in found.items()}
+
+
+def row_scores(worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int) -> Scores:
+    """A reward model's scores of all rows' responses; the same on all ranks, called on all together."""
+    found = _sums(worker, rows, "values", batch_rows=batch_rows)
+    return {number: sums.reshape(len(sums), -1) for number, sums in found.items()}
+
+
+def _sums(
+    worker: MegatronWorker,
+    rows: Sequence[TuneRow],
+    name: str,
+    *,
+    batch_rows: int,
+    numbers: Sequence[int] | None = None,
+) -> dict[int, np.ndarray]:
+    """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses], of several
+    heads [responses, K], by row."""
     wanted = list(range(len(rows)) if numbers is None else numbers)
-    own: dict[int, list[float]] = {}
+    own: dict[int, list[Any]] = {}
     for start in range(0, len(wanted), batch_rows):
         chunk = wanted[start : start + batch_rows]
         shard = own_share(batch_of([rows[number] for number in chunk], chunk), worker)
         arrays = worker.forward(shard)
         if arrays is None or not shard.num_samples:
             continue
-        found = arrays["values" if "values" in arrays else "logprobs"].astype(np.float64)
-        sums = np.add.reduceat(found * shard.loss_mask, shard.cu_seqlens[:-1])
-        for group, value in zip(shard.group_ids, sums.tolist(), strict=True):
+        found = arrays[name].astype(np.float64).T * shard.loss_mask
+        sums = np.add.reduceat(found, shard.cu_seqlens[:-1], axis=-1).T
+        for group, value in zip(shard.group_ids, sums, strict=True):
             own.setdefault(chunk[int(group)], []).append(value)
-    return joined(own)  # type: ignore[arg-type] keys of any kind that sorts
+    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type] keys of any kind that sorts
 
 
 def reference_logprobs(

@@ -21,10 +21,12 @@ from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
+from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.style_probes import StyleProbe
-from mrl.data.tune_rows import TuneRows, batch_of, mismatched, rows_of_step, steps_of
+from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
+from mrl.loops.tuning.ensemble import ensemble_figures, ensemble_line, ensemble_report, means_of
 from mrl.loops.tuning.figures import (
     demonstration_figures,
     preference_figures,
@@ -36,10 +38,12 @@ from mrl.loops.tuning.figures import (
 )
 from mrl.loops.tuning.row_logprobs import (
     Logprobs,
+    Scores,
     bound_of,
     own_share,
     reference_logprobs,
     row_logprobs,
+    row_scores,
     weights_digest,
 )
 from mrl.observe.metrics_log import LAYERS, MetricsLog
@@ -156,7 +160,9 @@ class Tuner:
         section, seed = self._section, self._config.run.seed
         numbers = rows_of_step(self._training, section, step=self._step, seed=seed)
         rows = [self._training.rows[number] for number in numbers]
-        batch = batch_of(rows, numbers.tolist(), self._ref)
+        heads = section.objective.heads
+        counts = bootstrap_counts(rows, heads, seed=seed) if heads > 1 else None
+        batch = batch_of(rows, numbers.tolist(), self._ref, bootstrap=counts)
         side = batch.samples["side"]
         weights = batch.samples["weight"]
         denominators: dict[str, Any] = {
@@ -168,7 +174,7 @@ class Tuner:
         if self._apart.rows:
             denominators["kto_z"] = self._zero_point(numbers)
         if section.objective.couples_scores:
-            denominators["score_sum"] = self._score_sum(numbers)
+            denominators["score_sum"] = self._score_sums(rows)
         metrics = self._worker.update(own_share(batch, self._worker), self._objective, denominators)
         if self._step == 1:
             metrics |= self._begins_at_the_reference(numbers, metrics)
@@ -186,11 +192,13 @@ class Tuner:
         ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
         return max(0.0, float(np.mean(ratios)))
 
-    def _score_sum(self, numbers: np.ndarray) -> float:
-        """The weighted sum of all scores of the step, by the weights before it."""
-        rows = [self._training.rows[number] for number in numbers]
-        found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
-        return float(sum(row.weight * sum(found[place]) for place, row in enumerate(rows)))
+    def _score_sums(self, rows: Sequence[TuneRow]) -> list[float]:
+        """[K] each head's weighted sum of all scores of the step, by the weights before it."""
+        found = self._scores(rows)
+        return sum(row.weight * found[place].sum(axis=0) for place, row in enumerate(rows)).tolist()  # type: ignore[union-attr]
+
+    def _scores(self, rows: Sequence[TuneRow]) -> Scores:
+        return row_scores(self._worker, rows, batch_rows=self._section.batch_rows)
 
     def _begins_at_the_reference(self, numbers: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
         """The first step's policy is the reference: what margins there are is rounding, told as preference/noise, and the loss is
@@ -217,27 +225,36 @@ class Tuner:
         due = step in (0, self.num_steps) or (every and step % every == 0)
         if not rows or not due:
             return {}
+        if self._section.objective.is_reward_model:
+            return self._validated_scores()
         found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
         if self._section.objective.name == "sft":
             figures = demonstration_figures(rows, found)
-        elif self._section.objective.is_reward_model:
-            figures = score_figures(self._section.objective, rows, found)
         else:
             figures = preference_figures(self._section.objective, self._pair_loss, rows, found, self._val_ref)
-        name = self._section.keep_best
-        is_kept = self._keep_if_best(name, figures) if name else True
-        if is_kept and self._section.objective.is_reward_model:
-            report = score_report(rows, found)
-            if self._probes:
-                report["style"] = self._style(found, report["score_std"])
-            run_on_rank_zero(lambda: self._write_report(report))
+        self._is_kept(figures)
         return figures
 
-    def _style(self, found: Logprobs, std: float) -> dict[str, Any]:
-        """What the probes' manners do to the scores of the validation, which were `found`."""
-        batch_rows = self._section.batch_rows
-        scores = [row_logprobs(self._worker, probe.rows, batch_rows=batch_rows) for probe in self._probes]
-        return style_report(self._probes, scores, np.array([found[n][0] for n in range(len(found))]), std)
+    def _validated_scores(self) -> dict[str, float]:
+        """The figures of a reward model, whose report goes with the weights that are kept."""
+        section, rows = self._section.objective, self._validation.rows
+        scores = self._scores(rows)
+        found = means_of(scores)
+        figures, has_heads = score_figures(section, rows, found), section.heads > 1
+        is_kept = self._is_kept(figures)
+        if not (is_kept or has_heads):
+            return figures
+        probed = {probe.name: self._scores(probe.rows) for probe in self._probes}
+        if is_kept:
+            report = score_report(rows, found)
+            if has_heads:
+                report["heads"] = ensemble_report(rows, scores, probed)
+            if probed:
+                chosen = np.array([found[n][0] for n in range(len(found))])
+                moved = [means_of(each) for each in probed.values()]
+                report["style"] = style_report(self._probes, moved, chosen, report["score_std"])
+            run_on_rank_zero(lambda: self._write_report(report))
+        return figures | (ensemble_figures(rows, scores, probed) if has_heads else {})
 
     def _write_report(self, report: Mapping[str, Any]) -> None:
         replace_durably(self._folder / REPORT, json.dumps(report).encode())
@@ -249,12 +266,18 @@ class Tuner:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
         self._tell(report_line(report))
+        if "heads" in report:
+            self._tell(ensemble_line(report["heads"]))
         if "style" in report:
             self._tell(style_line(report["style"]))
         return report
 
-    def _keep_if_best(self, name: str, figures: Mapping[str, float]) -> bool:
-        """Keeps today's weights where no validation was better; whether it did."""
+    def _is_kept(self, figures: Mapping[str, float]) -> bool:
+        """Keeps today's weights where tune.keep_best is set and no validation was better. Whether they are those to export, as far as
+        is known today."""
+        name = self._section.keep_best
+        if name is None:
+            return True
         if name not in figures:
             raise ConfigError(f"tune.keep_best = {name}: validation gives {', '.join(sorted(figures))}")
         value = -figures[name] if name == "val/loss" else figures[name]

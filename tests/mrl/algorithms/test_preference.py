@@ -20,6 +20,7 @@ from mrl.algorithms.preference import (
     Side,
     label_losses,
     pair_loss_of,
+    try_pair_loss,
 )
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.tune import READS, ObjectiveSection
@@ -178,7 +179,7 @@ def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
         ({"name": "sft", "beta": 0.2}, "not read by sft"),
         ({"name": "ipo"}, "ipo needs it"),
         ({"name": "exo"}, "exo takes its logarithm"),
-        ({"name": "custom"}, "as module:function"),
+        ({"name": "custom"}, "as package.module:function"),
         ({"name": "dpo_norm"}, "unknown tune.objective"),
     ],
 )
@@ -199,3 +200,29 @@ def test_a_loss_of_the_users_own_is_imported_with_its_options() -> None:
     torch.testing.assert_close(pair_loss_of(section)(section, chosen, rejected), 2.0 - margin)
     with pytest.raises(ConfigError, match="nobody"):
         pair_loss_of(ObjectiveSection(name="custom", function="nobody.knows:it"))
+
+
+def mistaken(section: ObjectiveSection, chosen: Side, rejected: Side, *, gives: str) -> Any:
+    margin = chosen.ratio(section) - rejected.ratio(section)
+    if gives == "raises":
+        return margin + chosen.lengths  # type: ignore[attr-defined]
+    return {"a sum": margin.sum(), "no gradient": margin.detach(), "nan": margin * float("nan")}[gives]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "called as shifted\\(section, chosen, rejected\\), and has the signature"),
+        ({"gives": "raises"}, "it raised AttributeError: 'Side' object has no attribute 'lengths'"),
+        ({"gives": "a sum"}, "it gave \\[\\], not a tensor of one value a pair"),
+        ({"gives": "no gradient"}, "no gradient to the log-probs"),
+        ({"gives": "nan"}, "it gave \\[nan, nan\\]"),
+    ],
+)
+def test_a_loss_of_the_users_own_is_tried_before_ranks_start(options: dict[str, str], message: str) -> None:
+    try_pair_loss(ObjectiveSection(name="custom", function=f"{__name__}:shifted", options={"by": 2.0}))
+    function = "mistaken" if options else "shifted"
+    with pytest.raises(ConfigError, match=f"tune.objective.function = .*{message}"):
+        try_pair_loss(
+            ObjectiveSection(name="custom", function=f"{__name__}:{function}", options=dict(options))
+        )

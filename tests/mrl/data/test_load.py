@@ -81,6 +81,28 @@ def test_columns_that_only_reward_functions_read_are_named(write_rows: Any, plai
     assert second == f"data: {data.report.notes[0]}"
 
 
+@pytest.mark.parametrize(
+    ("columns", "ground_truth", "unread"),
+    [
+        ({"prompt": "q", "solution": "1", "answer": "2"}, "2", "solution"),
+        ({"prompt": "q", "solution": "1", "ground_truth": "2"}, "1", "ground_truth"),
+        ({"problem": "q", "solution": "so \\boxed{1}", "answer": "2"}, "2", "solution"),
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "answer": "2"},
+            "2",
+            "the last answers of messages",
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_not_the_ground_truth_is_named(
+    columns: dict[str, Any], ground_truth: str, unread: str, write_rows: Any, plain_tokenizer: Any
+) -> None:
+    train = write_rows([columns])
+    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
+    assert data.train[0].rows[0].ground_truth == ground_truth
+    assert f"{train}: read by reward functions alone: {unread}" in data.report.notes
+
+
 def test_overlong_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1), row(2, prompt="x" * 50)])
     data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)

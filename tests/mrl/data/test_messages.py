@@ -132,7 +132,7 @@ def test_an_argument_that_the_template_never_names_is_refused(
 def test_what_a_template_does_not_use_is_named(
     write_rows: Any, chat_tokenizer: Any, tool_tokenizer: Any
 ) -> None:
-    rows = [{"prompt": TALK, "tools": [CLOCK], "chat_template_kwargs": {"mood": "mild"}}]
+    rows = [{"prompt": copy.deepcopy(TALK), "tools": [CLOCK], "chat_template_kwargs": {"mood": "mild"}}]
     rows[0]["prompt"][1]["content"] = "I look."  # type: ignore[index]
     path = write_rows(rows)
     (note,) = [n for n in load(path, chat_tokenizer).report.notes if "does not use" in n]
@@ -145,8 +145,26 @@ def test_what_a_template_does_not_use_is_named(
 def test_tools_without_a_template_are_refused_or_counted(write_rows: Any, plain_tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the row has tools"):
         load(write_rows([{"prompt": TALK[:1], "tools": [CLOCK]}]), plain_tokenizer)
-    data = load(write_rows([{"prompt": "Rain?", "tools": [CLOCK]}]), plain_tokenizer)
-    assert any("1 rows have tools" in note for note in data.report.notes)
+    for row in ({"prompt": "Rain?", "tools": [CLOCK]}, {"prompt": TALK[:1]}):
+        data = load(write_rows([row]), plain_tokenizer)
+        assert any("1 rows have tools, chat_template_kwargs or further" in note for note in data.report.notes)
+    assert TALK[0]["name"], "what no template shows is a key of a message too"
+    with pytest.raises(DataError, match="no chat template"):
+        load(write_rows([{"prompt": TALK[1:2]}]), plain_tokenizer)
+
+
+def test_a_value_of_nought_is_something_that_a_template_may_pass_over(
+    write_rows: Any, chat_tokenizer: Any
+) -> None:
+    rows = [
+        {
+            "prompt": [
+                {"role": "user", "content": "q", "weight": 0, "train": False, "name": "", "tool_calls": []}
+            ]
+        }
+    ]
+    (note,) = [n for n in load(write_rows(rows), chat_tokenizer).report.notes if "does not use" in n]
+    assert "does not use user.train, user.weight;" in note
 
 
 def test_a_prompt_that_ends_with_the_assistant_is_continued(write_rows: Any, tool_tokenizer: Any) -> None:
@@ -169,6 +187,7 @@ def test_parts_of_text_are_joined(write_rows: Any, chat_tokenizer: Any) -> None:
         ({"prompt": TALK, "tools": {"a": 1}}, "tools are a list"), ({"prompt": TALK, "tools": "clock"}, "tools are a list"),
         ({"prompt": TALK, "chat_template_kwargs": {"tokenize": True}}, "other than .*tokenize"),
         ({"prompt": [{"role": "assistant", "content": None}]}, "content of a message"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]}, "cache_control"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rendered_is_refused_by_name(

@@ -76,13 +76,14 @@ def tuned(
     found = hashlib.sha256()
     for _, tensor, _, _ in worker.policy.local_tensors():
         found.update(tensor.contiguous().numpy().tobytes())
-    style = tuner.score_report().get("style", {}) if finished else {}
+    report = tuner.score_report() if finished else {}
     return {
         "finished": finished,
         "digest": found.hexdigest(),
         "lines": lines,
         "steps": tuner.num_steps,
-        "style": style,
+        "style": report.get("style", {}),
+        "heads": report.get("heads", {}),
     }
 
 
@@ -135,6 +136,27 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
     assert set(whole["style"]) == {"repetition", "gibberish", "cut_off"} and whole["style"] == rest["style"]
     assert all(each["responses"] > 0 and each["shift"] != 0 for each in whole["style"].values())
     assert any("repetition" in line for line in whole["lines"])
+
+
+def test_heads_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
+    """Each head's draw of the pairs included; the heads start apart, and their disagreement is told in and out of the distribution."""
+    settings = words(task, "{name: reward_model, heads: 3, center: {kind: batch_mean, weight: 1e-2}}")
+    (whole,) = run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+    (part,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 3)
+    (rest,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), None)
+    assert rest["finished"] and rest["digest"] == whole["digest"] != part["digest"]
+    rows = rows_of(tmp_path / "whole")
+    assert rows == rows_of(tmp_path / "parts")
+    first, last = rows[0], rows[-1]
+    assert first["val/preference/disagreement"] > 0.1 and rows[1]["preference/disagreement"] > 0.1
+    assert last["val/loss"] < first["val/loss"]
+    assert {"repetition", "gibberish", "cut_off"} <= {name.rpartition("/")[2] for name in last}
+    heads = whole["heads"]
+    assert heads == rest["heads"] and heads["count"] == 3 and len(set(heads["accuracy_of_each"])) > 1
+    assert heads["disagreement"] == pytest.approx(last["val/preference/disagreement"])
+    assert any(line.startswith("3 heads, alone") for line in whole["lines"])
+    with pytest.raises(AssertionError, match="of other rows or another objective"):
+        run_ranks(tuned, 1, words(task, "{name: reward_model}"), str(tmp_path / "parts"), 9)
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What is said of several heads: each one's accuracy, and the disagreement in and out of the distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mrl.data.conversation import Encoded
+from mrl.data.pairs import PairLabel
+from mrl.data.tune_rows import TuneRow
+from mrl.loops.tuning.ensemble import (
+    disagreements,
+    ensemble_figures,
+    ensemble_line,
+    ensemble_report,
+    means_of,
+)
+from mrl.observe.metric_names import undescribed
+
+RESPONSE = Encoded(np.arange(4), np.array([False, False, True, True]), 2)
+ROWS = [
+    TuneRow("0", (RESPONSE, RESPONSE), (True, False), weight=3.0),
+    TuneRow("1", (RESPONSE, RESPONSE), (True, False), label=PairLabel(probability=0.8)),
+]
+SCORES = {0: np.array([[2.0, 0.0], [1.0, 1.0]]), 1: np.array([[0.0, 5.0], [1.0, 5.0]])}
+"""Of two heads: the first is right and wrong, the second wrong and undecided. Disagreements 1, 0, 2.5, 2."""
+PROBES = {"gibberish": {0: np.array([[0.0, 8.0]]), 1: np.array([[1.0, 5.0]])}}
+"""Disagreements 4 and 2."""
+
+
+def test_the_figures_of_several_heads() -> None:
+    assert means_of(SCORES) == {0: [1.0, 1.0], 1: [2.5, 3.0]}
+    assert disagreements(SCORES).tolist() == [1.0, 0.0, 2.5, 2.0]
+    figures = ensemble_figures(ROWS, SCORES, PROBES)
+    first, second = (3 * 1 + 0.2) / 4, (3 * 0 + 0.5) / 4
+    assert figures == pytest.approx(
+        {
+            "val/preference/head_accuracy": (first + second) / 2,
+            "val/preference/disagreement": 5.5 / 4,
+            "val/preference/disagreement/gibberish": 3.0,
+        }
+    )
+    assert not undescribed(figures)
+
+
+def test_the_report_says_how_often_a_probe_is_disagreed_on_more() -> None:
+    report = ensemble_report(ROWS, SCORES, PROBES)
+    assert report["count"] == 2 and report["accuracy_of_each"] == pytest.approx([0.8, 0.125])
+    # 4 is above all of the four; 2 is above two and ties with one
+    assert report["probes"]["gibberish"] == {
+        "disagreement": 3.0,
+        "above_held_out": pytest.approx((1 + 2.5 / 4) / 2),
+    }
+    line = ensemble_line(report)
+    assert "2 heads" in line and "held out 1.375" in line and "gibberish 3.000 (above held-out 0.81)" in line
