@@ -172,6 +172,11 @@ class Sample:
         """Unique over a run: prompt index and position in the group."""
         return f"{self.prompt_index}.{self.sample_index}"
 
+    @property
+    def num_policy_tokens(self) -> int:
+        """Tokens of the response that the policy produced."""
+        return int(np.count_nonzero(self.loss_mask))
+
     def with_verdict(self, verdict: Verdict) -> Sample:
         """The scored sample; in half the time of dataclasses.replace, because a step does it for every
         sample."""
@@ -201,7 +206,7 @@ class TrainBatch:
     """
 
     tokens: np.ndarray
-    """[N] int64."""
+    """[N] int32."""
     cu_seqlens: np.ndarray
     """[B + 1] int32: segment b is tokens[cu_seqlens[b]:cu_seqlens[b + 1]]."""
     loss_mask: np.ndarray
@@ -216,7 +221,7 @@ class TrainBatch:
     routes: tuple[Routes, ...] | None = None
     """Of each sample, where the passes of policy and reference are to take them."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """What is known of each sample, [B] arrays by name; an objective finds them in its segments' values."""
+    """What is known of each sample, [B] arrays ([B, K]: of each of K heads) by name; an objective finds them in its segments' values."""
     whole_groups: bool = False
     """Samples of one group, which stand side by side, are computed in one microbatch."""
     microbatches: np.ndarray | None = None

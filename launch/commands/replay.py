@@ -9,14 +9,14 @@ from typing import Any
 
 from mrl.config.load import dump
 from mrl.config.root import Config
-from mrl.errors import ConfigError, ReplayError
+from mrl.errors import ConfigError, DamagedCheckpoint, ReplayError
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.loops.arrivals.replaying import Replaying
 from mrl.loops.arrivals.schedule_file import ScheduleRecord, code_digest, read_record
 from mrl.loops.checkpoints import Checkpoints, Saver
 from mrl.loops.recorder import Recorder
 from mrl.observe.run_folder import RunFolder
-from mrl.training.checkpoint.folder import name_of
+from mrl.training.checkpoint.folder import name_of, verify_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def replay(asked: Asked) -> str:
         order = Replaying(
             record, judge_again=asked.judge_again, deadline_seconds=config.loop.phase_deadline_seconds
         )
-        with assembled(config, log_folder=logs, rewards=asked.judge_again) as parts:
+        with assembled(config, log_folder=logs, rewards=asked.judge_again, environments=False) as parts:
             _run(parts, folder, order, start, last)
     finally:
         folder.close()
@@ -61,17 +61,18 @@ def replay(asked: Asked) -> str:
 
 def replay_config(recorded: Mapping[str, Any], out: Path) -> Config:
     """The run's configuration in another folder; it tells no tracker, and writes no record of its own."""
-    tree: dict[str, Any] = dict(recorded)
     out = out.resolve()
-    tree["run"] = tree["run"] | {"name": out.name, "folder": str(out.parent)}
-    tree["logging"] = tree["logging"] | {"trackers": []}
-    stream = tree["stream"]
-    tree["stream"] = stream | {"record": False, "pool": stream["pool"] | {"folder": None}}
     try:
+        tree: dict[str, Any] = dict(recorded)
+        tree["run"] = tree["run"] | {"name": out.name, "folder": str(out.parent)}
+        tree["logging"] = tree["logging"] | {"trackers": []}
+        stream = tree["stream"]
+        tree["stream"] = stream | {"record": False, "pool": stream["pool"] | {"folder": None}}
         return Config.model_validate(tree)
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ReplayError(
-            f"this release does not take the configuration that the record was made with: {error}"
+            f"this release does not take the configuration that the record was made with ({error!r}); replay it with the release that "
+            "wrote it (versions.json of the run names it)"
         ) from error
 
 
@@ -121,6 +122,13 @@ def _checkpoint(record: ScheduleRecord, asked: Asked) -> Path | None:
             f"{record.path.name} begins with step {first}, and {path}, which it resumed from, is gone; replay an earlier attempt "
             "(--attempt), and let coming runs keep more (loop.checkpoint.keep)"
         )
+    try:
+        verify_sizes(path)
+    except DamagedCheckpoint as error:
+        raise ReplayError(
+            f"{record.path.name} begins with step {first}, and what it resumed from is damaged: {error}; replay an earlier attempt "
+            "(--attempt)"
+        ) from error
     return path
 
 

@@ -26,6 +26,8 @@ def alikeness(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _distinct(samples: Sequence[Sample]) -> float:
+    if len({s.response_tokens[:LOOKED_AT].tobytes() for s in samples}) == len(samples):
+        return 1.0  # without a look at the rest
     return len({sample.response_tokens.tobytes() for sample in samples}) / len(samples)
 
 
@@ -54,7 +56,7 @@ def _length_correlation(several: Sequence[Sequence[Sample]]) -> dict[str, float]
         scored = [s for s in samples if has_reward(s)]
         if scored:
             values = np.array([s.verdict.value for s in scored if s.verdict], np.float64)
-            sizes = np.array([s.loss_mask.sum() for s in scored], np.float64)
+            sizes = np.array([s.num_policy_tokens for s in scored], np.float64)
             rewards.append(values - values.mean())
             lengths.append(sizes - sizes.mean())
     if not rewards:

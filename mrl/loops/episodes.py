@@ -24,21 +24,10 @@ from mrl.agents.answer import Answer
 from mrl.agents.episode import EndedBy, Episode, Limits, State
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
+from mrl.loops.arrivals.as_they_come import Environments
 from mrl.rollout.drafts import require_ran
 from mrl.rollout.request import Request, Response, request_id, sample_of, seed_of_request
 from mrl.samples import Prompt, Sample, Status, Transcript, Turn
-
-
-class Environments(Protocol):
-    """The processes of the environments (mrl/agents/pool.py), an episode by its key; only `poll` waits."""
-
-    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
-
-    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None: ...
-
-    def close(self, key: str) -> None: ...
-
-    def poll(self, timeout_seconds: float) -> list[Answer]: ...
 
 
 class Renderer(Protocol):
@@ -105,7 +94,7 @@ class Episodes:
     ) -> None:
         """`rules_of` a domain; None where its samples are no episodes. `max_open`: environments at once, of training and
         of a validation each."""
-        self._environments, self._rules_of = environments, rules_of
+        self.environments, self._rules_of = environments, rules_of
         self._run_seed, self._max_open = run_seed, max_open
         self._lines: dict[bool, list[tuple[tuple[int, int], str]]] = {True: [], False: []}
         """Heaps of the samples whose environment is still to be opened, (prompt, number) and name: of a validation, which is not to
@@ -132,15 +121,19 @@ class Episodes:
             assert record.transcript is not None, "a partial episode has its transcript"
             opened.attempt = _attempts(record)
             opened.faults, opened.restarts = record.transcript.faults, record.transcript.restarts
-            if not rules.replayable and record.transcript.turns:
+            if not len(record.response_tokens):
+                opened.record = (
+                    None  # nothing was said: what its environment opens with need not be again what it was
+                )
+            elif not rules.replayable and record.transcript.turns:
                 opened.record, opened.restarts = None, opened.restarts + 1
         self._open[request.request_id] = opened
         self._put_in_line(opened)
         self._open_next()
 
-    def poll(self, timeout_seconds: float) -> None:
-        """Takes the answers of environments that are there, or the first ones within the time."""
-        for answer in self._environments.poll(timeout_seconds):
+    def answered(self, answers: Iterable[Answer]) -> None:
+        """Takes answers of environments."""
+        for answer in answers:
             if (opened := self._by_key.get(answer.key)) is not None:
                 opened.waits = False
                 self._answer(opened, answer)
@@ -215,7 +208,7 @@ class Episodes:
         # All samples of a prompt begin alike.
         seed = seed_of_request(self._run_seed, request_id(index, 0)) & 0x7FFFFFFF
         task = dict(opened.prompt.metadata)
-        self._environments.open(opened.key, opened.rules.environment, task, seed)
+        self.environments.open(opened.key, opened.rules.environment, task, seed)
 
     def _answer(self, opened: _Open, answer: Answer) -> None:
         if answer.ended_by is not None and answer.ended_by.is_ours:
@@ -255,7 +248,7 @@ class Episodes:
             self._observe(opened, [Observation(reason, "tool") for reason in bad])
         else:
             opened.waits = True
-            self._environments.step(opened.key, text, [c for c in calls if isinstance(c, ToolCall)])
+            self.environments.step(opened.key, text, [c for c in calls if isinstance(c, ToolCall)])
 
     def _observe(self, opened: _Open, said: Sequence[Observation]) -> None:
         episode = opened.episode
@@ -319,7 +312,7 @@ class Episodes:
         opened.waits = False
         del self._by_key[opened.key]
         self._num_open[opened.prompt.index < 0] -= 1
-        self._environments.close(opened.key)
+        self.environments.close(opened.key)
 
 
 def text_of(transcript: Transcript) -> str:

@@ -1,4 +1,4 @@
-"""The store of a run's judged groups: how much it may come to, whether its folder takes that, and how it is opened."""
+"""The store of a run's judged groups: whether its folder takes what they may come to, and how it is opened."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from pathlib import Path
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.loops.produce import admission_of
 from mrl.pool.file_store import FileStore
 from mrl.pool.folder import clear, fault
-from mrl.pool.group_bytes import TOKEN_BYTES
+from mrl.pool.room import admission_of, most_bytes
 
 log = logging.getLogger(__name__)
-
-
-def most_bytes(config: Config) -> int:
-    """About what the groups come to where every slot has one of longest prompts and responses."""
-    response = config.rollout.max_response_tokens
-    sample = 4 * (config.model.max_length - response) + TOKEN_BYTES * response
-    return admission_of(config).slots * config.loop.samples_per_prompt * sample
 
 
 def check_pool(config: Config) -> None:

@@ -59,6 +59,8 @@ class InFlight:
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
+        self._whole: set[int] = set()
+        """Groups that have all verdicts."""
         self._resting: set[int] = set()
         """Groups that were in the making at a park: no turn of theirs is asked before `go_on`."""
         self._put_off: list[tuple[Request, Response | None]] = []
@@ -89,13 +91,15 @@ class InFlight:
         self._resting = set()
         self.arrivals.goes_on()
         self._rollout.go_on()
+        if self._episodes is not None and self.arrivals.awaits_environments:
+            self._take_answers(0.0)
         turns = self._draft(self._turns_to_ask())
         self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
 
     def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
         acting = [prompt for prompt in prompts if self._acts(prompt)]
         requested = self._remember([prompt for prompt in prompts if not self._acts(prompt)], sampling)
-        self._drafts.ask(requested.requests())
+        self._drafts.ask_round(requested)
         self._rollout.submit([*parked, requested] if requested.prompts else parked)
         self._begin_episodes(self._remember(acting, sampling).requests(), {})
 
@@ -176,10 +180,22 @@ class InFlight:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""
         if self._episodes is None or not self._episodes.num_waiting:
             return False
-        with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
-            self._episodes.poll(timeout_seconds)
+        self._take_answers(timeout_seconds)
         self._go_on_with_episodes()
         return True
+
+    def _take_answers(self, timeout_seconds: float) -> None:
+        """One look at the environments that owe answers; by some clocks it goes on until none does."""
+        assert self._episodes is not None, "only where samples are episodes"
+        said, waits = [], timeout_seconds or self.arrivals.awaits_environments
+        with self._clock.waiting() if waits else contextlib.nullcontext():
+            while self._episodes.num_waiting:
+                answers = self.arrivals.answers(self._episodes.environments, timeout_seconds)
+                self._episodes.answered(answers)
+                said += answers
+                if not self.arrivals.awaits_environments:
+                    break
+        self.arrivals.said(said)
 
     def _go_on_with_episodes(self) -> None:
         """Asks for the turns that events led to, and hands on the samples that ended."""
@@ -209,7 +225,13 @@ class InFlight:
         with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
             verdicts = self.arrivals.verdicts(self._reward_workers, timeout_seconds)
         for name, verdict in verdicts:
-            self._making[sample_of(name)[0]].verdicts[name] = verdict
+            self._judged(sample_of(name)[0], name, verdict)
+
+    def _judged(self, index: int, name: str, verdict: Verdict) -> None:
+        making = self._making[index]
+        making.verdicts[name] = verdict
+        if len(making.verdicts) == making.size:
+            self._whole.add(index)
 
     def flush_groups(self, indices: Collection[int]) -> None:
         """No more samples of these groups will come."""
@@ -290,11 +312,12 @@ class InFlight:
 
     def whole(self) -> list[int]:
         """Indices of the groups that have all verdicts, smallest first."""
-        return sorted(i for i, making in self._making.items() if len(making.verdicts) == making.size)
+        return sorted(self._whole)
 
     def take(self, index: int) -> Group:
         """A whole group, with its verdicts; it is not in the making any more."""
         making = self._making.pop(index)
+        self._whole.discard(index)
         samples = (making.samples[name].with_verdict(making.verdicts[name]) for name in making.ids())
         return Group(making.prompt, tuple(samples))
 
@@ -326,7 +349,7 @@ class InFlight:
             making = self._making[sample.prompt_index]
             making.samples[sample.sample_id] = sample
             if sample.verdict is not None:
-                making.verdicts[sample.sample_id] = sample.verdict
+                self._judged(sample.prompt_index, sample.sample_id, sample.verdict)
         self._go_on_from(before, [r for r in requested if not self._is_whole(r.request_id)])
         self._judge([(s, self._making[s.prompt_index].prompt) for s in whole if s.verdict is None])
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.outcomes import policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.config.sections.distillation import DistillationSection
@@ -256,10 +257,10 @@ class Learner:
 
 def denominators(batch: TrainBatch) -> dict[str, float]:
     """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
-    trained = np.add.reduceat(batch.loss_mask, batch.cu_seqlens[:-1]) if batch.num_samples else np.zeros(0)
+    trained = policy_lengths(batch)
     fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
     counts = {
-        "num_tokens": float(np.count_nonzero(batch.loss_mask)),
+        "num_tokens": float(trained.sum()),
         "num_fresh_tokens": float(np.count_nonzero(fresh)),
         "num_sequences": float(np.count_nonzero(trained)),
     }

@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
     @classmethod
     def of(cls, sample: Sample) -> _Seen:
         kinds = (sample.status.value, sample.domain, sample.tag)
-        return cls(not has_reward(sample), int(sample.loss_mask.sum()), kinds)
+        return cls(not has_reward(sample), sample.num_policy_tokens, kinds)
 
 
 class MissingRewards:

@@ -30,7 +30,8 @@ from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, is_newer
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
-from mrl.pool.ledger import Admission, End, Entry, Ledger, State
+from mrl.pool.ledger import End, Entry, Ledger, State
+from mrl.pool.room import admission_of
 from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
 
@@ -57,19 +58,6 @@ class Batch:
     """The newest version on the tokens that came since the weight sync to the version that is trained; -1 without such a
     sync, or such tokens."""
     metrics: dict[str, float]
-
-
-def admission_of(config: Config) -> Admission:
-    """The rule of a run; without a filter nothing is admitted in the place of a group without a reward, as under on_policy."""
-    batch, section = config.loop.prompts_per_step, config.algorithm.filter
-    limit = batch if section is None else min(section.max_rounds * batch, section.max_prompts)
-    return Admission(
-        batch=batch,
-        max_age=config.stream.max_age,
-        window=config.stream.window,
-        sync_every=config.stream.sync_every,
-        most_fruitless=max(0, limit - batch),
-    )
 
 
 class Producer:

@@ -170,7 +170,7 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
     if not scored:
         return counts
     rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
-    lengths = np.array([s.loss_mask.sum() for s in scored])
+    lengths = np.array([s.num_policy_tokens for s in scored])
     high, low = rewards.max(), rewards.min()
     return {
         "reward/mean": float(rewards.mean()),

@@ -12,7 +12,9 @@ from mrl.samples import Group, TrainBatch
 
 def policy_versions(group: Group) -> np.ndarray:
     """[n] of all tokens that the policy produced for one prompt."""
-    versions = [s.policy_versions[s.loss_mask] for s in group.samples]
+    versions = [
+        s.policy_versions if s.loss_mask.all() else s.policy_versions[s.loss_mask] for s in group.samples
+    ]
     return np.concatenate(versions) if versions else np.zeros(0, np.int32)
 
 
@@ -23,7 +25,11 @@ def is_newer(group: Group, version: int) -> bool:
 
 def token_counts(group: Group, version: int) -> np.ndarray:
     """[oldest age + 1] the policy's tokens of one prompt by their age at `version`; 0 for those of a later one."""
-    return np.bincount(np.maximum(version - policy_versions(group), 0))
+    versions = policy_versions(group)
+    if len(versions) and (newest := int(versions.max())) == versions.min():
+        age = max(version - newest, 0)
+        return np.array([0] * age + [len(versions)])
+    return np.bincount(np.maximum(version - versions, 0))
 
 
 def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:

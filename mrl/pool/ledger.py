@@ -68,6 +68,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._num_taken = 0
         self.next_index = 0
         """Of the prompt that is admitted next."""
         self.ends: Counter[End] = Counter()
@@ -80,7 +81,7 @@ class Ledger:
     @property
     def on_the_way(self) -> int:
         """Groups that no step has taken yet."""
-        return sum(entry.state is not State.TAKEN for entry in self._entries.values())
+        return len(self._entries) - self._num_taken
 
     def __getitem__(self, index: int) -> Entry:
         return self._entries[index]
@@ -170,6 +171,7 @@ class Ledger:
 
     def _move(self, index: int, old: State, new: State) -> None:
         self._expect(index, old).state = new
+        self._num_taken += new is State.TAKEN
 
     def _expect(self, index: int, state: State) -> Entry:
         entry = self._entries.get(index)
@@ -180,6 +182,7 @@ class Ledger:
 
     def _free(self, entry: Entry, end: End) -> None:
         del self._entries[entry.index]
+        self._num_taken -= entry.state is State.TAKEN
         self.ends[end] += 1
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -196,6 +199,7 @@ class Ledger:
     def restore(self, state: Mapping[str, Any]) -> None:
         entries = [Entry(**entry | {"state": State(entry["state"])}) for entry in state["entries"]]
         self._entries = {entry.index: entry for entry in entries}
+        self._num_taken = len(self.entries(State.TAKEN))
         self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
         self.uncommitted = [int(version) for version in state["uncommitted"]]
         self.ends = Counter({End(name): count for name, count in state["ends"].items()})

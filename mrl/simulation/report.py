@@ -11,7 +11,7 @@ from mrl.capacity.hardware import Hardware
 from mrl.capacity.step_time import work_of
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.loops.produce import admission_of
+from mrl.pool.room import admission_of
 from mrl.simulation.calibrate import calibrated
 from mrl.simulation.forecast import Choice, Forecast, Placements, Planner
 from mrl.simulation.load import Load, log_normal

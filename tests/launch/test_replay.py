@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, ReplayError
 from mrl.launch.commands.replay import Asked, replay, replay_config
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
+from mrl.training.checkpoint.folder import MANIFEST
 from tests.mrl.loops.table_policy import config_of
 
 
@@ -54,6 +56,26 @@ def test_what_cannot_be_replayed_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [({"size": 2}, "has 1 bytes, manifest.json says 2"), ({"size": 1, "gone": 1}, "gone is missing")],
+)
+def test_a_checkpoint_that_lacks_something_is_refused(
+    files: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    run = run_with_record(tmp_path, first_step=4)
+    folder = run / "checkpoints/step-000003"
+    folder.mkdir(parents=True)
+    (folder / "size").write_bytes(b"x")
+    listed = {name: [count, ""] for name, count in files.items()}
+    (folder / MANIFEST).write_text(json.dumps({"version": 2, "about": {}, "files": listed}))
+    with pytest.raises(
+        ReplayError, match=rf"begins with step 4.*damaged: .*{said}.*; replay an earlier attempt"
+    ):
+        replay(Asked(run, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_holds_anything_and_a_run_without_a_record_are_refused(tmp_path: Path) -> None:
     run = run_with_record(tmp_path)
     with pytest.raises(ConfigError, match=r"--out .* is not empty"):
@@ -69,5 +91,8 @@ def test_a_replay_has_the_runs_configuration_elsewhere(tmp_path: Path) -> None:
     assert other.logging.trackers == () and not other.stream.record
     update = {"run": config.run, "logging": config.logging, "stream": config.stream}
     assert other.model_copy(update=update) == config
-    with pytest.raises(ReplayError, match="does not take the configuration"):
-        replay_config(config.model_dump(mode="json") | {"loop": {"speed": 1}}, tmp_path)
+    for other in ({"loop": {"speed": 1}}, {"run": None}, {"stream": {}}):
+        with pytest.raises(
+            ReplayError, match=r"(?s)does not take the configuration.*the release that wrote it"
+        ):
+            replay_config(config.model_dump(mode="json") | other, tmp_path)

@@ -21,11 +21,16 @@ class Guess:
     secret is higher or lower."""
 
     def __init__(
-        self, highest: int = 64, *, turn_rewards: bool = True, tries: int = 8, seconds: float = 0.0
+        self,
+        highest: int = 64,
+        *,
+        turn_rewards: bool = True,
+        tries: int = 8,
+        seconds: float | tuple[float, float] = 0.0,
     ) -> None:
         """`turn_rewards`: a turn is worth the share of the doubt (the logarithm of the numbers left) that it removed, all of them
-        together 1 where the secret is found; else finding it is worth 1, and nothing before. `seconds`: the mean of the time that
-        an answer takes, drawn from an exponential distribution by the seed."""
+        together 1 where the secret is found; else finding it is worth 1, and nothing before. `seconds`: what an answer takes, drawn
+        by the seed: the mean of an exponential distribution, or the bounds of a uniform one."""
         self._highest, self._turn_rewards, self._tries, self._seconds = highest, turn_rewards, tries, seconds
         self._low, self._high, self._turn = 1, highest, 0
 
@@ -37,8 +42,7 @@ class Guess:
 
     async def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
         """Higher, lower, or found."""
-        if self._seconds:
-            await asyncio.sleep(self._rng.expovariate(1 / self._seconds))
+        await asyncio.sleep(self._wait())
         self._turn += 1
         numbers = _NUMBER.findall(visible_text(text))
         guess = int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else None
@@ -54,6 +58,11 @@ class Guess:
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def _wait(self) -> float:
+        if isinstance(self._seconds, int | float):
+            return self._rng.expovariate(1 / self._seconds) if self._seconds else 0.0
+        return self._rng.uniform(*self._seconds)
 
     def _narrow(self, guess: int | None) -> None:
         if guess is None:

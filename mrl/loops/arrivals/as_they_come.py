@@ -1,4 +1,4 @@
-"""What the driver takes next of that which engines and reward workers bring, and when: the only place where time enters a stream.
+"""What the driver takes next of that which engines, environments and reward workers bring, and when: the only place where time enters a stream.
 
 All else that a driver does follows from what it has taken. So whoever decides this decides the run: the clock on the wall
 (`AsTheyCome`), engine steps (engine_time.py), or a record of another run (replaying.py). recording.py writes such a record.
@@ -6,9 +6,11 @@ All else that a driver does follows from what it has taken. So whoever decides t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from mrl.agents.answer import Answer
+from mrl.agents.tool_calls import ToolCall
 from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Prompt, Sample, Verdict
 
@@ -73,6 +75,18 @@ class RewardWorkers(Protocol):
     def flush_groups(self, prompts: Collection[int]) -> None: ...
 
 
+class Environments(Protocol):
+    """The processes of the environments (mrl/agents/pool.py), an episode by its key; only `poll` waits."""
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None: ...
+
+    def close(self, key: str) -> None: ...
+
+    def poll(self, timeout_seconds: float) -> list[Answer]: ...
+
+
 class Arrivals(Protocol):
     """Who decides."""
 
@@ -91,6 +105,19 @@ class Arrivals(Protocol):
 
     def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
         """What these calls brought."""
+        ...
+
+    @property
+    def awaits_environments(self) -> bool:
+        """Whether a look goes on until no environment owes an answer."""
+        ...
+
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+        """Those that the driver sees now; at least one environment owes one."""
+        ...
+
+    def said(self, answers: Sequence[Answer]) -> None:
+        """What environments said in this look."""
         ...
 
     def answered(self, names: Sequence[str]) -> None:
@@ -135,6 +162,16 @@ class AsTheyCome(Arrivals):
         return rollout.ended(timeout_seconds)
 
     def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+        pass
+
+    @property
+    def awaits_environments(self) -> bool:
+        return False
+
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+        return environments.poll(timeout_seconds)
+
+    def said(self, answers: Sequence[Answer]) -> None:
         pass
 
     def answered(self, names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@
 |---|---|
 | engines | one tick (a call of each) at every look, of all that have calls under way: they tick together |
 | a trainer at work beside them | after `stream.update_ticks` looks, sooner or later as it is in seconds |
+| answers of environments | in the look of the turn that they follow, and those to the turns of a run before beside them |
 | a group's verdicts | in the look of its last response, or `stream.verdict_ticks` - 1 looks later; all together, by their samples |
 
 Whoever is late by the wall is waited for. At a weight sync the count of verdicts that are still out begins anew, so that what comes after it
@@ -15,9 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from mrl.agents.answer import Answer
 from mrl.config.sections.stream import StreamSection
 from mrl.errors import RewardError
-from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests, Environments, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
 from mrl.samples import Verdict
 
@@ -52,6 +54,13 @@ class EngineTime(AsTheyCome):
 
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         return rollout.at_work()
+
+    @property
+    def awaits_environments(self) -> bool:
+        return True
+
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+        return environments.poll(1.0)
 
     def answered(self, names: Sequence[str]) -> None:
         self._due |= dict.fromkeys(names, self._now + self._section.verdict_ticks)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mrl.loops.arrivals.as_they_come import Arrivals, Digests, RewardWorkers, Rollout
-from mrl.loops.arrivals.schedule_file import ScheduleFile, told_response, told_verdict
+from mrl.agents.answer import Answer
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
+from mrl.loops.arrivals.schedule_file import ScheduleFile, told_answer, told_response, told_verdict
 from mrl.rollout.request import Response
 from mrl.samples import Verdict
 
@@ -37,6 +38,18 @@ class Recording(Arrivals):
         if engines:
             self._add("took", list(engines), [told_response(response) for response in responses])
 
+    @property
+    def awaits_environments(self) -> bool:
+        return self._inner.awaits_environments
+
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+        return self._inner.answers(environments, timeout_seconds)
+
+    def said(self, answers: Sequence[Answer]) -> None:
+        self._inner.said(answers)
+        if answers:
+            self._add("answers", [told_answer(answer) for answer in answers])
+
     def answered(self, names: Sequence[str]) -> None:
         self._inner.answered(names)
 
@@ -55,12 +68,15 @@ class Recording(Arrivals):
         self._inner.goes_on()
 
     def starts(self, version: int, weights: Digests) -> None:
+        self._inner.starts(version, weights)
         self._file.add("start", version, list(weights()))
 
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
+        self._inner.trained(step, indices, weights)
         self._file.add("trained", step, list(indices), list(weights()))
 
     def ends(self, step: int) -> None:
+        self._inner.ends(step)
         if self._num_lost():
             self._file.add("lost")
         self._file.add("end", step)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from mrl.agents.answer import Answer
+from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ReplayError, RewardError
-from mrl.loops.arrivals.as_they_come import Arrivals, Digests, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
 from mrl.loops.arrivals.schedule_file import (
     Event,
     ScheduleRecord,
+    answer_told,
     difference,
     told_response,
     told_verdict,
@@ -33,6 +36,22 @@ class NoRewardWorkers(RewardWorkers):
         pass
 
 
+class NoEnvironments(Environments):
+    """Where all of their answers are in the record none is asked."""
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
+        pass
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
+        pass
+
+    def close(self, key: str) -> None:
+        pass
+
+    def poll(self, timeout_seconds: float) -> list[Answer]:
+        return []
+
+
 class Replaying(Arrivals):
     """The n-th thing that is taken is the record's n-th. ReplayError at the first that differs, with its step."""
 
@@ -40,6 +59,7 @@ class Replaying(Arrivals):
         """`judge_again`: reward workers are asked too; their verdicts are compared, and those of the record are taken."""
         self._events, self._at = record.events, 0
         self.devices = record.header.devices
+        self._is_logical = record.header.config.get("stream", {}).get("clock") == "logical"
         self._judge_again, self._deadline_seconds = judge_again, deadline_seconds
         self._step = record.header.first_step
         self._moved = False
@@ -78,6 +98,21 @@ class Replaying(Arrivals):
         if engines:
             _, recorded = self._next("took", "responses")
             self._compare(recorded, responses)
+
+    def said(self, answers: Sequence[Answer]) -> None:
+        pass
+
+    @property
+    def awaits_environments(self) -> bool:
+        """As the run that was recorded."""
+        return self._is_logical
+
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+        if self._peek() != "answers":
+            return []
+        (told,) = self._next("answers", "answers of environments")
+        self._moved = True
+        return [answer_told(each) for each in told]
 
     def parked(self, responses: Sequence[Response]) -> None:
         (recorded,) = self._next("park", "to park")

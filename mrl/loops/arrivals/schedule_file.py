@@ -1,4 +1,5 @@
-"""The record of a stream's schedule: what the driver took from engines and reward workers, in order, and digests of what came.
+"""The record of a stream's schedule: what the driver took from engines, environments and reward workers, in order, and digests of what
+engines brought.
 
 One file for each start of a run, `schedule/attempt-NNN.jsonl`, a JSON value a line. The first one is the `Header`; then events:
 
@@ -7,6 +8,7 @@ One file for each start of a run, `schedule/attempt-NNN.jsonl`, a JSON value a l
 | start | version, digests of the trainer ranks' weights |
 | pump, beside | prompts admitted; what follows came in one pump, with a trainer at work or without |
 | took | engines whose next calls were taken, their responses |
+| answers | [key, turn, messages, reward, end of the episode or null, reason, seconds] each |
 | verdicts | [sample, kind, value, what else there is] each |
 | park | responses |
 | trained | step, prompts of its groups, digests of the weights made of them |
@@ -31,6 +33,8 @@ import numpy as np
 import xxhash
 
 import mrl
+from mrl.agents.answer import Answer
+from mrl.agents.episode import EndedBy
 from mrl.errors import ReplayError
 from mrl.observe.metrics_log import append_lines
 from mrl.rollout.request import Response
@@ -38,6 +42,18 @@ from mrl.samples import Verdict, VerdictKind
 
 FOLDER, FORMAT = "schedule", 1
 MOST_MARKS = 64
+NUM_VALUES = {
+    "start": 2,
+    "pump": 1,
+    "beside": 1,
+    "took": 2,
+    "answers": 1,
+    "verdicts": 1,
+    "park": 1,
+    "trained": 3,
+}
+NUM_VALUES |= {"lost": 0, "end": 1}
+"""Of each event."""
 
 Event = list[Any]
 """A name and its values."""
@@ -110,7 +126,7 @@ def read_record(run_folder: Path, attempt: int | None = None) -> ScheduleRecord:
         names = ", ".join(path.stem for path in paths) or "none"
         raise ReplayError(
             f"{run_folder} has no record of {'its schedule' if attempt is None else f'attempt {attempt}'} (there: {names}); "
-            "streams write one where stream.record is true, without the section agent, stream.in_flight = keep and stream.elastic_slots"
+            "streams write one where stream.record is true, without stream.in_flight = keep and stream.elastic_slots"
         )
     path = wanted[-1]
     values, faulty = _lines(path)
@@ -137,14 +153,25 @@ def _lines(path: Path) -> tuple[list[Any], int]:
             value = json.loads(line)
         except ValueError:
             return values, number
-        if values and not (isinstance(value, list) and value and isinstance(value[0], str)):
+        if values and not _is_event(value):
             return values, number
         values.append(value)
     return values, 0
 
 
+def _is_event(value: Any) -> bool:
+    """Whether a line's value has an event's name, and as many values as it has."""
+    named = isinstance(value, list) and value and isinstance(value[0], str)
+    return bool(named) and len(value) - 1 == NUM_VALUES.get(value[0])
+
+
 def _header(path: Path, first: Sequence[Any]) -> Header:
-    told = first[0] if first and isinstance(first[0], dict) else {}
+    if not first:
+        raise ReplayError(
+            f"{path} is empty or cut in its first line, which has the configuration, so that it cannot be replayed; an earlier "
+            "attempt may be whole: --attempt"
+        )
+    told = first[0] if isinstance(first[0], dict) else {}
     if told.get("format") != FORMAT or set(told) != {field.name for field in dataclasses.fields(Header)}:
         raise ReplayError(
             f"{path} is no record of this release (format {told.get('format')}, this one reads {FORMAT}); replay it with the "
@@ -210,6 +237,20 @@ def _where(recorded: Event, came: Event) -> str:
     first, last = (int(ends[part - 1]) if part else 0), int(ends[part]) - 1
     place = f"token {first}" if first == last else f"tokens {first} to {last}"
     return f" from {place} of {came[3]} on (counted from 0)"
+
+
+def told_answer(answer: Answer) -> Event:
+    """All of it that an episode reads."""
+    ended_by = answer.ended_by and answer.ended_by.value
+    said = [list(answer.messages), answer.reward, ended_by]
+    return [answer.key, answer.turn, *said, answer.reason, answer.seconds]
+
+
+def answer_told(told: Event) -> Answer:
+    """The answer that `told_answer` told."""
+    key, turn, messages, reward, name, reason, seconds = told
+    ended_by = None if name is None else EndedBy(name)
+    return Answer(key, turn, tuple(messages), reward, ended_by=ended_by, reason=reason, seconds=seconds)
 
 
 def told_verdict(name: str, verdict: Verdict) -> Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -88,6 +89,24 @@ def test_a_turn_without_news_is_worth_nothing_and_turns_end() -> None:
     assert [step.reward for step in steps] == [0.0] * 4
     assert steps[0].observation == "Say a number." and steps[1].observation == "lower"
     assert [step.done for step in steps] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bounds"), [((0.5, 4.0), (0.5, 4.0)), (2.0, (0.0, math.inf)), (0.0, (0.0, 0.0))]
+)
+def test_answers_wait_as_they_are_told_to(
+    seconds: Any, bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def slept(delay: float) -> None:
+        waits.append(delay)
+
+    monkeypatch.setattr(asyncio, "sleep", slept)
+    played(Guess(64, seconds=seconds, tries=500), *["64"] * 400)
+    assert len(waits) == 400 and min(waits) >= bounds[0] and max(waits) <= bounds[1]
+    middle = sum(bounds) / 2 if bounds[1] < math.inf else seconds
+    assert sum(waits) / 400 == pytest.approx(middle, rel=0.2)
 
 
 class Echo:

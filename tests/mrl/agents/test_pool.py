@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -223,6 +224,23 @@ def test_an_environment_that_is_not_there_is_named(name: str, says: str) -> None
 )
 def test_what_cannot_be_had_is_told_at_the_start(spec: EnvironmentSpec, says: str) -> None:
     with EnvironmentPool({"it": spec}) as pool, pytest.raises(ConfigError, match=says):
+        pool.describe("it")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class Env(:\n", "SyntaxError: "),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_at_the_start(text: str, says: str, tmp_path: Path) -> None:
+    """As every user's file is that a setting names: its own words behind the setting's."""
+    name = f"{tmp_path / 'own.py'}:Env"
+    (tmp_path / "own.py").write_text(text)
+    said = re.escape(f"agent.environment = {name!r}: {tmp_path / 'own.py'} cannot be imported: {says}")
+    with EnvironmentPool({"it": EnvironmentSpec(name)}) as pool, pytest.raises(ConfigError, match=said):
         pool.describe("it")
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from mrl.agents.episode import Limits
 from mrl.cli import main
 from mrl.errors import WorkerLost
-from mrl.loops.episodes import Episodes, Rules
+from mrl.loops.episodes import Episodes
 from mrl.pool.group_bytes import decode, encode
 from mrl.report.audit import Audit, audit, text
 from mrl.samples import Group
 from tests.mrl.loops.table_policy import TableRun, config_of
-from tests.support.table_environment import DigitRenderer, TableEnvironments
+from tests.support.table_environment import TableEnvironments, table_episodes
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
 STREAM = ("loop.schedule=stream", "stream.max_age=2")
@@ -27,11 +26,10 @@ SCHEDULES = {
     "shared": STREAM,
     "own": (*STREAM, "launch.engine_slots=1", "rollout.tp=1", "stream.sync_every=2"),
 }
-RULES = Rules("table", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
 
 
 def episodes() -> Episodes:
-    return Episodes(TableEnvironments(lateness=2), lambda _: RULES, run_seed=0)
+    return table_episodes(TableEnvironments(lateness=2))
 
 
 def died_thrice(

@@ -10,26 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.agents.episode import EndedBy, Limits
+from mrl.agents.episode import EndedBy
 from mrl.errors import RolloutError
 from mrl.loops.collect import sampling_of
-from mrl.loops.episodes import Episodes, Rules
+from mrl.loops.episodes import Episodes
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.pool.group_bytes import decode, encode
 from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Group, Prompt, Sample, Status
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
-from tests.support.table_environment import DigitRenderer, Returns, TableEnvironments, digits
+from tests.support.table_environment import LIMITS, RULES, Returns, TableEnvironments, digits, table_episodes
 
-LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4, max_bad_calls=1)
-RULES = Rules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for n in range(4)]
-
-
-def episodes_over(environments: TableEnvironments, **rules: Any) -> Episodes:
-    changed = dataclasses.replace(RULES, **rules)
-    return Episodes(environments, lambda _: changed, run_seed=0)
 
 
 def in_flight_over(
@@ -39,7 +32,7 @@ def in_flight_over(
         engines = TableEngines(config)
         engines.sync(0)
     engines.speaks = digits
-    episodes = episodes_over(environments, **rules)
+    episodes = table_episodes(environments, **rules)
     return InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes), engines
 
 
@@ -79,7 +72,7 @@ def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
     """Every token of a step is a turn's or an answer's, rewards stand on the turns' last tokens, and what ended is counted."""
     config = config_of(tmp_path, {"estimator": {"name": "grpo"}}, "loop.steps=6", *words)
     environments = TableEnvironments(lateness=2)
-    run = TableRun(config, episodes=lambda: episodes_over(environments))
+    run = TableRun(config, episodes=lambda: table_episodes(environments))
     run.engines.tokens_per_poll, run.engines.at_once = 1, 7
     assert run.finished() == "done"
     samples = [s for groups in run.groups for group in groups for s in group.samples]
@@ -362,7 +355,7 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
     engines.sync(0)
     engines.speaks = digits
     environments = Counted(faults={"0.1/0": EndedBy.ENV_CRASHED})
-    episodes = Episodes(environments, lambda _: RULES, run_seed=0, max_open=3)
+    episodes = table_episodes(environments, max_open=3)
     in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
     in_flight.ask(PROMPTS, sampling_of(config))
     assert "in line for an environment (agent.max_open = 3)" in in_flight.late(3)
@@ -381,7 +374,7 @@ def test_a_validation_does_not_wait_for_environments_of_episodes_that_rest(tmp_p
     engines = TableEngines(config)
     engines.sync(0)
     engines.speaks, engines.tokens_per_poll, engines.at_once = digits, 1, 3
-    episodes = Episodes(TableEnvironments(), lambda _: RULES, run_seed=0, max_open=3)
+    episodes = table_episodes(TableEnvironments(), max_open=3)
     in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
     in_flight.ask(PROMPTS, sampling_of(config))
     for _ in range(2):

@@ -10,9 +10,9 @@ import pytest
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.loops.group_pool import check_pool, most_bytes, opened
-from mrl.loops.produce import admission_of
-from mrl.pool.group_bytes import encode
+from mrl.loops.group_pool import check_pool, opened
+from mrl.pool.group_bytes import encode, size_of
+from mrl.pool.room import admission_of, most_bytes
 from mrl.samples import Group, Prompt
 from tests.mrl.loops.table_policy import config_of
 from tests.support.samples import make_sample, verdict_of
@@ -46,6 +46,7 @@ def test_what_groups_may_come_to_covers_longest_ones(tmp_path: Path) -> None:
     groups = admission_of(given).slots
     size = groups * len(encode(a_group(given)))
     assert groups == 3 * 4 and size < most_bytes(given) < 2 * size
+    assert groups * size_of(a_group(given)) < most_bytes(given), "in memory too"
 
 
 def test_a_folder_that_cannot_do_is_refused_and_left_as_it_was(tmp_path: Path) -> None:

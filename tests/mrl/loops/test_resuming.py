@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.check import check_resume
 from mrl.loops.resuming import require_resumable, settings_of
+from mrl.pool.group_bytes import encode
 from mrl.report.audit import audit, text
 from mrl.training.checkpoint.folder import EXTRA_FILE, read_extra
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -64,6 +66,23 @@ def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pyte
     ages = {row["step"]: row["policy/age_steps"] for row in again.rows() if row["step"] > 3}
     assert 3 < max(ages.values()) <= age, ages
     assert all(ages[step] <= 3 for step in ages if step > until)
+
+
+def test_a_checkpoint_needs_no_file_of_the_pool(tmp_path: Path) -> None:
+    """Judged groups were in files, of which nothing is left; what is trained is what it would have been."""
+    files = (*STREAM, "stream.pool.memory_bytes=0")
+    trained = []
+    for name in ("there", "gone"):
+        (tmp_path / name).mkdir()
+        run = after_three_steps(tmp_path / name, *files)
+        assert list((tmp_path / name / "run/pool").glob("*.groups")), "no group was in a file"
+        state, _ = run.train.saved[max(run.train.saved)]
+        assert state["supply"]["kept"], "the checkpoint has no group that waits for its step"
+        if name == "gone":
+            shutil.rmtree(tmp_path / name / "run/pool")
+        again = resumed(run, tmp_path / name, *files)
+        trained.append([[encode(group) for group in groups] for groups in again.groups])
+    assert trained[0] == trained[1]
 
 
 def test_the_same_settings_say_nothing(

@@ -7,21 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mrl.agents.episode import Limits
 from mrl.errors import RolloutError, WorkerLost
-from mrl.loops.episodes import Episodes, Rules
 from tests.mrl.loops.table_policy import TableRun, config_of
-from tests.support.table_environment import DigitRenderer, TableEnvironments
+from tests.support.table_environment import TableEnvironments, table_episodes
 
 STREAM = ("loop.schedule=stream", "stream.max_age=1")
 OWN = (*STREAM, "launch.engine_slots=1", "rollout.tp=1")
-RULES = Rules("table", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=2, format="json", tools={})
 
 
 def of_episodes(folder: Path, environments: TableEnvironments) -> TableRun:
     config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM, "loop.phase_deadline_seconds=0.2")
-    made = lambda: Episodes(environments, lambda _: RULES, run_seed=0)  # noqa: E731
-    return TableRun(config, episodes=made)
+    return TableRun(config, episodes=lambda: table_episodes(environments))
 
 
 def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_token_takes_about_eight_bytes() -> None:
     assert len(encode(Group(prompt_at(0), (sample,)))) < 8.1 * tokens
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 5_000, 1 << 30])
+@pytest.mark.parametrize("memory_bytes", [pytest.param(0, marks=pytest.mark.slow), 5_000, 1 << 30])
 def test_random_puts_gets_and_releases_are_those_of_a_dictionary(tmp_path: Path, memory_bytes: int) -> None:
     """The same calls on the store and on a dictionary; files go with their groups, all but the one that is written."""
     rng, kept = random.Random(memory_bytes), {}

@@ -13,10 +13,14 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError
 from mrl.loops.arrivals.as_they_come import AsTheyCome
 from mrl.loops.arrivals.engine_time import EngineTime
+from mrl.loops.arrivals.recording import Recording
+from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
+from mrl.loops.episodes import Episodes
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Status
 from tests.mrl.loops.scripted import ScriptedRewards, mixed
 from tests.mrl.loops.table_policy import ROWS, TableRun, config_of
+from tests.support.table_environment import TableEnvironments, table_episodes
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
 SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1", "stream.update_ticks=3")}
@@ -37,30 +41,43 @@ def config(folder: Path, name: str, *words: str) -> Config:
     )
 
 
-def table_run(settings: Config, seed: int, *, wall: bool = False) -> TableRun:
-    """Speeds by the dice of `seed`."""
+def table_run(settings: Config, seed: int, *, wall: bool = False, acts: bool = False) -> TableRun:
+    """Speeds by the dice of `seed`. It is recorded, as a run of the command is."""
+    folder = Path(settings.run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
 
     def clock() -> Any:
-        return AsTheyCome() if wall else EngineTime(settings.stream, deadline_seconds=5)
+        inner = AsTheyCome() if wall else EngineTime(settings.stream, deadline_seconds=5)
+        return Recording(inner, ScheduleFile(folder, Header({}, 1, "", [])))
 
-    run = TableRun(settings, arrivals=clock, dice=random.Random(seed))
+    episodes = (lambda: episodes_of(seed)) if acts else None
+    run = TableRun(settings, arrivals=clock, dice=random.Random(seed), episodes=episodes)
     run.engines.tokens_per_poll, run.engines.at_once = 1, 10
     return run
+
+
+def episodes_of(seed: int) -> Episodes:
+    """Over environments as fast as `seed` says, of which ten are open at most."""
+    environments = TableEnvironments(lateness=1 + seed % 4, opens_with="321")
+    return table_episodes(environments, max_open=10)
 
 
 def trained(*runs: TableRun) -> list[list[bytes]]:
     return [[encode(group) for group in groups] for run in runs for groups in run.groups]
 
 
+@pytest.mark.parametrize("acts", [False, True], ids=["responses", "episodes"])
 @pytest.mark.parametrize("split", SPLITS)
-def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(split: str, tmp_path: Path) -> None:
-    """After every step, at other speeds, with parked responses and with verdicts that are out; by the wall it is another run."""
+def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
+    split: str, acts: bool, tmp_path: Path
+) -> None:
+    """After every step, at other speeds, with parked responses, open episodes and verdicts that are out; by the wall it is another run."""
     words = SPLITS[split]
-    whole = table_run(config(tmp_path, "whole", *words), 1)
+    whole = table_run(config(tmp_path, "whole", *words), 1, acts=acts)
     assert whole.finished() == "done"
     parked = unjudged = 0
     for steps in range(1, STEPS):
-        run = table_run(config(tmp_path, f"of-{steps}", *words), 1 + steps)
+        run = table_run(config(tmp_path, f"of-{steps}", *words), 1 + steps, acts=acts)
         run.loop.start()
         for _ in range(steps):
             run.loop.step()
@@ -74,7 +91,7 @@ def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(split: 
         assert trained(run, again) == trained(whole)
         assert torch.equal(again.train.table, whole.train.table)
     assert parked > 20 and unjudged > 20, "nothing was on its way"
-    by_wall = table_run(config(tmp_path, "wall", *words), 2, wall=True)
+    by_wall = table_run(config(tmp_path, "wall", *words), 2, wall=True, acts=acts)
     assert by_wall.finished() == "done"
     assert trained(by_wall) != trained(whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -12,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from mrl.agents.episode import EndedBy
+from mrl.config.sections.stream import StreamSection
 from mrl.errors import ReplayError
 from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests
+from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
-from mrl.loops.arrivals.replaying import Replaying
+from mrl.loops.arrivals.replaying import NoEnvironments, Replaying
 from mrl.loops.arrivals.schedule_file import (
     Header,
     ScheduleFile,
@@ -29,15 +33,19 @@ from mrl.loops.arrivals.schedule_file import (
 )
 from mrl.pool.group_bytes import encode
 from mrl.rollout.request import Request
+from mrl.samples import Group
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.samples import make_response, verdict_of
+from tests.support.table_environment import TableEnvironments, table_episodes
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
 STEPS = 8
 SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1")}
 
 
-def table_run(folder: Path, name: str, seed: int, arrivals: Callable[[], Any], *words: str) -> TableRun:
+def table_run(
+    folder: Path, name: str, seed: int, arrivals: Callable[[], Any], *words: str, **more: Any
+) -> TableRun:
     config = config_of(
         folder,
         FILTER,
@@ -47,7 +55,7 @@ def table_run(folder: Path, name: str, seed: int, arrivals: Callable[[], Any], *
         f"loop.steps={STEPS}",
         *words,
     )
-    run = TableRun(config, arrivals=arrivals, dice=random.Random(seed))
+    run = TableRun(config, arrivals=arrivals, dice=random.Random(seed), **more)
     run.engines.tokens_per_poll, run.engines.at_once = 1, 10
     return run
 
@@ -60,17 +68,56 @@ def recorded(folder: Path, *words: str) -> TableRun:
     return run
 
 
-def replayed(folder: Path, record: ScheduleRecord, *words: str) -> tuple[TableRun, Replaying]:
+def replayed(folder: Path, record: ScheduleRecord, *words: str, **more: Any) -> tuple[TableRun, Replaying]:
     """With other dice."""
     replay = Replaying(record, judge_again=False, deadline_seconds=5)
-    run = table_run(folder, f"again-{len(list(folder.iterdir()))}", 2, lambda: replay, *words)
+    run = table_run(folder, f"again-{len(list(folder.iterdir()))}", 2, lambda: replay, *words, **more)
     run.loop.start()
     next(number for number in run.loop.steps() if number == record.last_step)
     return run, replay
 
 
+@pytest.mark.parametrize(("lateness", "clock"), [(1, "wall"), (4, "wall"), (4, "logical")])
+def test_a_replay_of_episodes_asks_no_environment(lateness: int, clock: str, tmp_path: Path) -> None:
+    """Their answers are in the record: one that comes later, or says something else, changes nothing."""
+    (tmp_path / "run").mkdir()
+    file = ScheduleFile(tmp_path / "run", Header({"stream": {"clock": clock}}, 1, code_digest(), ["cpu"]))
+    arrivals = AsTheyCome() if clock == "wall" else EngineTime(StreamSection(), deadline_seconds=5)
+    faults = {"0.1/0": EndedBy.ENV_CRASHED}
+    first = table_run(
+        tmp_path,
+        "run",
+        1,
+        lambda: Recording(arrivals, file),
+        episodes=lambda: table_episodes(
+            TableEnvironments(lateness=lateness, opens_with="321", faults=faults)
+        ),
+    )
+    assert first.finished() == "done"
+    record = read_record(tmp_path / "run")
+    again, _ = replayed(tmp_path, record, episodes=lambda: table_episodes(NoEnvironments()))
+    assert samples(again) == samples(first)
+    assert torch.equal(again.train.table, first.train.table)
+    ends = {s.transcript.faults for groups in again.groups for g in groups for s in g.samples if s.transcript}
+    assert ends == {0, 1}, "the fault was not replayed"
+    told = (answer for event in record.events if event[0] == "answers" for answer in event[1])
+    next(answer for answer in told if answer[1] > 0 and answer[4] is None)[4] = "env_done"
+    with pytest.raises(ReplayError, match="parts from the record"):
+        replayed(tmp_path, record, episodes=lambda: table_episodes(NoEnvironments()))
+
+
 def samples(run: TableRun) -> list[list[bytes]]:
-    return [[encode(group) for group in groups] for groups in run.groups]
+    """Of each step, without what a record has not: who judged and why."""
+    return [[encode(_bare(group)) for group in groups] for groups in run.groups]
+
+
+def _bare(group: Group) -> Group:
+    bare = [
+        s.with_verdict(dataclasses.replace(s.verdict, reason="", verifier="", seconds=0.0))
+        for s in group.samples
+        if s.verdict
+    ]
+    return Group(group.prompt, tuple(bare))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -138,9 +185,14 @@ def test_a_record_that_is_cut_is_read_to_its_last_whole_step(tmp_path: Path) -> 
     path.write_text("".join([*lines[: ends[0]], '["lost"]\n', *lines[ends[0] :]]))
     with pytest.raises(ReplayError, match=r"has no whole step: an engine was lost"):
         read_record(tmp_path / "run")
-    path.write_text("".join(lines[:4]) + "[[garbage")
-    with pytest.raises(ReplayError, match=r"has no whole step: line 5 cannot be read.*--attempt"):
-        read_record(tmp_path / "run")
+    for garbage in ("[[garbage", '["took", [0]]\n', '["speed"]\n', '["end"]\n'):
+        path.write_text("".join(lines[:4]) + garbage)
+        with pytest.raises(ReplayError, match=r"has no whole step: line 5 cannot be read.*--attempt"):
+            read_record(tmp_path / "run")
+    for cut in (0, 20):
+        path.write_text(lines[0][:cut])
+        with pytest.raises(ReplayError, match=r"is empty or cut in its first line.*--attempt"):
+            read_record(tmp_path / "run")
     path.write_text(lines[0].replace('"format": 1', '"format": 99'))
     with pytest.raises(ReplayError, match=r"no record of this release \(format 99"):
         read_record(tmp_path / "run")
