@@ -126,8 +126,6 @@ class Dispatcher:
         for worker in queue.workers:
             worker.process.flush()
             while (batch := queue.next_batch(worker, now)) is not None:
-                if len(worker.running) == 1:
-                    worker.process.begin()
                 worker.process.send((batch.number, batch.requests))
         for _ in range(queue.num_to_start(now)):
             self._begin(queue, now)
@@ -180,6 +178,8 @@ class Dispatcher:
             for worker in list(queue.workers):
                 if queue.is_idle(worker, now):
                     self._end(queue, worker)
+                elif queue.starts_to_watch(worker, now):
+                    worker.process.begin()
                 elif queue.is_late(worker, now):
                     worker.used = worker.process.used()
                     if fault := queue.overdue(worker, now):

@@ -221,6 +221,8 @@ class RewardPool:
 
     def _queue(self, part: RewardPart) -> StageQueue:
         """The queue of a part's first stage; parts that differ in weight and name alone share theirs."""
+        if (known := self._queues_by_part.get(id(part))) is not None:
+            return known
         with self._room:  # a gate that opens is seen by the dispatcher's thread
             if id(part) not in self._queues_by_part:  # the section keeps its parts
                 key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)

@@ -28,6 +28,9 @@ from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
 
+UNWATCHED_SECONDS = 0.25
+"""Work that is done by then is not watched, because a process' figures cost as much as a short verdict; the deadline of
+what takes longer counts from the first look."""
 START_SECONDS = 60.0
 """A reward worker that is not ready by then counts as failed."""
 GRACE_SECONDS = PATIENCE_SECONDS + 15.0
@@ -100,6 +103,8 @@ class StageQueue:
         worker.running[batch.number] = batch
         worker.num_sent += 1
         worker.used = Used()
+        if len(worker.running) == 1:
+            worker.watched_from = 0.0
         return batch
 
     def _has_work_for(self, worker: Worker) -> bool:
@@ -126,8 +131,8 @@ class StageQueue:
 
     def next_event(self) -> list[float]:
         """When a pause ends or a deadline passes (monotonic seconds)."""
-        limits = [self._limit(worker) for worker in self.workers]
-        return [*(at for at, _ in self._delayed), *(at for at in limits if at)]
+        looks = [self._look_at(worker) or self._limit(worker) for worker in self.workers]
+        return [*(at for at, _ in self._delayed), *(at for at in looks if at)]
 
     def is_spent(self, worker: Worker) -> bool:
         """Whether the worker has done its share and is replaced."""
@@ -137,6 +142,20 @@ class StageQueue:
         """Whether the worker has had nothing to do for so long that it ends."""
         idle = worker.ready and not worker.running
         return idle and now - worker.idle_since > self._section.idle_seconds
+
+    def starts_to_watch(self, worker: Worker, now: float) -> bool:
+        """Whether what the worker does has become long, so that its process' figures are worth taking."""
+        at = self._look_at(worker)
+        if at is None or now < at:
+            return False
+        worker.watched_from = now
+        return True
+
+    def _look_at(self, worker: Worker) -> float | None:
+        """When it becomes so; None where it has, or nothing runs."""
+        if not worker.running or worker.watched_from:
+            return None
+        return next(iter(worker.running.values())).since + UNWATCHED_SECONDS
 
     def is_late(self, worker: Worker, now: float) -> bool:
         """Whether the deadline is over by the clock, so that what the worker used is worth asking for."""
@@ -167,7 +186,7 @@ class StageQueue:
         """From when the deadline counts."""
         if not worker.running:
             return None
-        oldest = next(iter(worker.running.values())).since
+        oldest = max(next(iter(worker.running.values())).since, worker.watched_from)
         return oldest if worker.capacity == 1 else max(oldest, worker.idle_since)
 
     def _limit(self, worker: Worker) -> float | None:

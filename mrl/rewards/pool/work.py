@@ -92,8 +92,10 @@ class Worker:
     """When it was last heard of (monotonic seconds)."""
     num_sent: int = 0
     """Batches it was given so far."""
+    watched_from: float = 0.0
+    """When its process' figures were taken for what it is doing (monotonic seconds); 0 as long as that is short."""
     used: Used = dataclasses.field(default_factory=Used)
-    """Since it began on what it is doing, as far as it was asked for."""
+    """Since then, as far as it was asked for."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -11,7 +11,7 @@ from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.own_time import PATIENCE_SECONDS
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.process import Used
-from mrl.rewards.pool.queues import GRACE_SECONDS, StageQueue
+from mrl.rewards.pool.queues import GRACE_SECONDS, UNWATCHED_SECONDS, StageQueue
 from mrl.rewards.pool.work import Cause, Task, Worker
 from mrl.samples import Verdict, VerdictKind
 from tests.support.plugin_rewards import plugin
@@ -102,9 +102,11 @@ def test_a_worker_over_its_deadline(
     queue.put(task("a", {}))
     worker = queue.workers[0]
     assert queue.next_batch(worker, 100.0) is not None
-    assert not queue.is_late(worker, 109.9) and queue.is_late(worker, 110.0)
+    assert not queue.starts_to_watch(worker, 99.9 + UNWATCHED_SECONDS), "a short verdict costs no look"
+    assert queue.starts_to_watch(worker, 101.0) and not queue.starts_to_watch(worker, 102.0)
+    assert not queue.is_late(worker, 110.9) and queue.is_late(worker, 111.0)
     worker.used = Used(computed, starved, is_known)
-    fault = queue.overdue(worker, 100.0 + after)
+    fault = queue.overdue(worker, 101.0 + after)
     assert (fault and fault.cause) == cause
 
 
