@@ -17,6 +17,7 @@ from mrl.rollout.request import (
     MAX_ATTEMPTS,
     Request,
     Response,
+    Round,
     prompt_digest,
     sample_of,
     seed_of_request,
@@ -30,7 +31,8 @@ class Drafts:
 
     def __init__(self, run_seed: int) -> None:
         self._run_seed = run_seed
-        self._asked: dict[str, Request] = {}
+        self._asked: dict[str, Request | tuple[Round, int, int]] = {}
+        """Or a round, and the places of prompt and sample in it: most requests end without another, and need not be made."""
         self._so_far: dict[str, Response] = {}
         self._parked: set[str] = set()
 
@@ -40,6 +42,14 @@ class Drafts:
     def ask(self, requests: Iterable[Request]) -> None:
         """Takes requests as they were first made, without tokens of their own."""
         self._asked |= {request.request_id: request for request in requests}
+
+    def ask_round(self, requested: Round) -> None:
+        """`ask` of all requests of a round."""
+        self._asked |= zip(requested.request_ids(), requested.places(), strict=True)
+
+    def _request(self, name: str) -> Request:
+        asked = self._asked[name]
+        return asked if isinstance(asked, Request) else asked[0].request(*asked[1:])
 
     def take(self, responses: Iterable[Response]) -> list[Response]:
         """The whole responses that these end; a parked one stays here. RolloutError for a response to nothing asked."""
@@ -68,7 +78,7 @@ class Drafts:
     def num_context(self, request_id: str) -> int:
         """Tokens that an engine computes before it goes on with a request."""
         so_far = self._so_far.get(request_id)
-        return len(self._asked[request_id].prompt_tokens) + (len(so_far.tokens) if so_far else 0)
+        return len(self._request(request_id).prompt_tokens) + (len(so_far.tokens) if so_far else 0)
 
     def so_far(self, request_id: str) -> Response | None:
         """What came so far of a request; None where nothing did, or where its response is whole."""
@@ -78,7 +88,7 @@ class Drafts:
         """The next request of each parked one, or of these, by prompt and sample; none of them is parked any more."""
         parked = [r for r in self.parked() if names is None or r.request_id in names]
         self._parked -= {r.request_id for r in parked}
-        return [next_request(self._asked[r.request_id], r, self._run_seed) for r in parked]
+        return [next_request(self._request(r.request_id), r, self._run_seed) for r in parked]
 
 
 def next_request(asked: Request, so_far: Response, run_seed: int) -> Request:
@@ -159,7 +169,7 @@ def require_ran(before: np.ndarray, response: Response) -> None:
     """RolloutError where an engine ran other tokens before one of the response's segments than `before` [T] int32 and the
     response's own up to there."""
     for segment in response.segments:
-        context = np.concatenate([before, response.tokens[: segment.start]])
+        context = np.concatenate([before, response.tokens[: segment.start]]) if segment.start else before
         if prompt_digest(context) != segment.prompt_digest:
             raise RolloutError(
                 f"sample {response.request_id}: engine {segment.engine} ran other tokens before position {segment.start} of the "

@@ -151,7 +151,7 @@ class RolloutEngine:
         salt = str(self.policy_version) if self._keeps else ""
         name = self._engine.add_request(request.request_id, exchange.prompt(request, salt), parameters)
         if parameters.stop and len(request.own_tokens):
-            exchange.remember_text(self._state(name), self._engine.tokenizer, request.own_tokens)
+            exchange.remember_text(self._state(name), self._engine.tokenizer, parameters, request)
         return name
 
     def poll(self, max_seconds: float = 0.0) -> list[Response]:

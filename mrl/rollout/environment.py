@@ -15,35 +15,48 @@ from mrl.errors import RolloutError
 from mrl.rollout.part import Part
 
 
-def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None) -> None:
-    """Sets what vLLM reads from the environment; must come before vLLM's first import in this process.
-
-    The engine core runs in the caller's process (we step it), its logging stays quiet, nothing looks for a hub, and
-    threads are not pinned: several engines and trainer ranks share the cores.
-    """
+def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool) -> None:
+    """Sets what vLLM reads from the environment; must come before vLLM's first import in this process."""
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
             "vllm was imported before mrl.rollout.environment.prepare; its settings would not be read. "
             "Make the RolloutEngine first in a process of its own"
         )
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        TRANSFORMERS_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_WORKER_MULTIPROC_METHOD="spawn",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS=str(rollout.num_threads),
-        # Workers that lost their work exit at once; a longer grace only delays the end of a run.
-        VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS="2",
-    )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    _tell_dp_rank(part, meeting)
-    # It overrides the byte-exact engine argument where the launcher's environment carries it.
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    for name, value in variables(rollout, part, meeting, compiled=compiled).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
-def _tell_dp_rank(part: Part, meeting: tuple[str, int] | None) -> None:
+def variables(
+    rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool
+) -> dict[str, str | None]:
+    """Of the environment of a process that imports vLLM; None: not in it.
+
+    The engine core runs in the caller's process (we step it), its logging stays quiet, nothing looks for a hub, and
+    threads are not pinned: several engines and trainer ranks share the cores. Where nothing is `compiled`, torch.compile's
+    decorated functions run eagerly too: vLLM compiles one for log-prob ranks, which alone costs 15 s of start-up on CPU.
+    """
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(rollout.num_threads),
+        # Workers that lost their work exit at once; a longer grace only delays the end of a run.
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
+        # It overrides the byte-exact engine argument where the launcher's environment carries it.
+        "VLLM_CPU_KVCACHE_SPACE": None,
+        "TORCHDYNAMO_DISABLE": None if compiled else "1",
+        **_of_dp_rank(part, meeting),
+    }
+
+
+def _of_dp_rank(part: Part, meeting: tuple[str, int] | None) -> dict[str, str | None]:
     """vLLM's ranks in data parallel that are stepped by others (its "offline SPMD") learn of each other here only. Each sees its
     own devices alone, so that its number on its node is always 0."""
     address, port = meeting or ("127.0.0.1", 0)
@@ -54,11 +67,7 @@ def _tell_dp_rank(part: Part, meeting: tuple[str, int] | None) -> None:
         "MASTER_IP": address,
         "MASTER_PORT": port,
     }
-    for name, value in values.items():
-        if part.dp > 1:
-            os.environ[f"VLLM_DP_{name}"] = str(value)
-        else:
-            os.environ.pop(f"VLLM_DP_{name}", None)
+    return {f"VLLM_DP_{name}": str(value) if part.dp > 1 else None for name, value in values.items()}
 
 
 def quiet() -> None:
@@ -70,15 +79,6 @@ def quiet() -> None:
     # torch's build for CUDA says on a machine without a GPU that it found no runtime; preflight says it better.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-
-
-def disable_compilation(disable: bool) -> None:
-    """An eager engine runs torch.compile's decorated functions eagerly too: vLLM compiles one for log-prob ranks,
-    which alone costs 15 s of start-up on CPU."""
-    if disable:
-        os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    else:
-        os.environ.pop("TORCHDYNAMO_DISABLE", None)
 
 
 def tell_routes() -> None:

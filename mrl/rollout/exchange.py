@@ -5,6 +5,7 @@ vLLM 0.32. Functions of its objects (`SamplingParams`, `RequestOutput`, the outp
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from mrl.rollout.request import Request, Response, prompt_digest
 from mrl.samples import Segment, Status
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+_COUNTS = ("token_ids", "prompt_len")
+"""By which a detokeniser of vLLM's tells the tokens that were drawn for its request from those before them."""
 
 
 def prompt(request: Request, salt: str = "") -> dict[str, Any]:
@@ -50,12 +53,27 @@ def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -
     )
 
 
-def remember_text(state: Any, tokenizer: Any, own_tokens: np.ndarray) -> None:
-    """Gives a request that goes on the text of its earlier tokens, so that a stop text which begins there ends it."""
-    text = tokenizer.decode(own_tokens.tolist(), skip_special_tokens=True)
-    state.detokenizer.output_text = text.rstrip(
-        "\ufffd"
-    )  # half a character: its rest comes with the next token
+def remember_text(state: Any, tokenizer: Any, parameters: Any, request: Request) -> None:
+    """Gives a request that goes on the text of its own tokens, so that a stop text which begins there ends it.
+
+    vLLM's detokeniser reads them as those of the first request were read, one by one behind the prompt: begun behind half a
+    character, it would take all text before it, the prompt's too, for that of the next token.
+    """
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    first: Any = types.SimpleNamespace(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_tokens.tolist(),
+        prompt_embeds=None,
+        sampling_params=parameters,
+    )
+    reader: Any = IncrementalDetokenizer.from_new_request(tokenizer, first)
+    for token in request.own_tokens.tolist():
+        reader.token_ids.append(token)
+        reader.output_text += reader.decode_next(token)
+    counts = {name: value for name, value in vars(state.detokenizer).items() if name in _COUNTS}
+    vars(reader).update(counts)
+    state.detokenizer = reader
 
 
 def unfinished(state: Any) -> Any:

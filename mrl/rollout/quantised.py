@@ -10,10 +10,12 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.families import family_of
-from mrl.models.hf_config import FP8, MXFP4, QUANTIZATION, language_model, stored_method
+from mrl.models.folder_form import FolderForm
+from mrl.models.hf_config import COMPRESSED, FP8, MXFP4, QUANTIZATION, language_model, stored_method
 from mrl.models.tensors import TRAINER
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.training.hf.folder import tensor_files
 
 
 def overrides(
@@ -21,25 +23,33 @@ def overrides(
 ) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
     hf = language_model(json.loads((Path(model_path) / "config.json").read_text()))
-    settings = quantised.engine_settings(hf["num_hidden_layers"])
     if rollout.quantization == "none":
         if real_weights and on_cpu:
-            _require_cpu_microscaled(hf, model_path)
-        return _as_stored(hf, settings) if real_weights else _wide(hf)
+            _require_cpu_kernel(hf, model_path)
+        return _as_stored(hf, model_path) if real_weights else _wide(hf)
     if real_weights:
         raise ConfigError(
             f"rollout.quantization = {rollout.quantization}: weights are quantised at a weight sync, and here they are read from "
             f"{model_path}; set it to none"
         )
     require_whole_blocks(hf, rollout)
-    if on_cpu:
-        require_cpu(rollout)
-    return {QUANTIZATION: settings}
+    return {QUANTIZATION: quantised.engine_settings(hf["num_hidden_layers"])}
 
 
-def _as_stored(hf: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Of an engine that reads the folder's weights as they are; some float8 folders do not say that routers are wide."""
-    return {QUANTIZATION: settings} if stored_method(hf) == FP8 else {}
+def _as_stored(hf: dict[str, Any], model_path: str) -> dict[str, Any]:
+    """Of an engine that reads the folder's weights as they are. Some float8 folders do not say which modules are wide,
+    routers above all: its tensors do."""
+    if stored_method(hf) != FP8:
+        return {}
+    form = FolderForm.of(tensor_files(model_path))
+    wide = [
+        tensor.name.removesuffix(".weight")
+        for tensor in family_of(hf).checkpoint_tensors(hf)
+        if tensor.name.endswith(".weight") and form.name(tensor.name) not in form.float8
+    ]
+    return {
+        QUANTIZATION: quantised.engine_settings(hf["num_hidden_layers"]) | {"modules_to_not_convert": wide}
+    }
 
 
 def _wide(hf: dict[str, Any]) -> dict[str, Any]:
@@ -50,13 +60,21 @@ def _wide(hf: dict[str, Any]) -> dict[str, Any]:
     return {QUANTIZATION: {"quant_method": ""} if method == MXFP4 else None}
 
 
-def _require_cpu_microscaled(hf: dict[str, Any], model_path: str) -> None:
-    """ConfigError where a folder's mxfp4 weights are to be served as they are by a CPU that has no kernel for them."""
+def _require_cpu_kernel(hf: dict[str, Any], model_path: str) -> None:
+    """ConfigError where a folder's weights are to be served as they are by a CPU for which vLLM has no kernel of theirs."""
     import torch
 
-    if stored_method(hf) == MXFP4 and not torch.cpu._is_amx_tile_supported():
+    served_by = {
+        MXFP4: ("CPUs with AMX, which this machine lacks", torch.cpu._is_amx_tile_supported()),
+        COMPRESSED: (
+            "GPUs alone",
+            False,
+        ),  # of experts: "No WNA16 MoE backend supports the deployment configuration"
+    }
+    where, here = served_by.get(stored_method(hf), ("", True))
+    if not here:
         raise ConfigError(
-            f"{model_path} holds mxfp4 weights, which vLLM serves as they are on CPUs with AMX, which this machine lacks; "
+            f"{model_path} holds {stored_method(hf)} weights, which vLLM serves as they are on {where}; "
             "evaluate an export (mrl export writes wide weights), or use a GPU"
         )
 
@@ -88,14 +106,3 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
             raise ConfigError(
                 f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; {advice}"
             ) from error
-
-
-def require_cpu(rollout: RolloutSection) -> None:
-    """ConfigError where weights are quantised and this machine's CPU has no kernel for them."""
-    from mrl.resharding.vllm.cpu_fp8 import served_here
-
-    if rollout.quantization != "none" and not served_here():
-        raise ConfigError(
-            f"rollout.quantization = {rollout.quantization}: vLLM's float8 kernels need a CPU with AVX512-BF16 or AMX, "
-            "which this machine lacks; set it to none"
-        )

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -125,23 +125,28 @@ class Round:
 
     def requests(self) -> list[Request]:
         """One for each response, each with a seed of its own."""
-        s = self.sampling
-        return [
-            Request(
-                request_id=request_id(index, number),
-                prompt_tokens=tokens,
-                seed=seed_of_request(s.seed, request_id(index, number)),
-                temperature=s.temperature,
-                max_tokens=s.budget(index, number),
-                ignore_stop=s.lengths is not None,
-                greedy=s.greedy,
-                top_p=s.top_p,
-                top_k=s.top_k,
-                min_p=s.min_p,
-            )
-            for index, tokens in self.prompts
-            for number in range(s.num_samples)
-        ]
+        return [self.request(*place) for _, *place in self.places()]
+
+    def places(self) -> Iterator[tuple[Self, int, int]]:
+        """This, and what `request` takes, in the order of `requests`."""
+        return itertools.product((self,), range(len(self.prompts)), range(self.sampling.num_samples))
+
+    def request(self, place: int, number: int) -> Request:
+        """That of a sample of the prompt at a place."""
+        (index, tokens), s = self.prompts[place], self.sampling
+        name = request_id(index, number)
+        return Request(
+            request_id=name,
+            prompt_tokens=tokens,
+            seed=seed_of_request(s.seed, name),
+            temperature=s.temperature,
+            max_tokens=s.budget(index, number),
+            ignore_stop=s.lengths is not None,
+            greedy=s.greedy,
+            top_p=s.top_p,
+            top_k=s.top_k,
+            min_p=s.min_p,
+        )
 
     def request_ids(self) -> list[str]:
         """In the order of `requests`."""
@@ -193,6 +198,9 @@ class Response:
     @property
     def policy_versions(self) -> np.ndarray:
         """[T] int32: the version of the weights that produced each token."""
+        if len(self.segments) == 1:  # as most have
+            (only,) = self.segments
+            return np.full(only.end - only.start, only.version, np.int32)
         versions = np.array([s.version for s in self.segments], np.int32)
         return np.repeat(versions, [s.end - s.start for s in self.segments])
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 
 
@@ -13,6 +14,19 @@ def end_of_text(tokenizer: Any, model_path: str) -> tuple[int, ...]:
     """The ids, the tokenizer's first. Instruct models end a turn on another token than a document, and list both."""
     ids = [tokenizer.eos_token_id, *_generation_config(Path(model_path) / "generation_config.json")]
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
+
+
+def require_can_end(rollout: RolloutSection, tokenizer: Any, size: int) -> None:
+    """ConfigError where a stop of the configuration could never end a response of a model with `size` tokens."""
+    if wrong := [i for i in rollout.stop_token_ids if not 0 <= i < size]:
+        raise ConfigError(f"rollout.stop_token_ids: {wrong}; the model's tokens are 0 to {size - 1}")
+    added = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for text in rollout.stop:
+        if held := [special for special in added if special in text]:
+            raise ConfigError(
+                f"rollout.stop: {text!r} holds the special token {held[0]!r}, which is no part of a response's text and would "
+                f"never end one; rollout.stop_token_ids=[{added[held[0]]}] does"
+            )
 
 
 def _generation_config(path: Path) -> list[int | None]:

@@ -46,14 +46,13 @@ def arguments(
         raise ConfigError(
             f"rollout.dp = {rollout.dp}: such an engine is several processes, which a run's launcher starts; here set it to 1"
         )
-    environment.prepare(rollout, part, meeting)
     on_cpu = not torch.cuda.is_available()
+    eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
+    environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
     if on_cpu:
         cpu_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
     else:
         _require_devices(rollout, part, torch.cuda.device_count())
-    eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
-    environment.disable_compilation(on_cpu and eager)
     if routes and not on_cpu:
         engine_routes.require_prefix_cache(rollout, deterministic=deterministic)
         environment.tell_routes()
@@ -83,7 +82,7 @@ def arguments(
         enable_prefix_caching=rollout.enable_prefix_caching and not deterministic,
         # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
         logprobs_mode="raw_logprobs" if rollout.truncates else "processed_logprobs",
-        load_format="auto" if real_weights else "dummy",
+        load_format=plugin.LOAD_FORMAT if real_weights else "dummy",
         generation_config="vllm",
         use_tqdm_on_load=False,
         disable_log_stats=True,

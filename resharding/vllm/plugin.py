@@ -1,10 +1,11 @@
 """vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
 it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks: two answers
-about float8 (`cpu_fp8`), one way of routing (`cpu_routing`), delta nets (`cpu_delta_net`) and experts that are dealt out
-(`cpu_experts`). The receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`,
-how weights enter vLLM's modules in `modules.py`.
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks: kernels
+of float8 (`cpu_fp8`), one way of routing (`cpu_routing`), delta nets (`cpu_delta_net`) and experts that are dealt out
+(`cpu_experts`). An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
+receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's
+modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import traceback
 from typing import Any
 
@@ -34,8 +34,9 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm import cpu_experts
 from mrl.resharding.vllm.cpu_delta_net import serve_float32
-from mrl.resharding.vllm.cpu_fp8 import allow_without_amx
+from mrl.resharding.vllm.cpu_fp8 import allow_everywhere
 from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
+from mrl.resharding.vllm.folder_loader import LOAD_FORMAT as LOAD_FORMAT
 from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
 from mrl.resharding.vllm.trace import manifest, quantised_block
 from mrl.resharding.wire.cuda_memory import device_uuid
@@ -166,22 +167,28 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
 
-def _die_with_parent(parent: int) -> None:
-    """vLLM's workers notice a dead parent only between two calls; this thread ends them at any time."""
-    while os.getppid() == parent:
-        time.sleep(0.25)
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_with_engine() -> None:
+    """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only between two calls; a
+    thread ends them at any time."""
+    parent = multiprocessing.parent_process()
+    if parent is None or not multiprocessing.current_process().name.startswith("VllmWorker"):
+        return
+
+    started_by = os.getppid()
+
+    def watch() -> None:
+        while parent.is_alive() and os.getppid() == started_by:  # a server where it was forked
+            parent.join(0.25)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="mrl-parent-watch").start()
 
 
-allow_without_amx()
+allow_everywhere()
 serve_float32()
 allow_sigmoid_without_groups()
 cpu_experts.deal_out()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 
-_parent = multiprocessing.parent_process()
-if _parent is not None and multiprocessing.current_process().name.startswith("VllmWorker"):
-    threading.Thread(
-        target=_die_with_parent, args=(_parent.pid,), daemon=True, name="mrl-parent-watch"
-    ).start()
+end_with_engine()

@@ -1,5 +1,6 @@
 """SIGKILL of either end of a session, at each point of it, over every transport: noticed at once, nothing half-way served."""
 
+import multiprocessing
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.faults import Faults
-from tests.ranks import FORKED
+from tests.ranks import Rank
 from tests.resharding.exchanges import (
     SYNC,
     Receiving,
@@ -67,8 +68,8 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
 
 @pytest.mark.parametrize("point", ["open", "accepted", "start", "t0", "t2", "t6", "finish", "verified"])
 def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
-    ours, theirs = FORKED.Pipe()
-    process = FORKED.Process(target=receive_and_die, args=(wire, point, theirs), daemon=True)
+    ours, theirs = multiprocessing.Pipe()
+    process = Rank(target=receive_and_die, args=(wire, point, theirs), daemon=True)
     process.start()
     address, session = ours.recv()
     sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
@@ -89,8 +90,8 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
 
 def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
     """It comes first, and nothing was opened with the other one when its end is noticed."""
-    wire, (ours, theirs) = Wire("shared_memory"), FORKED.Pipe()
-    process = FORKED.Process(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
+    wire, (ours, theirs) = Wire("shared_memory"), multiprocessing.Pipe()
+    process = Rank(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
     process.start()
     address, session = ours.recv()
     process.join(60)
@@ -123,7 +124,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     receiver = wire.receiver(120.0)
     plan, values = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = FORKED.Process(target=send_and_die, args=(wire, point, receiver.address, session), daemon=True)
+    process = Rank(target=send_and_die, args=(wire, point, receiver.address, session), daemon=True)
     process.start()
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
@@ -141,9 +142,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
 def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: Receiver) -> None:
     plan, _ = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = FORKED.Process(
-        target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True
-    )
+    process = Rank(target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True)
     process.start()
     receiver.receive(session, shelf)
     process.join(60)

@@ -1,6 +1,7 @@
 """Planned weight syncs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 import threading
@@ -30,7 +31,7 @@ from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.shared_memory import SharedSegment
 from mrl.training.platform.parameter_memory import _free_pages
-from tests.ranks import FORKED, run_ranks
+from tests.ranks import Rank, run_ranks
 from tests.resharding.exchanges import Receiving, Shelf, kill_self
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
@@ -332,8 +333,8 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
 def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(
     wire: Wire, at: str
 ) -> None:
-    ours, theirs = FORKED.Pipe()
-    process = FORKED.Process(target=receive_and_die, args=(wire, at, theirs), daemon=True)
+    ours, theirs = multiprocessing.Pipe()
+    process = Rank(target=receive_and_die, args=(wire, at, theirs), daemon=True)
     process.start()
     assert ours.poll(60)
     pair = Pair(wire, ours.recv(), 120.0)

@@ -32,6 +32,7 @@ from mrl.resharding.transfer.lease import Lent
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.digest import matrix_digests
 from tests.ranks import run_ranks
@@ -179,6 +180,17 @@ def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Sl
     error = slot.sync(0, during=lambda: slot.trainer.fill(1))
     assert "not what the trainer's parameters hold" in error and slot.receiver.progress.version == -1
     assert slot.sync(1) == "" and slot.outcome(1) == (True, None)
+
+
+def test_a_session_that_is_full_is_never_committed_without_a_proof(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender that says nothing of the trainer's parameters; every byte is right."""
+    finish = WeightSender.finish
+    with monkeypatch.context() as silent:
+        silent.setattr(WeightSender, "finish", lambda self, proof=None: finish(self))
+        assert "its end brings no proof" in slot.sync(0) and slot.receiver.progress.version == -1
+    assert slot.sync(0) == "" and slot.outcome(0) == (True, None)
 
 
 def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
@@ -421,6 +433,8 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> No
             assert look(engine, arrays, said) == ""
             if needed:
                 tensor = next(t for t in manifest.tensors if t.name in arrays and t.pieces)
+                others = {name: array for name, array in arrays.items() if name != tensor.name}
+                assert "boxes of the engine were looked at" in look(engine, others, said)
                 arrays[tensor.name].reshape(-1).view(torch.uint8)[0] ^= 1
                 assert tensor.pieces[0].tensor in look(engine, arrays, said)
                 seen += 1

@@ -26,7 +26,7 @@ QWEN3_MOE = {
 FAMILIES = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v3", "glm4_moe"),
     *("qwen3_5", "qwen3_5_moe"),
-    *("olmoe", "minimax_m2", "gpt_oss"),
+    *("olmoe", "minimax_m2", "gpt_oss", "phi3"),
 )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.drafts import Drafts
@@ -69,6 +71,48 @@ def rescored(engine: RolloutEngine, rows: list[list[int]]) -> list[np.ndarray]:
                 values = [entry[token].logprob for token, entry in zip(row[1:], said, strict=True)]
                 found[int(output.request_id)] = np.array(values, np.float32)
     return [found[number] for number in range(len(rows))]
+
+
+ROCM_ALONE = ("_k_scale_cpu", "_v_scale_cpu")
+"""Plain attributes of vLLM's attention that no CUDA backend reads."""
+
+
+def lost_asleep(engine: RolloutEngine) -> list[str]:
+    """Tensors of an engine's model that waking after sleep level 2 does not bring back: weights come from the trainer and vLLM
+    saves buffers; what a module, or an object it has, keeps as a plain attribute would be garbage."""
+    vllm: Any = engine._engine
+    (names,) = vllm.collective_rpc(_plain_tensors)
+    return names
+
+
+def _plain_tensors(worker: Any) -> list[str]:
+    model = worker.model_runner.model
+    kept = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    return [
+        f"{name}: {path}"
+        for name, module in model.named_modules()
+        for path, tensor in _tensors_in(module, "", 0)
+        if tensor.numel()
+        and not path.endswith(ROCM_ALONE)
+        and tensor.untyped_storage().data_ptr() not in kept
+    ]
+
+
+def _tensors_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, torch.nn.Module) and depth:
+        return  # has its own turn
+    elif isinstance(value, (list, tuple)):
+        for number, each in enumerate(value):
+            yield from _tensors_in(each, f"{path}[{number}]", depth + 1)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _tensors_in(each, f"{path}[{key!r}]", depth + 1)
+    elif type(value).__module__.startswith("vllm.") and depth < 3 and hasattr(value, "__dict__"):
+        for name, each in vars(value).items():
+            if name not in ("_parameters", "_buffers", "_modules", "kv_cache"):
+                yield from _tensors_in(each, f"{path}.{name}", depth + 1)
 
 
 def version(engine: RolloutEngine) -> int:

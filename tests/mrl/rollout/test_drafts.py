@@ -90,6 +90,22 @@ def test_parked_requests_go_on_in_the_order_of_prompts() -> None:
     assert [r.request_id for r in drafts.resubmit()] == [r.request_id for r in requests]
 
 
+def test_the_requests_of_a_round_go_on_as_if_they_were_asked_one_by_one() -> None:
+    requested, (one_by_one, at_once) = (
+        Round.of(PROMPTS, Sampling(3, 0.7, 10, SEED)),
+        (Drafts(SEED), Drafts(SEED)),
+    )
+    one_by_one.ask(requested.requests())
+    at_once.ask_round(requested)
+    for drafts in (one_by_one, at_once):
+        drafts.take([Response.empty(name, Status.PARKED) for name in requested.request_ids()])
+    pairs = list(zip(one_by_one.resubmit(), at_once.resubmit(), strict=True))
+    assert len(pairs) == len(requested)
+    for asked_alone, of_round in pairs:
+        assert of_round.prompt_tokens is asked_alone.prompt_tokens
+        assert repr(of_round) == repr(asked_alone)
+
+
 def test_what_was_parked_before_a_checkpoint_goes_on_after_it() -> None:
     drafts, requests = Drafts(SEED), asked()
     drafts.ask(requests)

@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from benchmarks.resharding.models import TINY
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
-from mrl.resharding.vllm import cpu_fp8
-from mrl.rollout.quantised import overrides, require_cpu
+from mrl.rollout.quantised import overrides
+from tests.published import INT4, publish
+from tests.tiny_models import write_model
 
 HF = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 256}
 
 
-def folder(path: Path, **changes: int) -> str:
+def folder(path: Path, **changes: Any) -> str:
     (path / "config.json").write_text(json.dumps(HF | changes))
     return str(path)
 
@@ -43,7 +45,27 @@ def test_a_folder_of_float8_weights_serves_wide_ones_unless_asked_for_or_read_it
     assert told(published) == {"quantization_config": None}
     served = told(published, quantization="fp8_block")
     assert served["quantization_config"]["modules_to_not_convert"]
-    assert told(published, real_weights=True) == served
+
+
+def test_an_engine_that_reads_float8_weights_is_told_of_what_has_no_scales(tmp_path: Path) -> None:
+    """Whatever the folder calls its tensors, and whether or not its own list is whole."""
+    source = write_model(tmp_path / "source", "qwen3_5_moe", dtype=torch.bfloat16)
+    publish(source, tmp_path / "published", tmp_path / "wide")
+    settings = told(str(tmp_path / "published"), real_weights=True)["quantization_config"]
+    kept = set(settings["modules_to_not_convert"])
+    assert settings["quant_method"] == "fp8" and settings["weight_block_size"] == [128, 128]
+    net, expected = "model.layers.0.linear_attn", ("in_proj_a", "in_proj_b", "conv1d", "norm")
+    assert {f"{net}.{module}" for module in expected} == {name for name in kept if name.startswith(net)}
+    assert {"lm_head", "model.layers.0.mlp.gate", "model.layers.3.mlp.shared_expert_gate"} <= kept
+    assert not any(name.endswith(("_proj", "in_proj_qkv", "in_proj_z")) for name in kept)
+
+
+def test_a_folder_of_int4_weights_serves_wide_ones_and_is_read_itself_by_gpus(tmp_path: Path) -> None:
+    published = folder(tmp_path, quantization_config=INT4)
+    assert told(published) == {"quantization_config": None}
+    assert told(published, real_weights=True) == {}
+    with pytest.raises(ConfigError, match=r"holds compressed-tensors weights, .* on GPUs alone; evaluate"):
+        overrides(RolloutSection(), published, on_cpu=True, real_weights=True)
 
 
 def test_a_folder_of_mxfp4_weights_serves_wide_ones_unless_it_is_read_itself(
@@ -77,13 +99,6 @@ def test_a_split_inside_a_block_is_named_with_a_way_out(tmp_path: Path) -> None:
 def test_weights_of_a_folder_are_not_quantised(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set it to none"):
         told(folder(tmp_path), quantization="fp8_block", real_weights=True)
-
-
-def test_a_cpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_fp8, "served_here", lambda: False)
-    require_cpu(RolloutSection())
-    with pytest.raises(ConfigError, match="AVX512-BF16 or AMX"):
-        require_cpu(RolloutSection(quantization="fp8_block"))
 
 
 def test_activations_are_bfloat16() -> None:

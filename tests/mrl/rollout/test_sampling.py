@@ -2,17 +2,22 @@
 
 import dataclasses
 import json
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer, uses_fast_detokenizer
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.data.tokenise import decoder
 from mrl.prepare.tokenizer import write_characters
+from mrl.rollout import exchange
 from mrl.rollout.request import Request, Response
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
@@ -45,6 +50,7 @@ def truncating(model: Path) -> Iterator[EngineHost]:
             max_num_seqs=64,
             top_p=0.9,
             stop=STOPS,
+            stop_token_ids=(2,),
         ),
         model_path=str(model),
         max_length=160,
@@ -92,11 +98,11 @@ def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model
     """Also one of two tokens; all the tokens were the policy's, so all of them are in the response and in its log-probs."""
     asked = driving.requests(64, seed=22, max_tokens=120)
     answers = truncating.call(driving.generate, asked)
-    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1,))([a.tokens for a in answers])
+    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1, 2))([a.tokens for a in answers])
     ended = [
         text
         for a, text in zip(answers, texts, strict=True)
-        if a.status is Status.FINISHED and a.tokens[-1] != 1
+        if a.status is Status.FINISHED and a.tokens[-1] > 2
     ]
     assert {len(next(s for s in STOPS if text.endswith(s))) for text in ended} == {1, 2}
     for answer, text in zip(answers, texts, strict=True):
@@ -108,6 +114,14 @@ def test_stop_texts_end_a_response_that_keeps_them(truncating: EngineHost, model
     assert {a.status for a in free} == {Status.TRUNCATED}
 
 
+def test_a_stop_token_of_the_configuration_ends_a_response_that_keeps_it(truncating: EngineHost) -> None:
+    answers = truncating.call(driving.generate, driving.requests(64, seed=24, max_tokens=120))
+    ended = [a for a in answers if 2 in a.tokens]
+    assert ended and all(
+        a.status is Status.FINISHED and a.tokens.tolist().index(2) == len(a.tokens) - 1 for a in ended
+    )
+
+
 def test_a_stop_text_that_begins_before_a_park_ends_the_response(truncating: EngineHost, model: Path) -> None:
     """Parked after every token: each stop text of two tokens lies across a park."""
     asked = [
@@ -115,8 +129,101 @@ def test_a_stop_text_that_begins_before_a_park_ends_the_response(truncating: Eng
         for i, r in enumerate(driving.requests(48, seed=22, max_tokens=40))
     ]
     answers = truncating.call(driving.in_segments, asked, 1)
-    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1,))([a.tokens for a in answers])
+    texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1, 2))([a.tokens for a in answers])
     ended = {stop for stop in STOPS for text in texts if text.endswith(stop)}
     assert {len(stop) for stop in ended} == {1, 2}
     assert not any(stop in text[:-1] for text in texts for stop in STOPS)
     assert all(len(a.segments) == len(a.tokens) for a in answers)
+
+
+# -- half characters ---------------------------------------------------------------------------------------------------
+
+LEADS = [chr(byte) for byte in range(0xC2, 0xD2)]
+"""Bytes that begin a character of two, by their letters in a byte-level vocabulary."""
+TWO_BYTES = tuple(chr(code) for code in range(0xC0, 0x180))
+"""Characters of the bytes 0xC3 to 0xC5 and one more."""
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose tokens are bytes: one in eight begins a character, one in two can end it."""
+    folder = write_model(tmp_path_factory.mktemp("bytes"), **ENGINE_SHAPE)
+    byte_level(VOCAB).save_pretrained(folder)
+    return folder
+
+
+def byte_level(size: int = 259) -> transformers.PreTrainedTokenizerFast:
+    """Padding, end, and a token for each byte, those of two-byte characters first."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    spelled = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    spelled.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    characters = {spelled.id_to_token(i) for c in TWO_BYTES for i in spelled.encode(c).ids} | set(LEADS)
+    words = ["<pad>", "</s>", *sorted(characters), *(c for c in letters if c not in characters)][:size]
+    made = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, []))
+    made.pre_tokenizer, made.decoder = spelled.pre_tokenizer, decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("kind", ["fast", "slow"])
+def test_the_text_of_a_response_that_goes_on_is_that_of_one_request(kind: str) -> None:
+    """Cut at every token, also inside of a character; vLLM reads the tokens of either kind of tokenizer in its own way."""
+    tokenizer: Any = byte_level() if kind == "fast" else transformers.ByT5Tokenizer()
+    assert uses_fast_detokenizer(tokenizer) == (kind == "fast")
+    prompt, own = (
+        np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        for text in ("to 2 語 and ", "x √, 2 語")
+    )
+    for cut in range(len(own)):
+        request = Request("1.0", prompt, 1, 99, own_tokens=own[:cut])
+        parameters = exchange.parameters(request, stop=(), texts=("2 語",))
+        state = goes_on(tokenizer, request, parameters)
+        exchange.remember_text(state, tokenizer, parameters, request)
+        stops = [state.detokenizer.update([token], False) for token in own[cut:].tolist()]
+        assert stops == [None] * (len(own) - cut - 1) + ["2 語"]
+        assert state.detokenizer.output_text == "x √, "
+        assert state.detokenizer.num_output_tokens() == len(own) - cut
+
+
+def goes_on(tokenizer: Any, request: Request, parameters: Any) -> Any:
+    """What vLLM's output processor has of a request that it was just given."""
+    told: Any = types.SimpleNamespace(
+        request_id=request.request_id,
+        prompt_token_ids=request.engine_prompt().tolist(),
+        prompt_embeds=None,
+        sampling_params=parameters,
+    )
+    return types.SimpleNamespace(detokenizer=IncrementalDetokenizer.from_new_request(tokenizer, told))
+
+
+def test_a_stop_text_of_the_prompt_ends_no_response_that_is_parked_inside_a_character(of_bytes: Path) -> None:
+    """Parked after every token, thus between the bytes of each character."""
+    host = EngineHost(
+        rollout=RolloutSection(
+            dtype="float32",
+            enforce_eager=True,
+            kv_cache_bytes=64 << 20,
+            max_num_seqs=64,
+            stop=TWO_BYTES,
+        ),
+        model_path=str(of_bytes),
+        max_length=160,
+        seed=1,
+        real_weights=True,
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(of_bytes)
+    prompt = np.array(tokenizer.encode("é"), np.int32)
+    asked = [
+        dataclasses.replace(r, request_id=f"{i}.0", prompt_tokens=np.concatenate([r.prompt_tokens, prompt]))
+        for i, r in enumerate(driving.requests(48, seed=23, max_tokens=24))
+    ]
+    try:
+        answers = host.call(driving.in_segments, asked, 1)
+    finally:
+        host.close()
+    texts = decoder(tokenizer)([a.tokens for a in answers])
+    assert {a.status for a in answers} == {Status.FINISHED, Status.TRUNCATED}
+    assert any(0x180 <= ord(c) < 0x480 for text in texts for c in text), "a character that is no stop text"
+    for answer, text in zip(answers, texts, strict=True):
+        found = [stop for stop in TWO_BYTES if stop in text]
+        assert (answer.status is Status.FINISHED) == bool(found)
+        assert all(text.endswith(stop) for stop in found)

@@ -7,7 +7,7 @@ import pytest
 
 from mrl.resharding.wire.channel import Dialer, Listener
 from mrl.resharding.wire.messages import Waiting
-from tests.ranks import FORKED
+from tests.ranks import Rank
 
 
 def forget(host: str | None) -> None:
@@ -24,7 +24,7 @@ def forget(host: str | None) -> None:
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1"])
 def test_ends_that_were_never_closed_are_collected_without_waiting(host: str | None) -> None:
-    process = FORKED.Process(target=forget, args=(host,), daemon=True)
+    process = Rank(target=forget, args=(host,), daemon=True)
     process.start()
     process.join(240)
     hung = process.is_alive()

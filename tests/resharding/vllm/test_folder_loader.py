@@ -1,0 +1,75 @@
+"""An engine that reads a folder with a model of images itself serves the model of text in it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mrl.config.sections.rollout import RolloutSection
+from mrl.models.families import FAMILIES
+from mrl.rollout.request import Response
+from mrl.training.hf.folder import tensor_files
+from tests.engines import EngineHost
+from tests.mrl.rollout import driving
+from tests.published import publish
+from tests.support.image_folders import unpack_experts
+from tests.tiny_models import BESIDE_IMAGES, write_model
+
+pytestmark = pytest.mark.integration
+ASKED = driving.requests(12, seed=3, ignore_stop=True)
+
+
+def served(folder: Path, **settings: object) -> list[Response]:
+    """What an engine says that read the folder, in which lie tensors that nobody serves."""
+    assert any(name.startswith("model.visual.") for name in tensor_files(folder))
+    kept = {"enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64} | settings
+    host = EngineHost(
+        rollout=RolloutSection(**kept),  # type: ignore[arg-type]
+        model_path=str(folder),
+        max_length=160,
+        seed=1,
+        real_weights=True,
+    )
+    with contextlib.closing(host):
+        return host.call(driving.generate, ASKED)
+
+
+def test_all_families_that_carry_tensors_are_here() -> None:
+    assert {name for name in FAMILIES if FAMILIES[name].carried and "text" not in name} == set(BESIDE_IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("family", "tp", "widths"), [("qwen3_5", 1, {}), ("qwen3_5_moe", 2, {"moe_intermediate_size": 64})]
+)
+def test_the_text_beside_images_is_read(family: str, tp: int, widths: dict[str, Any], tmp_path: Path) -> None:
+    """Also by workers in processes of their own, and experts that are packed."""
+    folder = write_model(tmp_path / family, family, served=True, **widths)
+    answers = served(folder, dtype="float32", tp=tp)
+    # transformers' own float32 is 1e-4 off float64 with delta nets of these widths
+    assert driving.worst_gap(folder, ASKED, answers) < 5e-5
+
+
+def test_float8_text_beside_images_is_read(tmp_path: Path) -> None:
+    """As Qwen3.5's FP8 folders are published, with each expert by itself: nearer to what the values mean than to what they
+    were before. Of the middle response, since a router's near-tie moves single ones far."""
+    widths = dict.fromkeys(
+        ("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "linear_key_head_dim"), 128
+    )
+    source = write_model(
+        tmp_path / "source", "qwen3_5_moe", dtype=torch.bfloat16, hidden_size=256, linear_value_head_dim=128, **widths
+    )  # fmt: skip
+    unpack_experts(source)
+    publish(source, tmp_path / "published", tmp_path / "wide")
+    answers = served(tmp_path / "published", dtype="bfloat16")
+    near, far = (gap(tmp_path / reference, answers) for reference in ("wide", "source"))
+    assert near < 0.5 < far, (near, far)
+
+
+def gap(reference: Path, answers: list[Response]) -> float:
+    """Of the middle response, its largest difference from a folder's log-probs."""
+    worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
+    return sorted(worst)[len(worst) // 2]
