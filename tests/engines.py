@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -13,6 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+
+from mrl.rollout import worker_forks
+from tests.forking import process_kind
 
 ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 """What a tiny model needs to run on vLLM's CPU kernels, at tp 1 and 2."""
@@ -23,8 +27,11 @@ class EngineHost:
 
     def __init__(self, *, seconds: float = 540.0, **engine_arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
+        rollout = engine_arguments["rollout"]
+        eager = (rollout.enforce_eager or rollout.ranks > 1) and rollout.num_threads == 1
+        kind = process_kind("tests.engine_imports") if eager else context.Process
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, engine_arguments, os.getpid()))
+        self.process = kind(target=_serve, args=(theirs, engine_arguments))
         self.process.start()
         theirs.close()
         self.start_seconds: float = self.result(seconds)
@@ -63,8 +70,10 @@ class EngineHost:
             process.kill()
 
 
-def _serve(pipe: Any, engine_arguments: dict[str, Any], parent: int) -> None:
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+def _serve(pipe: Any, engine_arguments: dict[str, Any]) -> None:
+    if engine_arguments["rollout"].tp > 1 and "vllm" in sys.modules:
+        worker_forks.stand_by()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     gc.disable()  # a fifth of the time that imports take
     from mrl.rollout.engine import RolloutEngine
 

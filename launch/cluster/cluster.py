@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -56,7 +57,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     with session_folder() as folder:
-        with _own_signals(), _start_named(), _few_services():
+        with _own_signals(), _start_named(), _few_services(), _long_wait(launch.start_deadline_seconds):
             ray.init(
                 address="local",
                 num_cpus=num_slots,
@@ -107,7 +108,7 @@ def has_gpus() -> bool:
 
 @contextlib.contextmanager
 def _start_named() -> Iterator[None]:
-    """WorkerLost where Ray's own processes do not come up; it raises a bare Exception then, after 30 s that no setting moves."""
+    """WorkerLost where Ray's own processes do not come up; it raises a bare Exception then."""
     try:
         yield
     except Exception as error:
@@ -140,6 +141,41 @@ def _few_services() -> Iterator[None]:
         changed.enter_context(patch.object(services, python.__name__, command))
         changed.enter_context(patch.object(utils, "get_dashboard_dependency_error", lambda: missing))
         yield
+
+
+@contextlib.contextmanager
+def _long_wait(seconds: float) -> Iterator[None]:
+    """Ray asks for its node until it has come up, and gives up after 30 s, which no setting moves and which a busy machine needs more than
+    once. Here it is asked for as long as its process lives, at most so many seconds."""
+    from unittest.mock import patch
+
+    from ray._private import services
+
+    with patch.object(services, "get_node", asked_again(services.get_node, seconds, _has_raylet)):
+        yield
+
+
+def _has_raylet() -> bool:
+    return any(
+        child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE
+        for child in psutil.Process().children()
+    )
+
+
+def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
+    """`ask`, which raises RuntimeError where there is no answer yet, again while what is asked for `lives`, at most so many seconds."""
+
+    def asked(*arguments: P.args, **named: P.kwargs) -> R:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return ask(*arguments, **named)
+            except RuntimeError:
+                if time.monotonic() > deadline or not lives():
+                    raise
+            time.sleep(0.1)
+
+    return asked
 
 
 @contextlib.contextmanager

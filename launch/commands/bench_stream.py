@@ -3,6 +3,8 @@
 Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
 hashes. A step of one schedule therefore trains as many tokens as the same step of another (where stream.window is 1),
 and no group is filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
+
+Where environments answer, turns end where the policy ends them and rewards are the environments'.
 """
 
 from __future__ import annotations
@@ -43,17 +45,18 @@ def bench_stream(
 ) -> dict[str, dict[str, Any]]:
     """Figures of each schedule, over at least `num_steps` steps of all its runs after `warm_up` of each; seconds are of the wall.
 
-    `mean`: tokens of a response, a quarter of rollout.max_response_tokens where it is None. ConfigError for a number
-    that measures nothing.
+    `mean`, `sigma`: of a response's tokens, where no environment answers; `mean` is a quarter of rollout.max_response_tokens where
+    it is None. ConfigError for a number that measures nothing.
     """
     if num_steps < 1 or warm_up < 0 or sigma < 0 or (mean is not None and mean < 1):
         raise ConfigError(
             f"mrl bench stream: --steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
             f"--sigma {sigma} at least 0"
         )
-    if any(config.agent for config in configs.values()):
+    if mean is not None and any(config.agent for config in configs.values()):
         raise ConfigError(
-            "mrl bench stream gives each response a length of its own, which turns do not have; remove the section agent"
+            f"mrl bench stream: --mean {mean} is of responses whose lengths are drawn, and turns of the section agent end where "
+            "the policy ends them; remove one of the two"
         )
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     for _ in range(ROUNDS):
@@ -70,13 +73,17 @@ def bench_stream(
 
 
 def _loaded(config: Config) -> Config:
-    """Rewards by hash, computed by as many reward workers as are configured, and no filter."""
+    """No filter, and rewards by hash, computed by as many reward workers as are configured, where they are not environments'."""
+    if config.agent:
+        return changed(config, algorithm={"filter": None})
     path = f"{hashed.__module__}:{hashed.__name__}"
     reward = RewardSection(kind="plugin", style="native", path=path, workers=config.reward.workers)
     return changed(config, reward=reward.model_dump(), algorithm={"filter": None})
 
 
-def _lengths(config: Config, sigma: float, mean: float | None) -> LogNormalLengths:
+def _lengths(config: Config, sigma: float, mean: float | None) -> LogNormalLengths | None:
+    if config.agent:
+        return None
     most = config.rollout.max_response_tokens
     return LogNormalLengths(mean or max(1.0, most / 4), sigma, most, config.run.seed)
 

@@ -29,13 +29,14 @@ from mrl.launch.slots import smaller
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import has_score
+from mrl.models.hf_config import has_score, require_heads
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
+from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
 from mrl.training.checkpoint.folder import candidates, read_extra
 from mrl.training.hf.folder import check_folder, read_config
@@ -113,10 +114,10 @@ def check_trackers(config: Config) -> None:
 
 
 def check_loss(config: Config) -> None:
-    """A custom loss can be imported and takes its options."""
-    from mrl.algorithms.objective import Objective
+    """A custom loss can be imported, takes its options and gives a loss for tokens."""
+    from mrl.algorithms.losses import try_loss
 
-    Objective(config.algorithm)
+    try_loss(config.algorithm.loss)
 
 
 def check_reward_plugins(config: Config) -> None:
@@ -174,6 +175,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
+    require_heads(hf, 1, what=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(
@@ -183,8 +185,8 @@ def check_critic(config: Config) -> None:
 
 
 def check_tokenizer(config: Config) -> Any:
-    """The tokenizer of the model's folder, whose ids are rows of the model's embedding; None where there is
-    no model."""
+    """The tokenizer of the model's folder, whose ids are rows of the model's embedding and in whose text the stops of
+    the configuration can occur; None where there is no model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
     size = int(read_config(config.model.path)["vocab_size"])
@@ -195,6 +197,8 @@ def check_tokenizer(config: Config) -> Any:
             f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
             "they do not belong together"
         )
+    end_of_text(tokenizer, config.model.path)
+    require_can_end(config.rollout, tokenizer, size)
     return tokenizer
 
 
@@ -226,8 +230,7 @@ def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_weights(folder: str, policy: str) -> None:
-    """`folder` has the tensors of the policy's config.json, by name; shapes are compared when they are
-    loaded."""
+    """`folder` has the tensors of the policy's config.json, by name, shape and kind of type."""
     hf = read_config(policy)
     check_folder(folder, family_of(hf), hf)
 

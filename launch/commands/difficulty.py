@@ -161,7 +161,8 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
     drawn = {
         n: getattr(sampling, n) for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
     }
-    return {"model": model_digest(config.model.path), **drawn}
+    ends = {n: list(getattr(config.rollout, n)) for n in ("stop", "stop_token_ids")}
+    return {"model": model_digest(config.model.path), **drawn} | {n: own for n, own in ends.items() if own}
 
 
 def _begun(section: DifficultySection, about: Mapping[str, Any]) -> RateFile:
@@ -171,8 +172,9 @@ def _begun(section: DifficultySection, about: Mapping[str, Any]) -> RateFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         return RateFile(about, {})
     file = RateFile.read(path)
-    for name, value in about.items():
-        if (saved := file.about.get(name)) != value:
+    for name in {**file.about, **about}:
+        saved, value = file.about.get(name), about.get(name)
+        if saved != value:
             raise ConfigError(
                 f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has {value}; name another file"
             )

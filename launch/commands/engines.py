@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
+from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
@@ -52,25 +53,7 @@ def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
 
 
 def _gpu_faults(config: Config) -> list[str]:
-    """Of all engines together."""
-    engines, gpus = config.reward.engines, own_gpus()
-    used = [gpu for engine in engines.values() for gpu in engine.gpus]
-    if bare := [name for name, engine in engines.items() if gpus and not engine.gpus]:
-        return [f"reward.engines.{bare[0]}.gpus names none; on a machine with GPUs a server has its own"]
-    if unknown := sorted({gpu for gpu in used if not 0 <= gpu < gpus}):
-        return [f"reward.engines names the GPUs {unknown}; this machine has {gpus}"]
-    if len(set(used)) < len(used):
-        return [f"reward.engines names a GPU twice: {sorted(used)}"]
-    if used and address_of(config.launch):
-        return [
-            "reward.engines with gpus on a Ray cluster that is there already: its GPUs are Ray's; start the server yourself and "
-            "give its path"
-        ]
-    if used and config.num_slots > gpus - len(used):
-        return [
-            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - len(used)}"
-        ]
-    return []
+    return requirements.reward_engines(config, gpus=own_gpus(), joins=bool(address_of(config.launch)))
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ class FaultInjector:
             return lambda: _descendant(os.getpid(), *CHILDREN[kind])
         group = self._hybrid.train if kind == "train" else self._hybrid.rollout
         pid = _actor_pid(group, int(number))
-        return (lambda: _descendant(pid, VLLM_WORKER)) if kind == "vllm" else (lambda: pid)
+        return (lambda: _descendant(pid, VLLM_WORKER, deep=True)) if kind == "vllm" else (lambda: pid)
 
 
 def requested() -> list[Fault]:
@@ -151,26 +151,27 @@ def _actor_pid(group: ActorGroup, number: int) -> int:
     return ray.get(group.actors[number].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
 
 
-def _descendant(pid: int, *generations: tuple[str, ...]) -> int:
-    """The first process of the last generation, each of which has one of its words in its command; waited for."""
+def _descendant(pid: int, *generations: tuple[str, ...], deep: bool = False) -> int:
+    """The first process of the last generation, each of which has one of its words in its name or command; waited for. `deep`: others may
+    lie between two generations, as the server does that forks vLLM's workers."""
     deadline = time.monotonic() + FIND_SECONDS
     while time.monotonic() < deadline:
         found = [psutil.Process(pid)]
         for words in generations:
-            found = [child for each in found for child in _children(each) if _says(child, words)]
+            found = [child for each in found for child in _children(each, deep) if _says(child, words)]
         if found:
             return found[0].pid
         time.sleep(0.05)
     raise ConfigError(f"{VARIABLE}: process {pid} has no descendant with {generations} in their commands")
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
+def _children(process: psutil.Process, deep: bool) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return process.children()
+        return process.children(recursive=deep)
     return []
 
 
 def _says(process: psutil.Process, words: tuple[str, ...]) -> bool:
     with contextlib.suppress(psutil.Error):
-        return any(word in " ".join(process.cmdline()) for word in words)
+        return any(word in " ".join([process.name(), *process.cmdline()]) for word in words)
     return False

@@ -15,8 +15,9 @@ from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Request, Response, Round
-from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.rollout.texts import Texts
+from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
@@ -29,6 +30,7 @@ def collecting(
     """What makes judged groups of prompts by the weights of model.path; all of it ends with the block."""
     from mrl.rollout.engine import RolloutEngine
 
+    require_can_end(config.rollout, tokenizer, int(read_config(config.model.path)["vocab_size"]))
     ends = end_of_text(tokenizer, config.model.path)
     engine = RolloutEngine(
         config.rollout,

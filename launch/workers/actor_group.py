@@ -140,9 +140,12 @@ class ActorGroup[A: Actor]:
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> ObjectRef[R]:
-        """Starts a function of one actor; it is pickled, so it must not hold this group. References in
-        `arguments` arrive as values."""
-        return self.actors[number].__ray_call__.remote(function, *arguments, **options)
+        """Starts a function of one actor: a method of its class by name, any other pickled, so that it must not hold this
+        group. References in `arguments` arrive as values."""
+        handle, name = self.actors[number], getattr(function, "__name__", "")
+        if getattr(self._class, name, None) is function:
+            return getattr(handle, name).remote(*arguments, **options)
+        return handle.__ray_call__.remote(function, *arguments, **options)
 
     def start_on_all(
         self, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
@@ -210,22 +213,35 @@ def wait_all[R](
     import ray
 
     names: dict[Any, str] = {ref: name for name, ref in calls.items()}
-    pending, start = list(names), time.monotonic()
+    pending, limit = list(names), time.monotonic() + deadline_seconds
     results: dict[str, Any] = {}
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
         if failed := _take(done, names, results):
             raise_first(failed, pending, names, clock.current)
-        if not pending:
-            break
-        if time.monotonic() - start > deadline_seconds:
+        if pending and not _one_ends(pending, limit, clock, meanwhile):
             late = ", ".join(names[r] for r in pending)
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
-        also = [] if meanwhile is None else list(meanwhile())
-        with clock.waiting():
-            seconds = POLL_SECONDS if meanwhile is None else PUMP_SECONDS
-            ray.wait([*pending, *also], num_returns=1, timeout=seconds)
     return {name: results[name] for name in calls}
+
+
+def _one_ends(pending: Sequence[Any], limit: float, clock: PhaseClock, meanwhile: Pump | None) -> bool:
+    """Waits until a call has ended, and pumps; False past the limit (monotonic seconds).
+
+    ray.wait gives one of those that have ended, and not the first: what a pump leaves where it ended is not waited for again, or it
+    would be given for ever.
+    """
+    import ray
+
+    seconds, left = POLL_SECONDS if meanwhile is None else PUMP_SECONDS, set[Any]()
+    while time.monotonic() <= limit:
+        also = [] if meanwhile is None else [call for call in meanwhile() if call not in left]
+        with clock.waiting():
+            ended, _ = ray.wait([*pending, *also], num_returns=1, timeout=seconds)
+        if not set(ended).isdisjoint(pending):
+            return True
+        left.update(ended)
+    return False
 
 
 def wait_for_ends[R](

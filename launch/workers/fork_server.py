@@ -5,6 +5,8 @@ CPUs costs, and they go on while the configuration is checked and Ray starts.
 rest and then forks for every client (launch/workers/fork_client.py, the Python of Ray's workers). It forks while it has one
 thread only, and imports start none; otherwise, where it sees a GPU, or when it is gone, workers start by themselves. For the
 driver's machine only: nodes that others start know nothing of it.
+
+Servers may also be kept for many runs, whose environment names them (`STANDING`): a run takes those whose imports would be its own.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -30,10 +33,15 @@ from typing import IO
 
 from mrl.config.root import Config
 from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.rollout import worker_forks
 
 CLIENT = Path(__file__).with_name("fork_client.py")
 PRELOADS = {"trainer": "mrl.training.preload", "engine": "mrl.rollout.preload"}
-"""Kind of worker -> the module whose `preload(config)` makes its imports."""
+"""Kind of worker -> the module whose `preload(config)` makes its imports, under what its `variables(config)` says."""
+STANDING = "MRL_FORK_SERVERS"
+"""In a run's environment: what `ForkServers.standing` says of servers that somebody keeps."""
+GIVEN_ANEW = ("MRL_", "RAY_", "PYTEST_", "PYTHONBREAKPOINT", "TMPDIR", "PWD", "OLDPWD", "SHLVL")
+"""How variables begin that no import of a server reads; like all others, a worker has its client's."""
 CLIENT_SECONDS = 60.0
 """A client that says nothing for so long is left alone."""
 
@@ -50,6 +58,13 @@ class ForkServers:
         preloads: Mapping[str, str] = PRELOADS,
     ) -> None:
         """`environment`: of the workers, beside this process's own."""
+        self._made_for = config, environment, preloads
+        self._process: subprocess.Popen[bytes] | None = None
+        if STANDING in os.environ:
+            kept = json.loads(os.environ[STANDING])
+            if kept["imports"] == imports(*self._made_for):
+                self._names: dict[str, str] = kept["names"]
+                return
         secret = secrets.token_hex(8)
         self._names = {kind: f"mrl-fork-{os.getpid()}-{secret}-{kind}" for kind in preloads}
         sockets = {kind: _listening(name) for kind, name in self._names.items()}
@@ -76,6 +91,15 @@ class ForkServers:
         """The command that stands for Python where a worker of a kind ("trainer", "engine") is started."""
         return shlex.join([sys.executable, "-I", "-S", str(CLIENT), self._names[kind]])
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that all servers are children of; None where others keep them."""
+        return self._process.pid if self._process is not None else None
+
+    def standing(self) -> str:
+        """The value of `STANDING` for runs that may take these servers."""
+        return json.dumps({"imports": imports(*self._made_for), "names": self._names})
+
     def wait(self, deadline_seconds: float) -> None:
         """Until all servers have made their imports, or ended; Ray gives up on a worker that does not report in a minute."""
         for name in self._names.values():
@@ -86,9 +110,18 @@ class ForkServers:
                 server.recv(1)
 
     def close(self) -> None:
-        """Ends the servers, which hold nothing."""
-        self._process.kill()
-        self._process.wait()
+        """Ends the servers, which hold nothing; those that others keep stay."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def imports(config: Config, environment: Mapping[str, str], preloads: Mapping[str, str]) -> str:
+    """A digest of all that what is imported depends on: Python, the folder, the environment, the configuration's part in it."""
+    own = {n: v for n, v in {**os.environ, **environment}.items() if not n.startswith(GIVEN_ANEW)}
+    said = {kind: importlib.import_module(module).variables(config) for kind, module in preloads.items()}
+    told = [sys.executable, os.getcwd(), own, said]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,6 +154,8 @@ class Request:
         os.chdir(self.folder)
         Path("/proc/self/oom_score_adj").write_text(self.oom_score)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if worker_forks.VARIABLE in self.environment:
+            worker_forks.stand_by()
         sys.argv[:] = self.words
         sys.path[0] = str(Path(self.words[0]).parent)
         runpy.run_path(self.words[0], run_name="__main__")

@@ -157,11 +157,12 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         if not heads:
             return []
         with self._clock.waiting():
-            ended, _ = ray.wait(heads, num_returns=1, timeout=timeout_seconds)
-            ended += ray.wait(heads, num_returns=len(heads), timeout=0)[0]
-        calls = {engine: self._rounds[engine][0].values() for engine in self.at_work()}
-        found = [engine for engine, round_ in calls.items() if not set(ended).isdisjoint(round_)]
-        self._lose_late(set(calls) - set(found))
+            if timeout_seconds:
+                ray.wait(heads, num_returns=1, timeout=timeout_seconds)
+            ended = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0])
+        at_work = [engine for engine, rounds in enumerate(self._rounds) if rounds]
+        found = [engine for engine in at_work if not ended.isdisjoint(self._rounds[engine][0].values())]
+        self._lose_late(set(at_work) - set(found))
         return found
 
     def take(self, engines: Sequence[int]) -> list[Response]:

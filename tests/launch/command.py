@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.launch.standing import ENVIRONMENT, Standing, standing
+
 SEGMENT = re.compile(r"/dev/shm/\S+")
 CGROUPS = "/sys/fs/cgroup"
 ROOT = Path(__file__).parents[2]
@@ -29,8 +31,10 @@ class Command:
         environment: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
         folder: Path = ROOT,
+        alone: bool = False,
     ) -> None:
-        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started."""
+        """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started.
+        `alone`: with fork servers of its own."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
@@ -38,10 +42,12 @@ class Command:
         self._looked = 0.0
         self.named_at = float("inf")
         """When (time.time) the line that says why it failed was seen in its output."""
+        self._standing: Standing | None = None if alone else standing()
+        known = {} if self._standing is None else self._standing.environment
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "mrl.cli", *words],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**os.environ, **ENVIRONMENT, **known, **(environment or {})},
             stdout=self._file,
             stderr=subprocess.STDOUT,
         )
@@ -53,9 +59,11 @@ class Command:
 
     def family(self) -> list[psutil.Process]:
         """Everything it started that lives, grandchildren included, also after the parent is gone."""
+        born = [] if self._standing is None else self._standing.forked()
         if psutil.pid_exists(self.process.pid):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                self._family.setdefault(child.pid, child.create_time())
+            born += psutil.Process(self.process.pid).children(recursive=True)
+        for child in born:
+            self._family.setdefault(child.pid, child.create_time())
         alive = []
         for pid, started in self._family.items():
             try:
@@ -113,7 +121,7 @@ class Command:
             assert time.monotonic() < deadline, f"still running after {seconds} s:\n{self.output[-3000:]}"
             self.family()
             self._look_for_name()
-            time.sleep(0.1)
+            time.sleep(0.3)
         self._look_for_name()
         self._file.close()
         return self.process.returncode
@@ -153,9 +161,9 @@ class Command:
         self._file.close()
 
 
-def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT) -> str:
+def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT, alone: bool = False) -> str:
     """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
-    command = Command(*words, log=log, folder=folder)
+    command = Command(*words, log=log, folder=folder, alone=alone)
     try:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"

@@ -9,6 +9,7 @@ import pytest
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic, new_model
+from tests.launch.standing import standing
 from tests.support import chat_tokenizers
 from tests.support.written_metrics import written_names
 from tests.tiny_models import write_model
@@ -31,6 +32,8 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = chat_tokenizers.qwen()
     write_model(folder / "model", served=True, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     tokenizer.save_pretrained(str(folder / "model"))
+    ends = json.dumps({"eos_token_id": list(range(0, 360, 3))})
+    (folder / "model/generation_config.json").write_text(ends)
     rows = [
         {"prompt": [{"role": "user", "content": f"count {n}"}], "answer": "", "turns": 1 + n % 4}
         for n in range(24)
@@ -38,6 +41,13 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, part in (("train", rows[:16]), ("validation", rows[16:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _fork_servers_stand(request: pytest.FixtureRequest) -> None:
+    """Before a test's own threads ask for them."""
+    if request.node.get_closest_marker("integration"):
+        standing()
 
 
 @pytest.fixture(autouse=True)

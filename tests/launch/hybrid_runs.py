@@ -28,6 +28,7 @@ from mrl.samples import Group
 from mrl.training.batch import ages, pack
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
+from tests.launch.standing import standing
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
 
@@ -76,7 +77,7 @@ MEMORY_CAP = 2500 << 20
 @contextlib.contextmanager
 def running(config: Config, log_folder: Path, clock: PhaseClock | None = None) -> Iterator[Hybrid]:
     """Workers up, before the first weight sync. Needs a connected Ray with enough slots."""
-    with hybrid_engine(config, clock or PhaseClock(), log_folder) as hybrid:
+    with hybrid_engine(config, clock or PhaseClock(), log_folder, standing().servers) as hybrid:
         yield hybrid
 
 

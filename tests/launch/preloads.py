@@ -6,6 +6,11 @@ import threading
 from mrl.config.root import Config
 
 
+def variables(config: Config) -> dict[str, str]:
+    """Some that the configuration decides."""
+    return {"THREADS": str(config.rollout.num_threads)}
+
+
 def preload(config: Config) -> None:
     """The imports of a worker that needs little, and would take Ray where that is installed."""
     import colorsys  # noqa: F401

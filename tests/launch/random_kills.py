@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.observe.metrics_log import read
+from mrl.report.audit import audit, text
 from tests.launch import acting_runs, tiny_runs
 from tests.launch.killed_runs import LASTS, Chain, assert_outcome
 
@@ -50,6 +51,11 @@ KINDS = {
     "own": Kind(
         (*STREAM, ONE, "rollout.tp=1", "launch.engine_slots=1"),
         ("driver", "train-0", "engine-0"),
+        per_step={"save": 2},
+    ),
+    "own, tp": Kind(
+        (*STREAM, ONE, "rollout.tp=2", "launch.engine_slots=2"),
+        ("driver", "train-0", "engine-0", "vllm-0"),
         per_step={"save": 2},
     ),
     "own, dp": Kind(
@@ -100,6 +106,8 @@ class RandomKills:
             chain.assert_nothing_left(command)
         finally:
             command.end()
+        found = audit(chain.run_folder)
+        assert found.holds, text(found)
         assert chain.steps_saved() >= before + survived, command.output[-3000:]
         assert (f"resuming at step {before + 1}" in command.output) == (before > 0)
 

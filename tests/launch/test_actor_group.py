@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,23 @@ def test_whoever_waits_pumps_and_waits_for_what_the_pump_waits_for(monkeypatch: 
     found = wait_all(calls, deadline_seconds=60, clock=PhaseClock(), meanwhile=lambda: [next(polls)])  # type: ignore[arg-type] words
     assert found == {"trainer rank 0": "FORWARD"}
     assert waits.waited == [["forward", f"poll {number}"] for number in range(3)]
+
+
+def test_a_call_that_the_pump_leaves_where_it_ended_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ray.wait gives any one of those that have ended; here the pump's before the trainer's."""
+    monkeypatch.setattr(
+        ray, "wait", lambda calls, num_returns, timeout: (sorted(calls)[:1], sorted(calls)[1:])
+    )
+    pumps: list[str] = []
+
+    def pump() -> list[str]:
+        pumps.append("a tick that nobody takes")
+        assert len(pumps) < 5, "the trainer's call has ended and is never seen"
+        return pumps[:1]
+
+    limit = time.monotonic() + 60
+    assert actor_group._one_ends(["forward"], limit, PhaseClock(), pump)
+    assert len(pumps) == 2
 
 
 def test_what_the_pump_raises_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import WorkerLost
-from mrl.launch.cluster.cluster import cluster
+from mrl.launch.cluster.cluster import asked_again, cluster
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(
@@ -28,15 +28,32 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(
     assert not os.listdir(tmp_path)
 
 
+def test_a_node_that_is_not_there_yet_is_asked_for_again() -> None:
+    """Until the time is over, or it will not come any more; what it says then is the error."""
+    answers = iter([False, False, True])
+
+    def ask(*, number: int) -> int:
+        if next(answers, False):
+            return number
+        raise RuntimeError("not there")
+
+    assert asked_again(ask, 60.0, lambda: True)(number=7) == 7
+    for seconds, lives in ((0.0, True), (3600.0, False)):
+        with pytest.raises(RuntimeError, match="not there"):
+            asked_again(ask, seconds, lambda lives=lives: lives)(number=7)
+
+
 @pytest.mark.integration
 def test_the_processes_of_a_run_s_ray_are_those_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = {*psutil.Process().children(recursive=True)}  # of the tests that this process had
     with cluster(LaunchSection(), num_slots=1):
         from ray._private.worker import _global_node
 
         assert _global_node is not None
-        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        started = {*psutil.Process().children(recursive=True)} - before
+        commands = [" ".join(process.cmdline()) for process in started]
         log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
         deadline = time.monotonic() + 60
         while "Loaded " not in (said := log.read_text()) and time.monotonic() < deadline:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from vllm.device_allocator import AllocationData, cumem
+from vllm.device_allocator.cumem import CuMemAllocator
 
 import mrl.training.worker as worker
 from mrl.capacity.estimate import Estimate
@@ -24,52 +27,117 @@ from tests.support.pretended_run import PretendedRun
 from tests.support.recipes import cases
 
 SMALLEST = (CONFIGS / "qwen3_30b_a3b.yaml",)
-SHORT = ("loop.steps=2", "loop.checkpoint.every_steps=1", "loop.validation.every_steps=0")
-WITHOUT_VALIDATION = ("loop.validation.before_training=false", "loop.validation.after_training=false")
+SHORT = (
+    *(
+        "loop.steps=2",
+        "loop.checkpoint.every_steps=1",
+        "loop.validation.every_steps=0",
+        "export.every_steps=1",
+    ),
+    *("loop.validation.before_training=false", "loop.validation.after_training=false"),
+)
 
 
 def run(
-    files: tuple[Path, ...], hardware: str, monkeypatch: pytest.MonkeyPatch, *words: str, resumes: bool = True
+    files: tuple[Path, ...],
+    hardware: str,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *words: str,
+    **changes: int,
 ) -> PretendedRun:
-    """Start, resume, and two steps with a checkpoint each."""
+    """Start, resume, and two steps with a checkpoint and an export each. `changes`: of the hardware."""
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    config = load(files, [*SHORT, *WITHOUT_VALIDATION, *words])
-    pretended = PretendedRun(Estimate(config, load_hardware(hardware)), monkeypatch)
-    assert pretended.start(resumes=resumes).run() == "done"
+    config = load(files, [*SHORT, *words])
+    devices = load_hardware(hardware).model_copy(update=changes)
+    pretended = PretendedRun(Estimate(config, devices), monkeypatch)
+    assert pretended.start(folder, resumes=True).run() == "done"
+    assert pretended.exported[2] == "", "an export takes nothing of a device because it sees none"
     return pretended
 
 
-@pytest.mark.parametrize(
-    ("files", "nodes", "hardware"),
-    [case if len(case[0]) == 1 else pytest.param(*case, marks=pytest.mark.slow) for case in cases()],
-    ids=lambda value: getattr(value, "stem", None),
-)
-def test_every_recipe_fits_at_every_moment(
-    files: tuple[Path, ...], nodes: int, hardware: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ledger and the estimate agree on what the fullest slot holds; where an engine is awake, no cache holds anything."""
-    pretended = run(files, hardware, monkeypatch)
+def agrees(pretended: PretendedRun) -> None:
+    """The ledger and the estimate say the same of what the fullest slot holds; where the other process works, no cache of a
+    trainer rank holds anything, and of an engine's what a weight sync left until the KV cache wakes."""
     estimate = pretended.estimate
     device = next(p.rank for p in estimate.layout.places() if p.pp == estimate.fullest_stage)
     expected = {event.name: event.total for event in estimate.timeline}
-    found = {event.name: pretended.ledger.marks[event.name, device][0] for event in estimate.timeline}
-    assert found == expected
-    for event in ("generate", "rollout weights woke", "sync", "trainer weights left"):
-        assert pretended.ledger.marks[event, device][1] == 0, event
+    marks = {event: pretended.ledger.marks[event, device] for event in expected}
+    assert {event: held for event, (held, _) in marks.items()} == expected
+    left = {
+        "rollout weights woke": 0,
+        "sync": 0,
+        "trainer weights left": estimate.slot.staging,
+        "generate": 0,
+    }
+    assert {event: marks[event][1] for event in left} == left
 
 
-def test_a_reference_takes_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("files", "nodes", "hardware"), cases(), ids=lambda value: getattr(value, "stem", None)
+)
+def test_every_recipe_fits_at_every_moment(
+    files: tuple[Path, ...], nodes: int, hardware: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    agrees(run(files, hardware, monkeypatch, tmp_path))
+
+
+def test_the_quickstart_of_one_gpu_fits_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = tuple(
+        CONFIGS / f"{name}.yaml" for name in ("quickstart", "quickstart_gpu", "quickstart_gpu_model")
+    )
+    pretended = run(files, "8x80gb", monkeypatch, tmp_path, gpus_per_node=1)
+    assert pretended.config.num_slots == 1
+    agrees(pretended)
+
+
+FEATURES = {
+    "half of the optimizer's state rests in the host's memory": ("training.optimizer.offload_fraction=0.5",),
+    "adapters": ("training.lora={rank: 16}",),
+    "a critic": (
+        *("algorithm.estimator={name: gae}", "critic.optimizer.moments_dtype=bfloat16"),
+        "training.optimizer.moments_dtype=bfloat16",
+    ),
+    "routes of the engine": ("routing.replay=engine",),
+    "checkpoints beside training": ("loop.checkpoint.beside_training=true",),
+    "float8 engines": ("rollout.quantization=fp8_block",),
+    "a stream": ("loop.schedule=stream",),
+}
+"""What a recipe may be given beside its own -> how."""
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_recipe_fits_with(feature: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = (*SMALLEST, CONFIGS / "layouts" / "qwen3_30b_a3b_1x8x141gb.yaml")
+    agrees(run(files, "8x141gb", monkeypatch, tmp_path, *FEATURES[feature]))
+
+
+def test_engines_on_slots_of_their_own_fit_beside_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ("loop.schedule=stream", "launch.engine_slots=8")
+    pretended = run(SMALLEST, "8x80gb", monkeypatch, tmp_path, *words)
+    slots = {"trainer slot": 0, "engine slot": pretended.estimate.layout.world_size}
+    for event in pretended.estimate.timeline:
+        slot, name = event.name.split(", ")
+        marked = "weights sent" if event.name == "trainer slot, sync" else name
+        assert pretended.ledger.marks[marked, slots[slot]][0] == event.total, event.name
+
+
+def test_a_reference_takes_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = ("algorithm.kl.location=loss", "algorithm.kl.coefficient=0.001")
-    assert run(SMALLEST, "8x80gb", monkeypatch, *words).config.algorithm.needs_reference
+    pretended = run(SMALLEST, "8x80gb", monkeypatch, tmp_path, *words)
+    assert pretended.config.algorithm.needs_reference
+    agrees(pretended)
 
 
 @pytest.mark.parametrize("estimator", ["sampled", "top_k", "exact"])
 def test_teachers_take_of_the_device_what_the_estimate_says(
-    estimator: str, monkeypatch: pytest.MonkeyPatch
+    estimator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing with sampled tokens; and their weights lie in the host's memory."""
     words = f"algorithm.distillation={{teachers: {{default: one, other: two}}, estimator: {estimator}}}"
-    pretended = run(SMALLEST, "8x80gb", monkeypatch, words)
+    pretended = run(SMALLEST, "8x80gb", monkeypatch, tmp_path, words)
     estimate, plain = pretended.estimate, Estimate(load(SMALLEST), load_hardware("8x80gb"))
     assert (estimate.slot.lessons > 0) == (estimator != "sampled")
     (update,) = (event for event in estimate.timeline if event.name == "update")
@@ -133,12 +201,12 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., None], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_memory_fails_with_its_process_and_moment(
-    fault: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     owner, name, wrong, said = FAULTS[fault]
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises((MrlError, Overcommit, ValueError, AssertionError), match=f"(?s){said}"):
-        run(SMALLEST, "8x80gb", monkeypatch)
+        run(SMALLEST, "8x80gb", monkeypatch, tmp_path)
 
 
 def test_a_process_takes_its_own_cache_first_and_another_never_does() -> None:
@@ -151,3 +219,17 @@ def test_a_process_takes_its_own_cache_first_and_another_never_does() -> None:
         Overcommit, match=r"engine 0 asks device 0 for weights.*in update.*torch's cache 0\.0"
     ):
         ledger.hold("engine 0", 0, "weights", 3)
+
+
+def test_vllm_gives_torchs_cache_back_before_it_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own allocator, whose calls of the device are recorded: only so has the KV cache what a weight sync staged."""
+    allocator, done = CuMemAllocator.__new__(CuMemAllocator), []
+    allocator.pointer_to_data = {
+        number: AllocationData((0, size, number, 0), tag, is_asleep=True)
+        for number, (tag, size) in enumerate([("weights", 3), ("kv_cache", 5)])
+    }
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: done.append("give back"))
+    monkeypatch.setattr(cumem, "create_and_map", lambda handle: done.append(handle[1]))
+    allocator.wake_up(["weights"])
+    allocator.wake_up(["kv_cache"])
+    assert done == ["give back", 3, "give back", 5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile
 from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands.difficulty import Survey, measure, summary
+from mrl.launch.commands.evaluate import model_digest
+from mrl.loops.collect import sampling_of
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 from tests.launch.command import run
@@ -49,6 +52,22 @@ def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_pa
     (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
     with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):
         measure(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_file_of_responses_that_ended_elsewhere_is_refused(
+    settings: list[str], tmp_path: Path, name: str, saved: bool
+) -> None:
+    """Measured with the stop that the configuration lacks, and the other way round."""
+    config = load([GSM8K], settings)
+    drawn = dataclasses.asdict(sampling_of(config))
+    about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
+    about |= {"model": model_digest(config.model.path)} | ({name: [3]} if saved else {})
+    (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
+    more = [f"data.difficulty.file={tmp_path}/rates.jsonl"] + ([] if saved else [f"rollout.{name}=['3']"])
+    with pytest.raises(ConfigError, match=f"was measured with {name} = "):
+        measure(load([GSM8K], [*settings, *more]))
 
 
 class Coins:

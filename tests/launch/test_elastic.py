@@ -3,20 +3,24 @@ weights that its stamp names."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
+from mrl.config.root import Config
 from mrl.errors import WorkerLost
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.workers.elastic_pools import ElasticPools
 from mrl.loops.checkpoints import Checkpoints
+from mrl.loops.elastic import ElasticSlots
 from mrl.loops.recorder import Recorder
 from mrl.loops.stream import StreamLoop
 from mrl.observe.metrics_log import read
@@ -25,6 +29,7 @@ from mrl.pool.waking import Waking
 from mrl.report.audit import audit, text
 from mrl.samples import Group
 from mrl.training.batch import ages, pack
+from mrl.training.checkpoint.folder import take_latest
 from mrl.training.hf import export
 from tests.launch.hybrid_runs import tiny_config
 from tests.tiny_models import reference_logprobs
@@ -54,6 +59,19 @@ class Eager(Waking):
         return unfinished > AT_ONCE
 
 
+class Deadly(Eager):
+    """Tells when all engines are at work."""
+
+    def __init__(self, all_work: Callable[[], object], **more: int) -> None:
+        super().__init__(**more)
+        self._all_work = all_work
+
+    def work(self, now: float, engines: int) -> None:
+        super().work(now, engines)
+        if engines == self._all:
+            self._all_work()
+
+
 MESSAGES = ("sync.transport=distributed", "training.layout={tp: 1, pp: 1, ep: 1, dp: 2}")
 
 
@@ -63,23 +81,17 @@ MESSAGES = ("sync.transport=distributed", "training.layout={tp: 1, pp: 1, ep: 1,
 def test_engines_wake_on_the_trainers_slots_and_every_token_is_of_its_stamp(
     words: tuple[str, ...], task: Path, tmp_path: Path
 ) -> None:
-    config = tiny_config(task / "model", task, *ELASTIC, f"run.folder={tmp_path}", *words)
-    folder, groups = RunFolder(config.run_folder), []
-    with assembled(config, log_folder=tmp_path / "logs") as parts:
-        recorder = Recorder(config, folder, parts.clock, first_step=0)
-        loop = parts.loop(recorder, Checkpoints(config, folder))
-        assert isinstance(loop, StreamLoop) and loop.elastic is not None
-        loop.elastic.rule = Eager(own=1, sleepers=len(config.sleepers), at_once=AT_ONCE)
+    config, groups = config_of(task, tmp_path, *words), []
+    with elastic(config, tmp_path) as (parts, loop, slots):
+        slots.rule = Eager(**rule_of(config))
         loop.on_batch = groups.append
         loop.start()
         for version in loop.steps():
             shards = str(tmp_path / f"shards-{version}")
             parts.hybrid.train.on_all(lambda actor, shards=shards: actor.worker.save_weights(shards))
         assert loop.ended == "done"
-        recorder.close()
         assert_a_sleeper_that_dies_is_named(parts)
-    folder.close()
-    rows = [row for row in read(folder.metrics) if row["step"] > 0]
+    rows = rows_of(config)
     assert sum(row["stream/elastic_wakes"] for row in rows) > 1
     assert sum(row["stream/elastic_moved"] for row in rows) > AT_ONCE
     found = audit(tmp_path / config.run.name)
@@ -92,11 +104,66 @@ def test_engines_wake_on_the_trainers_slots_and_every_token_is_of_its_stamp(
     assert_log_probs_are_of_the_stamps(trained, tmp_path, source=Path(config.model.path))
 
 
+def test_an_engine_killed_while_awake_ends_the_run_and_no_prompt_is_lost(task: Path, tmp_path: Path) -> None:
+    """In step 4, with a checkpoint of step 2; the resumed run wakes engines too."""
+    config = config_of(task, tmp_path)
+    with elastic(config, tmp_path) as (parts, loop, slots):
+        pid = pid_of_sleeper(parts)
+        kill = functools.partial(os.kill, pid, signal.SIGKILL)
+        slots.rule = Deadly(lambda: loop.next_step == 4 and kill(), **rule_of(config))
+        loop.start()
+        with pytest.raises(WorkerLost, match="engine 1 died in phase generate"):
+            list(loop.steps())
+        assert loop.next_step == 4
+    with elastic(config, tmp_path) as (_, loop, slots):
+        slots.rule = Eager(**rule_of(config))
+        assert loop.next_step == 3
+        loop.start()
+        list(loop.steps())
+        assert loop.ended == "done"
+    rows = rows_of(config)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert sum(row["stream/elastic_wakes"] for row in rows if row["step"] > 2) > 1
+    found = audit(tmp_path / config.run.name)
+    assert found.holds and found.attempts == 2, text(found)
+
+
+def config_of(task: Path, folder: Path, *words: str) -> Config:
+    return tiny_config(task / "model", task, *ELASTIC, f"run.folder={folder}", *words)
+
+
+def rule_of(config: Config) -> dict[str, int]:
+    return {"own": 1, "sleepers": len(config.sleepers), "at_once": AT_ONCE}
+
+
+def rows_of(config: Config) -> list[dict[str, float]]:
+    return [row for row in read(RunFolder(config.run_folder).metrics) if row["step"] > 0]
+
+
+@contextlib.contextmanager
+def elastic(config: Config, folder: Path) -> Iterator[tuple[Parts, StreamLoop, ElasticSlots]]:
+    """A run's parts, its loop and its elastic slots, before its start; where there is a checkpoint, as it goes on from that."""
+    own = RunFolder(config.run_folder)
+    with contextlib.closing(own), assembled(config, log_folder=folder / "logs") as parts:
+        _, state = take_latest(own.checkpoints, parts.hybrid.train.load_checkpoint)
+        recorder = Recorder(config, own, parts.clock, first_step=int(state["next_step"]) if state else 0)
+        with contextlib.closing(recorder):
+            loop = parts.loop(recorder, Checkpoints(config, own))
+            assert isinstance(loop, StreamLoop) and loop.elastic is not None
+            if state:
+                loop.restore(state)
+            yield parts, loop, loop.elastic
+
+
+def pid_of_sleeper(parts: Parts) -> int:
+    assert isinstance(parts.hybrid, ElasticPools)
+    actor = parts.hybrid.rollout.actors[1]
+    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))  # type: ignore[arg-type] one answer
+
+
 def assert_a_sleeper_that_dies_is_named(parts: Parts) -> None:
     """In a phase that asks nothing of it."""
-    assert isinstance(parts.hybrid, ElasticPools)
-    pid = ray.get(parts.hybrid.rollout.actors[1].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
-    os.kill(int(pid), signal.SIGKILL)  # type: ignore[arg-type] one actor, one answer
+    os.kill(pid_of_sleeper(parts), signal.SIGKILL)
     with pytest.raises(WorkerLost, match="engine 1 died in phase"):
         idle_phases(parts, seconds=10)
 

@@ -1,13 +1,17 @@
-"""`mrl eval` before its engine starts."""
+"""`mrl eval` before its engine starts, and what ends a response in it."""
 
 import json
+import string
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from mrl.config.load import load
-from mrl.errors import DataError
+from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.evaluate import evaluate
+from tests.launch import acting_runs
+from tests.launch.command import run
 from tests.mrl.data.conftest import make_tokenizer
 
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
@@ -30,3 +34,28 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(
     said = capsys.readouterr().err
     assert "data: rows: 0, validation_rows: 0, " in said and "overlong: 1" in said
     assert "read by reward functions alone: page" in said
+
+
+@pytest.mark.integration
+def test_stop_texts_and_the_tokens_of_the_generation_config_end_each_turn(
+    acting: Path, tmp_path: Path
+) -> None:
+    """One token in three ends a turn, and so do letters that are tokens of their own and in no other one; a turn's text keeps
+    the letter and not the token."""
+    pieces = "".join(AutoTokenizer.from_pretrained(acting / "model").get_vocab())
+    letters = [letter for letter in string.ascii_letters if pieces.count(letter) == 1]
+    words = acting_runs.words(acting, tmp_path, "eval", f"rollout.stop=[{','.join(letters)}]")
+    run("eval", *words, "loop.validation.num_samples=4", "--out", f"{tmp_path}/out", log=tmp_path / "log")
+    samples = [json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
+    said = [turn["said"] for sample in samples for turn in sample["turns"]]
+    by_text = [text for text in said if text and text[-1] in letters]
+    assert len(letters) > 10 and len(by_text) > 4 and len(said) - len(by_text) > 10
+    assert not any(letter in text[:-1] for text in said for letter in letters)
+    assert sum(sample["status"] == "finished" for sample in samples) > 0.8 * len(samples), "others were cut"
+
+
+def test_a_stop_that_can_end_nothing_is_refused(task: Path) -> None:
+    words = [f"model.path={task}/model", f"data.validation={task}/validation.jsonl", "rollout.stop=['<end>']"]
+    words += ["model.max_length=32", "data.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
+    with pytest.raises(ConfigError, match="holds the special token '<end>'"):
+        evaluate(load([GSM8K.with_name("quickstart.yaml")], words))

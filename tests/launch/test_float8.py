@@ -51,3 +51,14 @@ def test_published_float8_weights_are_evaluated_as_they_are(published: Path, tmp
     bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
     output = run("eval", *words(published, tmp_path, "eval", *bfloat16), log=tmp_path / "log")
     assert "val/accuracy" in output
+
+
+def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_path: Path) -> None:
+    """in_proj_ba and the filters are wide beside in_proj_qkvz: vLLM is told so."""
+    new = NewModelSection(
+        family="qwen3_next", num_layers=4, num_heads=2, num_kv_heads=2, head_dim=128, expert_size=128
+    )
+    publish_task(task, tmp_path, new, publish)
+    bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
+    output = run("eval", *words(tmp_path / "task", tmp_path, "eval", *bfloat16), log=tmp_path / "log")
+    assert "val/accuracy" in output

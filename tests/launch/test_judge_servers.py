@@ -13,7 +13,7 @@ import torch
 from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
-from mrl.loops.tuning.row_logprobs import row_logprobs
+from mrl.loops.tuning.row_logprobs import row_scores
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
@@ -123,10 +123,10 @@ def test_a_served_reward_model_scores_as_transformers(heads: int, tmp_path: Path
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
 
 
-def trained_scores(rank: int, world: int, port: int, policy: str, out: str) -> list[float]:
-    """Megatron's scores of the responses, by a head that is not 0, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, value_head=True, max_length=256)
-    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
+def trained_scores(rank: int, world: int, port: int, policy: str, out: str, heads: int) -> np.ndarray:
+    """[responses, heads] Megatron's scores of the responses, by heads that are not 0, whose folder `out` becomes."""
+    at = scenarios.worker(rank, world, port, policy, {}, num_value_heads=heads, max_length=256)
+    set_head(at.policy, torch.randn(heads, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
     tokenizer = qwen()
     tokenizer.pad_token = "<|endoftext|>"
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
@@ -134,20 +134,25 @@ def trained_scores(rank: int, world: int, port: int, policy: str, out: str) -> l
     for number, text in enumerate(RESPONSES):
         said = (*prompt(number).messages, {"role": "assistant", "content": text.replace("<|", "< |")})
         rows.append(TuneRow(str(number), (encoder.messages(said, first=1, place="row"),), (True,)))
-    found = row_logprobs(at, scored(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
+    found = row_scores(at, scored(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
-    folder = RewardFolder(config_of(policy, tokenizer), {"end_tokens": [tokenizer.eos_token_id]})
+    folder = RewardFolder(config_of(policy, tokenizer, heads=heads), {"end_tokens": [tokenizer.eos_token_id]})
     export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
-    return [found[number][0] for number in range(len(RESPONSES))]
+    return np.concatenate([found[number] for number in range(len(RESPONSES))])
 
 
 @pytest.mark.integration
-def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "heads", [1, pytest.param(3, marks=pytest.mark.slow)], ids=["one score", "three heads"]
+)
+def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: int, tmp_path: Path) -> None:
     """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
     write(tmp_path / "policy", "Qwen3ForCausalLM")
-    (wanted,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
-    with served(section(tmp_path / "scores", "reward_model"), tmp_path) as rewards:
+    (scores,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"), heads)
+    wanted = (scores.mean(axis=1) - 0.5 * scores.std(axis=1)).tolist()
+    rules = {"disagreement_weight": 0.5} if heads > 1 else {}
+    with served(section(tmp_path / "scores", "reward_model", reward_model=rules), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
     assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"

@@ -24,7 +24,7 @@ import torch
 from mrl.config.load import load
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.ray_node import head_address, own_address
-from mrl.launch.workers.placement import ordered
+from mrl.launch.workers.placement import Placement, Slot, ordered
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.resharding.planner.manifest import RankManifest
@@ -43,6 +43,21 @@ def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed:
     slots = ordered({bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where])
     assert [(slot.node, int(slot.gpu)) for slot in slots] == sorted(where)
     assert [where[slot.bundle] for slot in slots] == sorted(where)
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        ((), (0, 0, 1, 1)),
+        (("sync.transport=nixl",), (0, 0, 1, 1) * 2),
+        (("training.layout.dp=1", "training.layout.ep=1", "launch.engine_slots=2"), (0, 0, 1, 1)),
+    ],
+)
+def test_the_plan_is_told_the_slots_own_nodes(words: tuple[str, ...], nodes: tuple[int, ...]) -> None:
+    """Whoever is taken for a neighbour gets what should have gone over the node's own links."""
+    config = load([], [*WORDS, *words])
+    placement = Placement(None, tuple(Slot(number, number // 2) for number in range(4)))
+    assert placement.topology(config).nodes == nodes
 
 
 def test_a_trainer_rank_whose_engine_rank_is_on_another_gpu_is_refused_before_anything_is_mapped() -> None:

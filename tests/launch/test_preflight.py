@@ -156,6 +156,23 @@ def test_this_machine_has_facts(tmp_path) -> None:
     assert write_speed(tmp_path) > 0
 
 
+def test_drivers_that_disagree_are_named_with_their_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what nvidia-smi says on each node."""
+    program, seen = tmp_path / "nvidia-smi", []
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for driver, model in (("580.1", "H100"), ("580.1", "H100"), ("570.8", "H200")):
+        program.write_text(f"#!/bin/sh\necho '80000, 81559, {driver}, NVIDIA {model}'\n")
+        program.chmod(0o755)
+        facts = gather(len(seen), str(tmp_path / "run"))
+        seen.append(dataclasses.replace(GOOD, number=len(seen), versions=facts.versions))
+    assert faults(seen, Floors()) == [
+        "node 2 (a): GPU model is NVIDIA H200, on the other nodes NVIDIA H100",
+        "node 2 (a): nvidia driver is 570.8, on the other nodes 580.1",
+    ]
+
+
 def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     facts = gather(0, str(tmp_path / "file" / "run"))

@@ -39,3 +39,14 @@ def test_each_prompt_once_over_random_kills(name: str, seed: int, make: Make) ->
     kills = make(name, seed)
     kills.ended(4)
     kills.finish(4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["own", "own, tp"])
+def test_each_prompt_once_over_deaths_on_end(name: str, seed: int, make: Make) -> None:
+    """Five starts on end of a stream with slots of its own, each ended by the dice in its second step: twenty deaths in all."""
+    kills = make(name, 20 + seed)
+    for _ in range(5):
+        kills.ended(0)
+    kills.finish(0)
+    print("\n".join(kills.told))

@@ -90,43 +90,52 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
         assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
 
 
+POOLS = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4")
+"""The trainer on one node, the engine on the other."""
+
+
 @pytest.mark.long
-def test_a_job_trains_on_one_node_and_generates_on_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
-    pools = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4")
-    number = submit(slurm, tmp_path, write_run(tmp_path), *pools)
+def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(
+    slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    number = submit(slurm, tmp_path, write_run(tmp_path, steps=16), *POOLS)
+    saved = warned(slurm, tmp_path, number)
     job = wait_for_end(slurm, tmp_path, number)
     text = output(tmp_path, number)
-    assert job["JobState"] == "COMPLETED", text[-6000:]
-    assert job["ExitCode"] == "0:0"
-    assert steps_done(tmp_path) == [1, 2]
-    assert "on 2 nodes: n[1-2]" in text
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text[-6000:]
+    assert "on 2 nodes: n[1-2]" in text and "leaving with code 99" in text, text[-6000:]
     assert "1 trainer ranks and 1 engines on 1 slots of their own" in text
+    assert f"resuming at step {saved + 1}" in text, text[-6000:]
+    assert steps_done(tmp_path) == list(range(1, 17)) and saved < 16
     logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
-    assert (logs / "latest").resolve() == (logs / "attempt-0").resolve()
-    assert "Ray node 0 is up" in (logs / "latest" / "node-0.log").read_text()
-    assert "Ray node 1 is up" in (logs / "latest" / "node-1.log").read_text()
+    assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
+    for attempt in ("attempt-0", "attempt-1"):
+        assert "Ray node 0 is up" in (logs / attempt / "node-0.log").read_text()
+        assert "Ray node 1 is up" in (logs / attempt / "node-1.log").read_text()
     assert ray_processes(slurm, number) == []
 
 
-@pytest.mark.long
-def test_a_warned_job_saves_requeues_and_resumes(slurm: LocalSlurm, tmp_path: Path) -> None:
-    number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
-    slurm.wait_until(lambda: steps_done(tmp_path) != [], SECONDS, "the first step")
+def warned(slurm: LocalSlurm, folder: Path, number: str) -> int:
+    """Warns a job after its first step, and has the requeued one start soon; the steps that were done."""
+    slurm.wait_until(lambda: steps_done(folder) != [], SECONDS, "the first step")
     slurm.run("scancel", "--batch", "--signal=USR1", number)
     slurm.wait_until(lambda: slurm.job(number)["Restarts"] == "1", SECONDS, "the requeue")
-    saved = steps_done(tmp_path)
+    saved = steps_done(folder)
     start_again(slurm, number)
-    slurm.wait_until(lambda: len(steps_done(tmp_path)) > len(saved), SECONDS, "a step after the requeue")
+    return saved[-1]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_after_a_requeue_says_so(slurm: LocalSlurm, tmp_path: Path) -> None:
+    number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
+    saved = warned(slurm, tmp_path, number)
+    slurm.wait_until(lambda: len(steps_done(tmp_path)) > saved, SECONDS, "a step after the requeue")
     slurm.run("scancel", "--batch", "--signal=TERM", number)
     wait_for_end(slurm, tmp_path, number)
     text = output(tmp_path, number)
-    assert "leaving with code 99" in text, text[-6000:]
-    assert "leaving with code 143" in text, text[-6000:]
-    assert f"resuming at step {saved[-1] + 1}" in text, text[-6000:]
+    assert "leaving with code 99" in text and "leaving with code 143" in text, text[-6000:]
     done = steps_done(tmp_path)
     assert done == list(range(1, len(done) + 1))
-    logs = tmp_path / "logs" / f"qwen3-moe-grpo-{number}"
-    assert (logs / "latest").resolve() == (logs / "attempt-1").resolve()
     assert ray_processes(slurm, number) == []
 
 

@@ -72,6 +72,10 @@ SPLITS = {
 }
 
 
+REPLAYED = SPLITS | {
+    "shared, dp": ("rollout={tp: 1, dp: 2, expert_parallel: true}",),
+    "own, dp": (*SPLITS["own"], "rollout={dp: 2, expert_parallel: true}", "launch.engine_slots=2"),
+}
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
 """Responses that a tick does not end."""
 STREAM_OF_SIX = (
@@ -94,12 +98,14 @@ def test_by_the_logical_clock_a_killed_run_that_resumes_is_the_whole_one(task: P
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("steps", [1, 2, 4, 5])
+@pytest.mark.parametrize(("steps", "seed"), [(1, 1), (2, 2), (4, 3), (5, 1)])
 def test_after_other_steps_it_is_the_whole_one_too(
-    steps: int, split: str, task: Path, tmp_path: Path
+    steps: int, seed: int, split: str, task: Path, tmp_path: Path
 ) -> None:
-    gone_on_by_the_clock(task, tmp_path, steps, *SPLITS[split])
+    """Three seeds on either split."""
+    gone_on_by_the_clock(task, tmp_path, steps, *SPLITS[split], f"run.seed={seed}")
 
 
 def gone_on_by_the_clock(task: Path, folder: Path, steps: int, *settings: str) -> list[Any]:
@@ -154,11 +160,18 @@ def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_replay_beside_busy_programs_is_the_run_to_the_bit(split: str, task: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("split", "seed"),
+    [(split, seed) for split in SPLITS for seed in range(3)] + [("shared, dp", 3), ("own, dp", 4)],
+)
+def test_a_replay_beside_busy_programs_is_the_run_to_the_bit(
+    split: str, seed: int, task: Path, tmp_path: Path
+) -> None:
     """All tokens, log-probs and weights of six steps with parked responses, and all rewards asked again. A record of other source code is
     answered with a sentence."""
-    more = ("loop.schedule=stream", "stream.max_age=2", "loop.steps=6", *LONG, *SPLITS[split])
+    more = ("loop.schedule=stream", "stream.max_age=2", "loop.steps=6", *LONG, *REPLAYED[split])
+    more += (f"run.seed={seed}",)
     rows = trained(task, tmp_path, "run", *more)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:

@@ -26,11 +26,22 @@ EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 
 @pytest.fixture(scope="module")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of four steps."""
+    """The folder of a run of four steps, with fork servers of its own as users have it."""
     folder = tmp_path_factory.mktemp("whole")
     more = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
-    run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log")
+    run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log", alone=True)
     return folder / "whole"
+
+
+OURS = ("data: ", "starting ", "all workers up", "step ", "waiting for ")
+
+
+def test_every_line_on_the_screen_of_a_run_is_ours(whole: Path) -> None:
+    """Megatron, Ray, torch and vLLM have their say in the logs."""
+    screen = (whole.parent / "log").read_text().splitlines()
+    assert [line for line in screen if not line.startswith(OURS)] == []
+    assert screen[0].startswith("data: rows") and any(line.startswith("step 4/4") for line in screen), screen
+    assert any(log.stat().st_size for log in (whole / "logs" / "latest").iterdir())
 
 
 def rows(folder: Path) -> list[dict[str, object]]:

@@ -22,6 +22,10 @@ def write_checkpoint(folder: Path, source: Path) -> None:
     hf_config, weights = hf_folder.read_config(source), {}
     for file in set(hf_folder.tensor_files(source).values()):
         weights |= text_alone(load_file(file))
+    for tensor in family_of(hf_config).checkpoint_tensors(hf_config):
+        if tensor.stack:  # the folder has its matrices turned
+            held = weights[tensor.name]
+            weights[tensor.name] = (held.transpose(1, 2) if held.ndim > 2 else held).reshape(tensor.shape)
     state: dict[str, Any] = {}
     experts: dict[str, list[torch.Tensor]] = {}
     for local in family_of(hf_config).local_tensors(hf_config, Layout(), Layout().place(0), spec=LOCAL):

@@ -49,8 +49,16 @@ class Ledger:
         in the cache. Overcommit where the device has not enough."""
         held = self._devices[device].setdefault(process, Held())
         grown = num_bytes - held.parts.get(part, 0)
-        held.parts[part] = num_bytes
         held.cached = max(0, held.cached - grown)
+        self._take(process, device, part, num_bytes)
+
+    def map(self, process: str, device: int, part: str, num_bytes: int) -> None:
+        """The part has this size now, of memory of its own, past torch's cache. Overcommit where the device has not enough."""
+        self._devices[device].setdefault(process, Held())
+        self._take(process, device, part, num_bytes)
+
+    def _take(self, process: str, device: int, part: str, num_bytes: int) -> None:
+        self._devices[device][process].parts[part] = num_bytes
         if self.free(device) < 0:
             holders = "; ".join(f"{name}: {what}" for name, what in self._devices[device].items())
             raise Overcommit(
@@ -59,7 +67,7 @@ class Ledger:
             )
 
     def drop(self, process: str, device: int, part: str) -> None:
-        """The part goes back to the device at once, past torch's cache."""
+        """A mapped part goes back to the device at once."""
         self._devices[device].setdefault(process, Held()).parts.pop(part, None)
 
     def give_back(self, process: str) -> None:

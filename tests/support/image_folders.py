@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -42,31 +41,34 @@ def pack_experts(folder: Path) -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
+def unpack_experts(folder: Path) -> None:
+    """Rewrites a folder so that it has each expert by itself, as the published float8 ones do."""
+    path = folder / "model.safetensors"
+    weights = {}
+    for name, values in load_file(path).items():
+        weights |= _each_expert(name, values)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _each_expert(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of the experts that a tensor packs; others as they are."""
+    layer, packed, part = name.rpartition(".experts.")
+    if not packed or part not in ("gate_up_proj", "down_proj"):
+        return {name: values}
+    kinds = ("down",) if part == "down_proj" else ("gate", "up")
+    return {
+        f"{layer}.experts.{number}.{kind}_proj.weight": rows.contiguous()
+        for number, own in enumerate(values)
+        for kind, rows in zip(kinds, own.chunk(len(kinds)), strict=True)
+    }
+
+
 def text_alone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of the model of text under the names that they have in a folder without images, each expert by
     itself; those of other folders as they are."""
     result = {}
     for name, values in weights.items():
-        layer, packed, part = name.replace("model.language_model.", "model.").rpartition(".experts.")
-        if name.startswith("model.visual."):
-            continue
-        if not packed or part not in ("gate_up_proj", "down_proj") or "model.language_model." not in name:
-            result[name.replace("model.language_model.", "model.")] = values
-            continue
-        kinds = ("down",) if part == "down_proj" else ("gate", "up")
-        for number, own in enumerate(values):
-            for kind, rows in zip(kinds, own.chunk(len(kinds)), strict=True):
-                result[f"{layer}.experts.{number}.{kind}_proj.weight"] = rows.contiguous()
+        text = name.replace("model.language_model.", "model.")
+        if not name.startswith("model.visual."):
+            result |= _each_expert(text, values) if text != name else {name: values}
     return result
-
-
-def text_twin(folder: Path, out: Path) -> Path:
-    """A folder of the model of text alone, as vLLM reads it by itself; the folder where it holds nothing else."""
-    config = json.loads((folder / "config.json").read_text())
-    if "text_config" not in config:
-        return folder
-    out.mkdir()
-    kind = config["architectures"][0].replace("ConditionalGeneration", "CausalLM")
-    (out / "config.json").write_text(json.dumps(config["text_config"] | {"architectures": [kind]}))
-    save_file(text_alone(load_file(folder / "model.safetensors")), out / "model.safetensors")
-    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -66,8 +67,13 @@ class PretendedRay:
 
             return Reference(run)
 
+        def method(name: str) -> Any:
+            return SimpleNamespace(remote=functools.partial(call, getattr(type(actor), name)))
+
         alive = ActorTableData.ActorState.ALIVE
-        return SimpleNamespace(__ray_call__=SimpleNamespace(remote=call), _get_local_state=lambda: alive)
+        methods = {name: method(name) for name in dir(type(actor)) if not name.startswith("_")}
+        any_function = SimpleNamespace(remote=call)
+        return SimpleNamespace(**methods, __ray_call__=any_function, _get_local_state=lambda: alive)
 
     @contextmanager
     def _inside(self, name: str) -> Iterator[None]:

@@ -1,8 +1,10 @@
-"""A run on pretended GPUs: the real hybrid engine, groups, actors and loop over the device ledger, from start to checkpoint."""
+"""A run on pretended GPUs: the real hybrid engine, groups, actors and loop over the device ledger, from start to checkpoint and export."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 
 import mrl.launch.workers.actor_log as actor_log
 import mrl.launch.workers.train_actor as train_actor
+import mrl.loops.exports as exports
 import mrl.training.platform.device_memory as device_memory
 import mrl.training.platform.host_copies as host_copies
 import mrl.training.worker as worker
@@ -23,10 +26,18 @@ from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
+from mrl.launch.workers.two_pools import TwoPools
+from mrl.loops.arrivals.as_they_come import AsTheyCome
+from mrl.loops.checkpoints import Checkpoints
+from mrl.loops.exports import Exports
 from mrl.loops.group_supply import Supplied
 from mrl.loops.on_policy import OnPolicyLoop
+from mrl.loops.produce import Batch
+from mrl.loops.stream import StreamLoop
 from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
+from mrl.observe.run_folder import RunFolder
+from mrl.samples import Group
 from tests.support.device_ledger import Ledger
 from tests.support.pretended_ray import PretendedRay
 from tests.support.pretended_workers import PretendedEngine, PretendedWorker, SizedSlab
@@ -39,21 +50,24 @@ class PretendedRun:
 
     def __init__(self, estimate: Estimate, monkeypatch: pytest.MonkeyPatch) -> None:
         self.estimate, self.config, self.clock = estimate, estimate.config, PhaseClock()
-        world = estimate.layout.world_size
+        slots = self.config.num_slots
         ray, cuda = PretendedRay(), RecordedCuda()
-        self.ledger = Ledger(world, estimate.hardware.memory_bytes, moment=lambda: self.clock.current)
+        self.ledger = Ledger(slots, estimate.hardware.memory_bytes, moment=lambda: self.clock.current)
         for recorder in (ray, cuda):
             recorder.install(monkeypatch)
         ray.after_call = _observe
         cuda.on_empty_cache = lambda: self._give_back(ray.running)
         self._workers: dict[int, PretendedWorker] = {}
+        self.exported: dict[int, str] = {}
+        """Step whose export was started -> the GPUs that its process sees."""
         self._pretend(monkeypatch)
         per_node = estimate.hardware.gpus_per_node
         placement = AnyWhere(
-            None, tuple(Slot(slot, slot // per_node, str(slot % per_node)) for slot in range(world))
+            None, tuple(Slot(slot, slot // per_node, str(slot % per_node)) for slot in range(slots))
         )
         options: dict[str, Any] = {"environment": {}, "log_folder": ""}
-        self.hybrid = Hybrid(
+        kind = TwoPools if self.config.launch.engine_slots else Hybrid
+        self.hybrid = kind(
             self.config,
             TrainGroup(self.config, placement, self.clock, **options),
             RolloutGroup(self.config, placement, self.clock, sleeps=estimate.sleeps, **options),
@@ -94,6 +108,7 @@ class PretendedRun:
         monkeypatch.setattr(host_copies, "Slab", SizedSlab)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(actor_log, "redirect", lambda folder, name: None)
+        monkeypatch.setattr(Exports, "_start", lambda own, step: self._note_export(step))
         for module in (train_actor, device_memory):  # hundreds of ranks in this one process
             monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
 
@@ -104,21 +119,26 @@ class PretendedRun:
             self._workers[int(number)].observe()
         self.ledger.give_back(process)
 
-    def start(self, *, resumes: bool) -> OnPolicyLoop:
-        """As launch/commands/train.py does: workers, reference, checkpoint, first weight sync."""
+    def _note_export(self, step: int) -> None:
+        self.exported[step] = exports._environment().get("CUDA_VISIBLE_DEVICES", "all")
+
+    def start(self, folder: Path, *, resumes: bool) -> OnPolicyLoop | StreamLoop:
+        """As launch/commands/train.py does: workers, reference, checkpoint, first weight sync. `folder`: of the run."""
         self.hybrid.start()
         with self.clock.phase("restore"):
             self.hybrid.train.keep_frozen()
             if resumes:
                 self.hybrid.train.load_checkpoint(Path("checkpoint"))
-        loop = OnPolicyLoop(
+        streams = self.config.loop.schedule == "stream"
+        schedule, supply = (StreamLoop, StreamSupply) if streams else (OnPolicyLoop, Supply)
+        loop = schedule(
             self.config,
             self.hybrid,
             None,  # type: ignore[arg-type] the supply asks nobody
-            Supply(self.hybrid, self.clock, self.estimate.layout.dp),  # type: ignore[arg-type]
+            supply(self.hybrid, self.clock, self.estimate.layout.dp),  # type: ignore[arg-type]
             [],
             Recorder(self.clock),  # type: ignore[arg-type]
-            Checkpoints(),  # type: ignore[arg-type]
+            Checkpoints(self.config, RunFolder(folder), Exports(self.config.export, folder, run_name="r")),
         )
         with self.clock.phase("first_sync"):
             loop.start()
@@ -145,20 +165,54 @@ class Supply:
 
     def take(self, collector: Any, *, version: int) -> Supplied:
         with self._clock.phase("generate"):
-            self._hybrid.rollout.on_all(lambda actor: actor.engine.serve())  # type: ignore[attr-defined]
+            return Supplied(self._serve(version), version, {})
+
+    def _serve(self, version: int) -> list[Group]:
+        self._hybrid.rollout.on_all(lambda actor: actor.engine.serve())  # type: ignore[attr-defined]
         versions = np.full(3, version, np.int32)
         samples = [
             make_sample(prompt, index, verdict=verdict_of(float(index)), policy_versions=versions)
             for prompt in range(self._num_groups)
             for index in range(2)
         ]
-        return Supplied(make_groups(samples), version, {})
+        return make_groups(samples)
 
     def take_standing(self) -> Standing:
         return Standing((), 0)
 
     def state(self) -> dict[str, Any]:
         return {}
+
+
+class StreamSupply(Supply):
+    """The same for a stream, whose engines go on serving until they are parked, also beside the trainer."""
+
+    stranded, arrivals = False, AsTheyCome()
+
+    def take(self, version: int) -> Batch:  # type: ignore[override]
+        return Batch(self._serve(version), version, {})
+
+    def pump(self, timeout_seconds: float = 0.0) -> list[Any]:
+        self._serve(0)
+        return []
+
+    def beside_training(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def sync_due(self, *, shared: bool) -> bool:
+        return True
+
+    def learn_age(self, row: Any) -> dict[str, float]:
+        return {}
+
+    def waiting_for(self) -> str:
+        return "nothing is waited for"
+
+    def commit(self, version: int) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
 
 
 class Recorder:
@@ -175,16 +229,3 @@ class Recorder:
     def samples(self, *arguments: Any, **options: Any) -> None: ...
 
     def row(self, *arguments: Any) -> None: ...
-
-
-class Checkpoints:
-    """Saves by the trainer, at once, and keeps nothing."""
-
-    pending: int | None = None
-
-    def save(self, trainer: Any, *, step: int, state: Any, goes_on: bool) -> None:
-        trainer.save_checkpoint(Path(f"step-{step}"), state, beside=False)
-
-    def finish(self, trainer: Any) -> None: ...
-
-    def export_due(self) -> None: ...

@@ -6,6 +6,7 @@ RolloutEngine's. Pretended are Megatron's and vLLM's own work, by the bytes that
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ from mrl.algorithms.distillation import TEACHER
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
+from mrl.config.sections.critic import CriticSection
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.kept import Kept
 from mrl.rollout.part import Part
-from mrl.samples import TrainBatch
+from mrl.samples import Role, TrainBatch
 from mrl.training.optimizer import Optimizer
 from mrl.training.platform.host_copies import HostCopies
 from mrl.training.platform.parameter_memory import ParameterMemory
@@ -57,44 +59,53 @@ class PretendedWorker(MegatronWorker):
         self._stage = estimate.stages[self.place.pp]
         self._hold("trainer process", estimate.hardware.trainer_process_bytes)
         self.policy, self.critic, self._frozen = _trained_model(self._stage.policy), None, {}
+        self._save = None
+        self.observe()
+
+    def add_critic(self, section: CriticSection) -> None:
+        self.critic = _trained_model(self._stage.critic)
         self.observe()
 
     def observe(self) -> None:
         """Tells the ledger how large the tensors' storages are; freed ones first."""
-        (buffer,), optimizer = self.policy.memory.buffers, self.policy.optimizer
-        state = [
-            t
-            for p in optimizer.parts()[0].optimizer.param_groups[0]["params"]
-            for t in (p, *_moments(optimizer))
-        ]
-        tensors = {"weights": [buffer.param_data], "gradients": [buffer.grad_data], "optimizer": state}
+        tensors = {
+            f"{name}{part}": own
+            for name, model in zip(("", "critic's "), self._models(), strict=False)
+            for part, own in _tensors(model).items()
+        }
         sizes = {part: sum(t.untyped_storage().size() for t in own) for part, own in tensors.items()}
         for part, size in sorted(sizes.items(), key=lambda item: item[1]):
             self._hold(part, size)
 
     def connect(self) -> None:
-        """The buffers that it shares with its engine rank."""
-        self._hold("buckets", self._estimate.slot.buckets)
+        """The buffers that it shares with its engine rank, or its own half of them."""
+        self._hold("buckets", self._estimate.slot.buckets // _sides(self._estimate.config))
 
     def send(self) -> None:
         """Lends the parameters for a session."""
         self.policy.memory.lease()
+        self._ledger.mark("weights sent", self._rank)
         self.policy.memory.release()
 
     def forward(self, batch: TrainBatch, *, role: str = "policy", teacher: str = "", **asked: Any) -> Any:
-        with self._acting_as(role, teacher):  # type: ignore[arg-type]
+        acting = contextlib.nullcontext() if role == "critic" else self._acting_as(role, teacher)  # type: ignore[arg-type]
+        with acting:
             self._work("log-probs", {"working": self._estimate.slot.log_prob_working})
         if self.place.tp or self.place.cp or self.place.pp < self.layout.pp - 1:
             return None
+        if role == "critic":
+            return {"values": np.zeros(batch.num_tokens, np.float32)}
         found = {
             "logprobs": batch.arrays["rollout_logprobs"],
             "entropy": np.ones(batch.num_tokens, np.float32),
         }
         return found | {"router_margin": np.ones(batch.num_tokens, np.float32)}
 
-    def update(self, batch: TrainBatch, *arguments: Any, **options: Any) -> dict[str, float]:
+    def update(
+        self, batch: TrainBatch, *arguments: Any, role: Role = "policy", **options: Any
+    ) -> dict[str, float]:
         self.accumulate(batch)
-        return self.step()
+        return self._stepped(role)
 
     def accumulate(self, batch: TrainBatch, *arguments: Any, **options: Any) -> Any:
         kept, section = self._stage.activations, options.get("distillation")
@@ -106,18 +117,28 @@ class PretendedWorker(MegatronWorker):
         return {"loss": 0.0}, self.forward(batch)
 
     def step(self, **options: Any) -> dict[str, float]:
-        self.policy.note_change()
-        part = self.policy.optimizer.parts()[0].optimizer
+        return self._stepped("policy")
+
+    def _stepped(self, role: Role) -> dict[str, float]:
+        model, stage = self._trained(role), getattr(self._stage, role)
+        model.note_change()
+        part = model.optimizer.parts()[0].optimizer
         (master,) = part.param_groups[0]["params"]
-        part.state.setdefault(master, {"moments": sized(self._stage.policy.optimizer - master.nbytes)})
+        part.state.setdefault(master, {"moments": sized(stage.optimizer - master.nbytes)})
         return {"loss": 0.0, "grad_norm": 1.0, "skipped": 0.0, "lr": 0.0, "optimizer_steps": 1.0}
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any], *, beside: bool) -> None:
         self._work("save", {})
 
+    def checkpoint_is_written(self) -> bool:
+        return True
+
+    def commit_checkpoint(self) -> None: ...
+
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
-        self.policy.note_change()
-        self.step()
+        self._stepped("policy")
+        if self.critic is not None:
+            self._stepped("critic")
         self._work("load", {})
         return {}
 
@@ -139,10 +160,8 @@ class PretendedWorker(MegatronWorker):
 
     def _work(self, event: str, parts: dict[str, int]) -> None:
         """Takes memory for a pass and frees it; all of the trainer must be on the device."""
-        (buffer,) = self.policy.memory.buffers
-        gone = (
-            buffer.param_data.untyped_storage().size() == 0 or buffer.grad_data.untyped_storage().size() == 0
-        )
+        buffers = [buffer for model in self._models() for buffer in model.memory.buffers]
+        gone = any(t.untyped_storage().size() == 0 for b in buffers for t in (b.param_data, b.grad_data))
         assert not gone, f"trainer rank {self._rank} has parameters or gradients off-loaded in {event}"
         self.observe()
         for part, size in parts.items():
@@ -176,8 +195,17 @@ def _trained_model(stage: StageMemory) -> TrainedModel:
     return model
 
 
-def _moments(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [t for state in optimizer.parts()[0].optimizer.state.values() for t in state.values()]
+def _tensors(model: TrainedModel) -> dict[str, list[torch.Tensor]]:
+    """Part -> what a model has of it."""
+    (buffer,), part = model.memory.buffers, model.optimizer.parts()[0].optimizer
+    moments = [t for state in part.state.values() for t in state.values()]
+    state = [*part.param_groups[0]["params"], *moments]
+    return {"weights": [buffer.param_data], "gradients": [buffer.grad_data], "optimizer": state}
+
+
+def _sides(config: Config) -> int:
+    """On slots of their own trainer ranks and engines have a half of the buckets each."""
+    return 2 if config.launch.engine_slots else 1
 
 
 class PretendedEngine(RolloutEngine):
@@ -186,7 +214,7 @@ class PretendedEngine(RolloutEngine):
     def __init__(self, config: Config, estimate: Estimate, ledger: Ledger, *, part: Part) -> None:
         self.part, self._rollout, self._sync = part, config.rollout, config.sync
         number = part.engine * part.dp + part.dp_rank
-        devices = range(number * config.rollout.tp, (number + 1) * config.rollout.tp)
+        devices = config.engine_slots[number * config.rollout.tp : (number + 1) * config.rollout.tp]
         self._engine: Any = PretendedVllm(f"engine {number}", devices, estimate, ledger)
         self.policy_version, self._not_serving, self._running = -1, "it never received weights", {}
         self._awake, self._kept = {"weights", "kv_cache"}, Kept()
@@ -194,6 +222,7 @@ class PretendedEngine(RolloutEngine):
     def trace(self) -> None:
         """Where its weights lie, which is read from mapped modules."""
         assert "weights" in self._awake, f"{self.part.name} is asked for its manifest while it sleeps"
+        self._engine.connect()
 
     def serve(self) -> None:
         """A round of generation."""
@@ -212,6 +241,7 @@ class PretendedVllm:
         self._name, self._devices, self._ledger = name, devices, ledger
         self._parts = {"weights": slot.engine_weights, "kv_cache": slot.kv_cache}
         self._working, self._staging = slot.engine_working, slot.staging
+        self._buckets = slot.buckets // 2 if estimate.config.launch.engine_slots else 0
         share, memory = estimate.config.rollout.gpu_memory_utilization, estimate.hardware.memory_bytes
         for device in devices:
             self._hold(device, "engine process", estimate.hardware.engine_process_bytes)
@@ -223,23 +253,31 @@ class PretendedVllm:
         self.wake_up(list(self._parts))
         self.generate()  # vLLM profiles the largest batch
 
+    def connect(self) -> None:
+        """Its half of the buckets, where the trainer of its slot does not have all."""
+        for device in self._devices:
+            self._hold(device, "buckets", self._buckets)
+
     def generate(self) -> None:
         for device in self._devices:
             self._hold(device, "engine working", self._working)
             self._ledger.mark("generate", device)
+            self._hold(device, "engine working", 0)
 
     def sleep(self, level: int) -> None:
         assert level == 2, "weights that are synced need no copy"
         for device in self._devices:
-            for part in (*self._parts, "engine working"):
+            for part in self._parts:
                 self._ledger.drop(self._name, device, part)
             self._ledger.give_back(self._name)
             self._ledger.mark("engine asleep", device)
 
     def wake_up(self, tags: list[str]) -> None:
+        """vLLM's allocator gives torch's cache back before it maps anything, and so what a weight sync left there."""
+        self._ledger.give_back(self._name)
         for device in self._devices:
             for tag in tags:
-                self._hold(device, tag, self._parts[tag])
+                self._ledger.map(self._name, device, tag, self._parts[tag])
             if tags == ["weights"]:
                 self._ledger.mark("rollout weights woke", device)
 
@@ -248,7 +286,7 @@ class PretendedVllm:
             for device in self._devices:
                 self._hold(device, "staging", self._staging)
                 self._ledger.mark("sync", device)
-                self._ledger.drop(self._name, device, "staging")
+                self._hold(device, "staging", 0)  # torch's cache keeps it until the KV cache wakes
         answer = {"num_tensors": 0, "num_bytes": 0, "seconds": 0.0}
         return [answer | {"use": {"gpu_free": float(self._ledger.free(device))}} for device in self._devices]
 

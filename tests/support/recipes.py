@@ -6,6 +6,7 @@ from mrl.files import CONFIGS
 
 RECIPES = {
     "qwen3_30b_a3b": (1, "8x80gb"),
+    "qwen3_30b_a3b_tools": (1, "8x80gb"),
     "gpt_oss_120b": (8, "8x80gb"),
     "glm_4_5_air": (8, "8x80gb"),
     "qwen3_next_80b_a3b": (4, "8x80gb"),
@@ -15,12 +16,29 @@ RECIPES = {
 }
 """Recipe -> nodes and hardware of its own layout."""
 
+OVER = {"qwen3_30b_a3b_tools": "qwen3_30b_a3b"}
+"""Recipe -> the one that it goes over."""
+
+NOT_FOR_NODES = {
+    *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
+    *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
+    *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
+    *("tune_dpo", "tune_reward_model"),
+}
+"""What configs/ has beside them, for a laptop or one GPU."""
+
+
+def files_of(recipe: str) -> tuple[Path, ...]:
+    """What is given to `mrl train`."""
+    names = (OVER[recipe], recipe) if recipe in OVER else (recipe,)
+    return tuple(CONFIGS / f"{name}.yaml" for name in names)
+
 
 def cases() -> list[tuple[tuple[Path, ...], int, str]]:
     """(files, nodes, hardware) of recipes alone and with each of their layouts, named recipe_NODESx8xMEMORY."""
-    found = [((CONFIGS / f"{name}.yaml",), *where) for name, where in RECIPES.items()]
+    found = [(files_of(name), *where) for name, where in RECIPES.items()]
     for layout in sorted((CONFIGS / "layouts").glob("*.yaml")):
         name, _, size = layout.stem.rpartition("_")
         nodes, memory = size.split("x", 1)
-        found.append(((CONFIGS / f"{name}.yaml", layout), int(nodes), memory))
+        found.append(((*files_of(name), layout), int(nodes), memory))
     return found

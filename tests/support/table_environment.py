@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from mrl.agents.answer import Answer
-from mrl.agents.episode import EndedBy
+from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import ToolCall
+from mrl.loops.arrivals.as_they_come import Environments
+from mrl.loops.episodes import Episodes, Rules
 from mrl.rewards.contract import no_reward
 from mrl.rewards.kinds.environment import return_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
@@ -113,3 +115,13 @@ class Returns:
 
     def flush_groups(self, prompts: Collection[int]) -> None:
         pass
+
+
+LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4, max_bad_calls=1)
+RULES = Rules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
+
+
+def table_episodes(environments: Environments, *, max_open: int | None = None, **rules: Any) -> Episodes:
+    """Episodes by RULES, some of them changed."""
+    changed = dataclasses.replace(RULES, **rules)
+    return Episodes(environments, lambda _: changed, run_seed=0, max_open=max_open)

@@ -1,0 +1,81 @@
+"""Watches what is computed on "meta", where tensors have a size and no contents: every operation's result must be there too, and
+no larger than is allowed; whoever asks for a value is counted, because on a GPU the host would wait there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+META = torch.device("meta")
+VALUE = torch.ops.aten._local_scalar_dense.default
+COPY = torch.ops.aten._to_copy.default
+ON_THE_HOST = (torch.ops.aten.lift_fresh.default, torch.ops.aten.detach.default)
+"""A numpy array's memory as a tensor, and the other way round."""
+
+
+class OnMeta(TorchDispatchMode):
+    """Inside, an operation that takes or makes anything that is not on "meta", or makes more than `most` elements, is an
+    AssertionError; numpy's arrays may be copied to the device, and results be fetched from it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.waits: list[str] = []
+        """Where a value was asked for, whose answer is always 1, or a tensor was fetched, whose values are always 0."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, arguments: tuple[Any, ...] = (), options: Any = None
+    ) -> Any:
+        if operation is VALUE:
+            self.waits.append(_asker())
+            return 1
+        if operation is COPY and options.get("device", META) != META:
+            self.waits.append(_asker())
+            return torch.zeros(arguments[0].shape, dtype=options.get("dtype") or arguments[0].dtype)
+        result = operation(*arguments, **(options or {}))
+        if operation not in ON_THE_HOST:
+            self._check(operation, result if operation is COPY else (result, arguments, options))
+        return result
+
+    def _check(self, operation: Any, values: Any) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, torch.Tensor):
+                assert tensor.device == META, f"{operation} with a tensor on {tensor.device} ({_asker()})"
+                assert tensor.numel() <= self._most, f"{operation} with {tuple(tensor.shape)} ({_asker()})"
+
+
+def _asker() -> str:
+    """The innermost function of ours that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "/mrl/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return "nobody of ours" if frame is None else f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+
+
+def lines_run(action: Callable[[], object], folder: Path) -> set[tuple[str, int]]:
+    """(file, line) of what an action runs of the files in a folder, backward passes included."""
+    found: set[tuple[str, int]] = set()
+    watch, inside = sys.monitoring, f"{folder}/"
+
+    def note(code: CodeType, line: int) -> Any:
+        if code.co_filename.startswith(inside):
+            found.add((code.co_filename, line))
+        return watch.DISABLE  # once is enough
+
+    tool = next(number for number in range(6) if watch.get_tool(number) is None)
+    watch.use_tool_id(tool, __name__)
+    try:
+        watch.register_callback(tool, watch.events.LINE, note)
+        watch.restart_events()
+        watch.set_events(tool, watch.events.LINE)
+        action()
+    finally:
+        watch.free_tool_id(tool)
+    return found
