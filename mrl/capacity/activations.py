@@ -185,7 +185,7 @@ def activations(
     fused: bool = True,
 ) -> Activations:
     """The activations of a stage for microbatches of `tokens` tokens."""
-    fused_swiglu = fused and training.spec != "local"
+    fused_swiglu = fused and training.spec != "local" and not facts.family.own_attention
     count = Counter(facts, layout, DTYPE_BYTES[training.dtype], tokens, fused, fused_swiglu)
     numbers = [n for chunk in chunk_layers(facts.num_layers, layout, stage) for n in chunk]
     parts = [count.layer(number) for number in numbers]

@@ -11,7 +11,7 @@ from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import host_moments, object_store_bytes
+from mrl.capacity.host_memory import host_moments, object_store_bytes, pool_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
@@ -50,7 +50,11 @@ class Estimate:
         """Why `mrl train` would not start; the other parts can only be read where this is empty."""
         per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
         nodes = requirements.node_numbers(self.config.num_slots, per_node)
-        return requirements.unmet(self.config, self.facts.hf, nodes, gpus=self.on_gpus)
+        gpus = self.hardware.gpus_per_node * self.on_gpus
+        return [
+            *requirements.unmet(self.config, self.facts.hf, nodes, gpus=self.on_gpus),
+            *requirements.reward_engines(self.config, gpus=gpus, joins=nodes[-1] > 0),
+        ]
 
     @property
     def sleeps(self) -> bool:
@@ -141,12 +145,13 @@ class Estimate:
 
     @cached_property
     def host(self) -> list[Event]:
-        """The memory of one node's host at the moments that need most."""
+        """The memory of one node's host, the driver's, at the moments that need most."""
         slot, ranks = self.slot, min(self.hardware.gpus_per_node, self.layout.world_size)
         exports = self.config.export.every_steps > 0
         return host_moments(
             memory=self.hardware.host_memory_bytes,
             store=self.object_store_bytes,
+            pool=pool_bytes(self.config),
             offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
             * ranks,
             reference=slot.weights * self._earlier_weights * ranks,

@@ -1,7 +1,8 @@
 """The memory of one node's host over a step: what its trainers keep there, and what saving takes beside it.
 
 What a trainer off-loads has its place in host memory for the whole run (page-locked buffers are made once), and
-so have the reference policy and the teachers. What a step moves between processes lies in the node's object store.
+so have the reference policy and the teachers. What a step moves between processes lies in the node's object store, and
+what a stream keeps until its step in the driver's memory.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from mrl.capacity.memory_timeline import Event
 from mrl.capacity.step_time import Work
 from mrl.config.root import Config
 from mrl.models.facts import Facts
+from mrl.pool.room import most_bytes
 
-TOKEN_BYTES = 8 + 1 + 8 * 4
+TOKEN_BYTES = 4 + 1 + 8 * 4
 """Of a batch that is dealt out: tokens, the mask, and at most eight arrays of samples.TrainBatch."""
 RESULT_BYTES = 3 * 4
 """Of what a pass returns: log-probs, entropies, router margins."""
@@ -30,16 +32,30 @@ def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_no
     return int(batch + work.tokens * (generated + fetched) * numbers * (1 if facts.num_experts <= 256 else 2))
 
 
+def pool_bytes(config: Config) -> int:
+    """The most that judged groups take of the driver's memory until their step: stream.pool.memory_bytes, or less where all
+    groups that may wait take less."""
+    return min(config.stream.pool.memory_bytes, most_bytes(config)) if config.loop.schedule == "stream" else 0
+
+
 def host_moments(
-    *, memory: int, store: int, offloaded: int, reference: int, teachers: int, saving: int, export: int
+    *,
+    memory: int,
+    store: int,
+    pool: int,
+    offloaded: int,
+    reference: int,
+    teachers: int,
+    saving: int,
+    export: int,
 ) -> list[Event]:
-    """The moments that need most, in bytes of one node.
+    """The moments that need most, in bytes of one node, the driver's.
 
     `saving`: what a checkpoint takes beside the rest, 0 where none is saved; `export`: of the process that makes a
     folder of the last one while the run goes on, 0 without.
     """
     kept = {"off-loaded": offloaded, "reference": reference, "teachers": teachers, "export": export}
-    kept |= {"object store": store}
+    kept |= {"object store": store, "pool": pool}
     moments = [("engines serve", kept), ("save", kept | {"copied state": saving})]
     return [_moment(name, parts, memory) for name, parts in moments if name != "save" or saving]
 

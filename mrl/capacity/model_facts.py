@@ -38,7 +38,7 @@ def find_facts(model: ModelSection) -> Facts:
         return _read(own, str(own))
     if model.new is not None:
         made = hf_config(model.new, vocab_size=model.new.vocab_size, max_length=model.max_length)
-        return Facts(made, "model.new (vocabulary at its largest)")
+        return Facts(language_model(made), "model.new (vocabulary at its largest)")
     if (CONFIGS / name).is_file():
         return _read(CONFIGS / name, f"configs/{name}")
     known = sorted(path.parent.name for path in (CONFIGS / "models").glob("*/config.json"))

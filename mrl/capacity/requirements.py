@@ -30,6 +30,7 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
+        lambda: layers(config, hf),
         lambda: replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
         lambda: elastic(config) if gpus else [],
@@ -74,6 +75,16 @@ def biases(config: Config, hf: dict[str, Any]) -> list[str]:
     ]
 
 
+def layers(config: Config, hf: dict[str, Any]) -> list[str]:
+    """Says that Transformer Engine's layers do not compute the model's attention."""
+    if config.training.spec != "transformer_engine" or not family_of(hf).own_attention:
+        return []
+    return [
+        f"training.spec = transformer_engine: the attention of {hf['model_type']} is implemented in our own layers alone "
+        "(attention sinks); set local or auto"
+    ]
+
+
 def replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
     """Says so where there are no routes to replay, or where engines cannot tell them."""
     wanted, deterministic = config.routing.replay, config.loop.deterministic
@@ -104,6 +115,29 @@ def elastic(config: Config) -> list[str]:
         "stream.elastic_slots on GPUs: weights would go to one kind of engine as messages and to the other through the GPU's own "
         "memory, which a weight sync does not mix; set elastic_slots false"
     ]
+
+
+def reward_engines(config: Config, *, gpus: int, joins: bool) -> list[str]:
+    """Says why the servers of reward.engines cannot have the GPUs that they name on the driver's machine, which has so many.
+    `joins`: the run's slots are of a Ray cluster that is there already."""
+    engines = config.reward.engines
+    used = [gpu for engine in engines.values() for gpu in engine.gpus]
+    if bare := [name for name, engine in engines.items() if gpus and not engine.gpus]:
+        return [f"reward.engines.{bare[0]}.gpus names none; on a machine with GPUs a server has its own"]
+    if unknown := sorted({gpu for gpu in used if not 0 <= gpu < gpus}):
+        return [f"reward.engines names the GPUs {unknown}; this machine has {gpus}"]
+    if len(set(used)) < len(used):
+        return [f"reward.engines names a GPU twice: {sorted(used)}"]
+    if used and joins:
+        return [
+            "reward.engines with gpus on a Ray cluster that is there already: its GPUs are Ray's; start the server yourself and "
+            "give its path"
+        ]
+    if used and config.num_slots > gpus - len(used):
+        return [
+            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - len(used)}"
+        ]
+    return []
 
 
 def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
@@ -163,15 +197,10 @@ def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
 
 def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
     """Says why vLLM's CPU kernels cannot serve the model in this layout."""
-    rollout, name = config.rollout, config.model.path
-    return [
-        *_errors_of(
-            lambda: cpu_limits.check_cpu_shapes(
-                hf, tp=rollout.tp, expert_parallel=rollout.expert_parallel, name=name
-            )
-        ),
-        *_errors_of(lambda: quantised.require_cpu(rollout)),
-    ]
+    tp, expert_parallel, name = config.rollout.tp, config.rollout.expert_parallel, config.model.path
+    return _errors_of(
+        lambda: cpu_limits.check_cpu_shapes(hf, tp=tp, expert_parallel=expert_parallel, name=name)
+    )
 
 
 def _names(config: Config, hf: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ copied as float32 either way.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.training_memory import StageMemory
@@ -39,7 +40,7 @@ class Exporting:
 
     num_bytes: int
     host_bytes: int
-    """The largest of its files."""
+    """The largest of its files, and once more the largest tensor that the folder has turned (gpt-oss)."""
     seconds: float
     """As many bytes are read as written, one after the other."""
 
@@ -66,10 +67,13 @@ def saving(config: Config, hardware: Hardware, models: list[tuple[int, list[Stag
 
 def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
     """A folder of the policy's weights in training.dtype."""
-    size = facts.parameters_total * DTYPE_BYTES[config.training.dtype]
+    element = DTYPE_BYTES[config.training.dtype]
+    size = facts.parameters_total * element
+    tensors = facts.family.checkpoint_tensors(facts.hf)
+    turned = max((math.prod(tensor.shape) for tensor in tensors if tensor.stack), default=0)
     return Exporting(
         num_bytes=size,
-        host_bytes=min(size, config.export.max_shard_bytes),
+        host_bytes=min(size, config.export.max_shard_bytes) + turned * element,
         seconds=2 * size / hardware.storage_bytes_per_second,
     )
 

@@ -152,7 +152,7 @@ class TrainingTime:
     log_probs: float
     update: float
     gradient_exchange: float
-    """Reduce-scatter of gradients and all-gather of weights over data-parallel replicas, without overlap."""
+    """Reduce-scatter of gradients and all-gather of weights over data-parallel replicas, as if neither overlapped anything."""
     bubble: float
     """Share of the update in which a pipeline stage waits."""
 
@@ -172,7 +172,7 @@ def training_time(
     comes from its host's memory and goes back."""
     bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
     efficiency = hardware.training_efficiency
-    if hardware.kind == "gpu" and training.spec == "local":
+    if hardware.kind == "gpu" and (training.spec == "local" or facts.family.own_attention):
         efficiency *= hardware.local_efficiency
     rate = layout.world_size * hardware.peak_flops * efficiency * (1 - bubble)
     forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)

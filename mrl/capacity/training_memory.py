@@ -3,7 +3,8 @@
 Every model chunk has one buffer for its dense parameters and one for its experts, whose replicas are others
 (models/megatron/build.py, mark_expert_parameters).
 Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128 and of its data-parallel size
-(with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer). Gradients are float32 and
+(with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer), and so does each bucket of those whose
+sums overlap the backward pass, which take no other memory: sums are made in place. Gradients are float32 and
 whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
 over the data-parallel ranks; what rests in the host's memory comes in pieces of PIECE_BYTES or one parameter. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
 parameter lacks of them.
@@ -98,7 +99,7 @@ def _rank_memory(
             continue
         expert = ".experts." in tensor.name
         sizes.setdefault((tensor.chunk, expert), []).append(math.prod(tensor.shape))
-    trained = _trained_memory(sizes, training, layout)
+    trained = _trained_memory(sizes, training, place)
     return dataclasses.replace(trained, weights=trained.weights + 4 * correction)
 
 
@@ -116,7 +117,7 @@ def _adapted_memory(
         halves = [math.prod(half.tensor.shape) for half in (adapter.a, adapter.b)]
         sizes.setdefault((adapter.chunk, adapter.is_routed), []).extend(halves)
         largest = max(largest, by_name[adapter.chunk, adapter.parameter])
-    trained = _trained_memory(sizes, training, layout)
+    trained = _trained_memory(sizes, training, place)
     return StageMemory(
         parameters=sum(by_name.values()) + trained.parameters,
         trained=trained.trained,
@@ -128,17 +129,19 @@ def _adapted_memory(
 
 
 def _trained_memory(
-    sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, layout: Layout
+    sizes: dict[tuple[int, bool], list[int]], training: TrainingSection, place: Place
 ) -> StageMemory:
     """Of trained parameters, by (model chunk, whether in the experts' buffer)."""
+    layout = training.layout.sizes()
     element = DTYPE_BYTES[training.dtype]
     state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
         training.optimizer.moments_dtype
     ]
     weights, gradients, optimizer, largest = 0, 0, 0, PIECE_BYTES
-    for (_, expert), group in sizes.items():
+    for (chunk, expert), group in sizes.items():
         replicas = layout.edp if expert else layout.dp * layout.cp
-        padded = buffer_elements(group, replicas)
+        bucket = training.summed_bucket() if place.pp == chunk == 0 else None
+        padded = buffer_elements(group, replicas, bucket)
         weights += padded * element
         gradients += padded * GRADIENT_BYTES
         optimizer += min(padded // replicas, sum(group)) * state
@@ -149,10 +152,17 @@ def _trained_memory(
     return StageMemory(held, held, weights, gradients, on_device, resting)
 
 
-def buffer_elements(sizes: list[int], replicas: int) -> int:
-    """Elements of a buffer of parameters of these sizes, in order, with Megatron's padding."""
-    end = 0
-    for size in sizes:
-        end = -(-end // 64) * 64 + size
+def buffer_elements(sizes: list[int], replicas: int, bucket: int | None = None) -> int:
+    """Elements of a buffer of parameters of these sizes, the last of which comes first, with Megatron's padding; `bucket`: elements
+    after which a bucket ends, None where the buffer is one.
+
+    >>> [buffer_elements([1, 1], 1), buffer_elements([1, 1], 1, 1)]
+    [128, 256]
+    """
     multiple = math.lcm(replicas, 128)
+    start = end = 0
+    for size in reversed(sizes):
+        end = -(-end // 64) * 64 + size
+        if bucket is not None and end - start >= bucket:
+            start = end = -(-end // multiple) * multiple
     return -(-end // multiple) * multiple

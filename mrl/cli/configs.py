@@ -241,7 +241,7 @@ def _rewards_check(options: argparse.Namespace) -> int:
 
 
 def _plan_command(commands) -> None:
-    text = "memory, traffic and time of a configuration, without any GPU"
+    text = "memory, traffic and time of a configuration, without any GPU; the exit code is 1 where it does not fit"
     plan = config_command(commands, "plan", _plan, text, count="*")
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
     plan.add_argument("--json", action="store_true", help="for programs")
@@ -278,7 +278,8 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(load(options), load_hardware(options.hardware))
-    return answer(json.dumps(report.tree, indent=1) if options.json else report.table())
+    shown = json.dumps(report.tree, indent=1) if options.json else report.table()
+    return answer(shown) or int(not report.fits)
 
 
 def _plan_stream(options: argparse.Namespace) -> int:

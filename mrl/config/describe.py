@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -52,9 +53,18 @@ def _hint(path: str) -> str:
     if elsewhere := answer(name):
         return elsewhere
     paths = [setting.path for setting in settings()]
-    same = [each for each in paths if each.endswith(f".{name}")]
-    close = same or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
+    close = named(name) or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
     return f"; did you mean '{"' or '".join(close)}'?" if close else ""
+
+
+def named(name: str) -> list[str]:
+    """Every setting of this last name, as it is written in a file.
+
+    >>> named("old_logprobs")
+    ['algorithm.old_logprobs']
+    """
+    paths = [setting.path for setting in settings() if setting.path.endswith(f".{name}")]
+    return list(dict.fromkeys(re.sub(r"\[[^]]*\]", "", path) for path in paths))
 
 
 def settings() -> list[Setting]:

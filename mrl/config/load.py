@@ -10,7 +10,7 @@ from typing import Any
 import pydantic
 import yaml
 
-from mrl.config.describe import section_at
+from mrl.config.describe import named, section_at
 from mrl.config.merge import SHOWN, Origins, merge
 from mrl.config.other_names import answer, renamed
 from mrl.config.root import Config
@@ -25,6 +25,8 @@ CHOICES = {
 }
 """Sections (with the key that chooses and its value without one) whose constants belong to the choice: another
 loss, correction or controller takes constants of its own, not the former's."""
+MOST_PLACES = 3
+"""Settings of one name that an error lists; more would say nothing."""
 
 
 def load_config(*sources: str | Path | Mapping[str, Any]) -> Config:
@@ -88,7 +90,7 @@ def _explain(problem: Any, origins: Origins) -> str:
         old = repr(value) if setting in holder.model_fields else "the setting"
         return f"{path}: {old} is renamed to {new}{origin}"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{origin}{answer(key) or _nearest(key, section)}"
+        return f"{path}: unknown key{origin}{answer(key) or _nearest(key, section, path)}"
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")
@@ -109,9 +111,12 @@ def _origin(path: str, origins: Origins) -> str:
     return f" ({inside[0]})" if inside and path else ""
 
 
-def _nearest(key: str, section: type[pydantic.BaseModel] | None) -> str:
+def _nearest(key: str, section: type[pydantic.BaseModel] | None, path: str) -> str:
     if section is None:
         return ""
+    elsewhere = [each for each in named(key) if each != path]  # the same path: another choice's
+    if 0 < len(elsewhere) <= MOST_PLACES:
+        return f"; did you mean '{"' or '".join(elsewhere)}'?"
     names = list(section.model_fields)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
     return f"; did you mean '{close[0]}'?" if close else f"; known keys here: {', '.join(names)}"

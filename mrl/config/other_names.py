@@ -111,8 +111,35 @@ SYNONYMS = {
     "custom_reward_function": "reward={kind: plugin, path: file.py:function, style: verl}",
     "reward_model": "reward={kind: reward_model, path: http://...}",
     "multi_turn": "agent.environment (samples are episodes then), agent.domains for several",
+    "gradient_checkpointing": "training.recompute",
+    "enable_gradient_checkpointing": "training.recompute",
+    "activation_checkpointing": "training.recompute",
+    "bf16": "training.dtype (rollout.dtype for engines)",
+    "torch_dtype": "training.dtype (rollout.dtype for engines)",
+    "param_offload": "training.offload",
+    "overlap_comm": "training.overlap_grad_reduce",
+    "ddp_bucket_size": "training.bucket_size",
+    "override_ddp_config": "training.overlap_grad_reduce, training.bucket_size",
+    "optimizer_offload": "training.optimizer.offload_fraction",
+    "n_gpus_per_node": "launch.slots_per_node (a slot is one GPU, or one share of a machine without)",
+    "num_gpus": "training.layout.dp (the layout says how many slots a run takes)",
 }
 """A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
+
+_SPLIT = "training.layout (`mrl settings training.layout`) splits the model, and optimizer states lie spread over dp"
+UNSUPPORTED = {
+    "fsdp": _SPLIT,
+    "fsdp_config": _SPLIT,
+    "deepspeed": _SPLIT,
+    "zero_stage": _SPLIT,
+    "overlap_param_gather": "an update ends with its parameters gathered (training.overlap_grad_reduce is of gradients)",
+    "use_vllm": "engines are vLLM's always; rollout (`mrl settings rollout`) has their settings",
+    "vllm_mode": "launch.engine_slots gives engines slots of their own, 0 has them share the trainer's",
+    "sglang": "engines are vLLM's; rollout (`mrl settings rollout`) has their settings",
+    "load_in_4bit": "trained weights are wide; rollout.quantization narrows those of the engines",
+    "load_in_8bit": "trained weights are wide; rollout.quantization narrows those of the engines",
+}
+"""A word of theirs that nothing here does the same as -> what is there in its place."""
 
 
 def renamed(section: type, key: str, value: object = None) -> str:
@@ -125,4 +152,6 @@ def renamed(section: type, key: str, value: object = None) -> str:
 
 def answer(word: str) -> str:
     """What an error says about a word of another system; empty where the word is not in the table."""
+    if word in UNSUPPORTED:
+        return f"; {word} is not supported: {UNSUPPORTED[word]}"
     return f"; did you mean {SYNONYMS[word]}?" if word in SYNONYMS else ""

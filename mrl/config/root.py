@@ -179,7 +179,6 @@ class Config(Section):
         if self.stream.clock == "wall":
             return self
         without = {
-            "the section agent: when environments answer is time by the wall": self.agent is not None,
             "routing.replay = engine: a run that resumes asks anew what had routes": self.routing.replay
             == "engine",
             f"rollout.dp = {self.rollout.dp}: no test has shown that such a run repeats itself": self.rollout.dp
@@ -302,10 +301,10 @@ class Config(Section):
 
     @property
     def records_schedule(self) -> bool:
-        """Whether the run writes a record that can be replayed: when environments answer is in none, and nor is what a cache
-        was computed by, or when engines woke."""
+        """Whether the run writes a record that can be replayed: what a cache was computed by is in none, and nor is when engines
+        woke."""
         streams = self.loop.schedule == "stream" and self.stream.record
-        return streams and self.agent is None and not (self.keeps_caches or self.stream.elastic_slots)
+        return streams and not (self.keeps_caches or self.stream.elastic_slots)
 
     @property
     def warnings(self) -> list[str]:

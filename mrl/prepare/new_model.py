@@ -3,6 +3,7 @@ exist yet."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,7 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # a bar for one small file
-    fields = hf_config(new, vocab_size=vocab_size, max_length=max_length)
-    config = transformers.AutoConfig.for_model(**fields)
+    config = _described(new, vocab_size, max_length)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
@@ -61,13 +61,16 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
 
 
 def hf_config(new: NewModelSection, *, vocab_size: int, max_length: int) -> dict[str, Any]:
-    """The keys of config.json that matter, in transformers' spelling; the vocabulary is rounded up to a
-    multiple of 16.
+    """What the new model's config.json will say: planning reads it where no folder exists yet."""
+    return json.loads(_described(new, vocab_size, max_length).to_json_string())
 
-    Planning reads it too, where no folder exists yet.
-    """
-    family = FAMILIES[new.family]
-    return {
+
+def _described(new: NewModelSection, vocab_size: int, max_length: int):
+    """The new model as transformers describes it, which fills in what only its families know (a rotary embedding's base); the
+    vocabulary is rounded up to a multiple of 16."""
+    import transformers
+
+    fields = {
         "model_type": new.family,
         "vocab_size": -(-vocab_size // 16) * 16,  # divides by any small tensor-parallel size
         "hidden_size": new.hidden_size,
@@ -80,4 +83,5 @@ def hf_config(new: NewModelSection, *, vocab_size: int, max_length: int) -> dict
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": 1,
-    } | family.new_fields(new, max_length)
+    } | FAMILIES[new.family].new_fields(new, max_length)
+    return transformers.AutoConfig.for_model(**fields)

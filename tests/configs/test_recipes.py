@@ -1,7 +1,10 @@
 """Every recipe and every layout beside it resolves, survives a round trip, and fits the hardware in its name."""
 
 import json
+import math
+import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,15 +16,17 @@ from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
+from mrl.launch.commands import engines
 from mrl.launch.commands.check import check_policy
 from mrl.models.families import family_of
 from mrl.models.hf_config import language_model
-from tests.support.recipes import RECIPES, cases
+from mrl.models.tensors import CheckpointTensor
+from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model name -> a folder with its published config.json and an index of all its tensors, in one empty file."""
+    """Model name -> a folder with its published config.json and all of its tensors, of zeros that take no room."""
     found = {}
     for published in CONFIGS.glob("models/*/config.json"):
         folder = tmp_path_factory.mktemp("weights") / published.parent.name
@@ -29,13 +34,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         text = published.read_text()
         (folder / "config.json").write_text(text)
         hf = language_model(json.loads(text))
-        names = [t.name for t in family_of(hf).checkpoint_tensors(hf)]
-        (folder / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": dict.fromkeys(names, "all.safetensors")})
-        )
-        (folder / "all.safetensors").touch()
+        write_zeros(folder / "model.safetensors", family_of(hf).checkpoint_tensors(hf))
         found[folder.name] = folder
     return found
+
+
+def write_zeros(path: Path, tensors: Iterable[CheckpointTensor]) -> None:
+    """A sparse safetensors file of these tensors in bfloat16."""
+    header, end = {}, 0
+    for tensor in tensors:
+        begin, end = end, end + 2 * math.prod(tensor.stored_shape)
+        shape = list(tensor.stored_shape)
+        header[tensor.name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, path.stat().st_size + end)
 
 
 def train_refuses(config: Config) -> bool:
@@ -50,6 +63,11 @@ def with_folder(files: tuple[Path, ...], folders: dict[str, Path], *words: str) 
     """The recipe on nodes of eight slots, its model's folder in the place of the one that nobody has here."""
     folder = folders[Path(load(files).model.path).name]
     return load(files, [f"model.path={folder}", "launch.slots_per_node=8", *words])
+
+
+def test_every_recipe_is_among_the_cases() -> None:
+    """Those that come later too: a file of configs/ is a recipe for nodes of GPUs, or said to be none."""
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == RECIPES.keys() | NOT_FOR_NODES
 
 
 @pytest.mark.parametrize(
@@ -82,9 +100,46 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_plan_says_that_a_recipe_fits_hardware_that_it_does_not(recipe: str) -> None:
     """Of the sizes of memory the smaller one is too small for the largest models, in float8 as well."""
-    plan = capacity_report(load([CONFIGS / f"{recipe}.yaml"]), load_hardware("8x80gb"))
+    plan = capacity_report(load(files_of(recipe)), load_hardware("8x80gb"))
     assert plan.fits == (recipe not in ("deepseek_v3", "kimi_k2"))
     assert plan.fits == (not plan.tree["errors"])
+
+
+LARGER_GLM = (
+    "model.path=weights/GLM-4.5",
+    "training.layout={tp: 4, pp: 8, dp: 4, ep: 8}",
+)
+OVER_TWO_NODES = (
+    "training.layout.dp=8",
+    "rollout={tp: 1, dp: 16, quantization: fp8_block, max_num_seqs: 32, max_num_batched_tokens: 2048}",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware", "nodes", "fits"),
+    [
+        (LARGER_GLM, "8x141gb", 16, True),
+        (LARGER_GLM, "8x80gb", 16, False),
+        ((*LARGER_GLM, "training.layout.dp=8"), "8x80gb", 32, False),
+        ((*LARGER_GLM, *OVER_TWO_NODES), "8x80gb", 32, True),
+    ],
+    ids=["141 GB", "80 GB", "80 GB, twice the nodes", "80 GB, engines of two nodes"],
+)
+def test_the_larger_glm_fits_where_its_recipe_says(
+    words: tuple[str, ...], hardware: str, nodes: int, fits: bool
+) -> None:
+    """configs/glm_4_5_air.yaml names what 355B needs beside its own settings."""
+    plan = capacity_report(load(files_of("glm_4_5_air"), words), load_hardware(hardware))
+    assert plan.tree["nodes"] == nodes
+    assert plan.fits == fits, plan.tree["errors"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_whose_engines_span_nodes_says_so(recipe: str) -> None:
+    """In the comments at its head, with the setting."""
+    nodes = load(files_of(recipe)).rollout.ranks // 8
+    head = (CONFIGS / f"{recipe}.yaml").read_text().partition("\nrun:")[0]
+    assert nodes in (0, 1) or (f"(dp {8 * nodes}" in head and "attention" in head), nodes
 
 
 @pytest.mark.parametrize(
@@ -103,6 +158,45 @@ def test_what_train_refuses_does_not_fit_by_the_plan(
     config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)
     assert train_refuses(config)
     assert not capacity_report(config, load_hardware("8x141gb")).fits
+
+
+def test_a_plan_knows_whose_layers_train_attention_sinks() -> None:
+    """Our own, also where the setting is left alone; Transformer Engine's are refused before anything starts."""
+    recipe, hardware = [CONFIGS / "gpt_oss_120b.yaml"], load_hardware("8x80gb")
+    said, alone, refused = (
+        capacity_report(load(recipe, [f"training.spec={spec}"]), hardware)
+        for spec in ("local", "auto", "transformer_engine")
+    )
+    assert (
+        alone.tree["step"] == said.tree["step"]
+        and alone.tree["memory_timeline"] == said.tree["memory_timeline"]
+    )
+    assert not refused.fits and "attention sinks" in refused.tree["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "said"),
+    [
+        ("qwen3_30b_a3b", "[7]", "the layout needs 8 GPUs; beside those of reward.engines there are 7"),
+        ("qwen3_30b_a3b", "[8]", "names the GPUs [8]; this machine has 8"),
+        ("qwen3_30b_a3b", "[]", "gpus names none"),
+        ("qwen3_235b_a22b", "[7]", "its GPUs are Ray's"),
+    ],
+)
+def test_gpus_of_reward_engines_are_none_of_the_layouts_by_the_plan_too(
+    recipe: str, gpus: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = f"reward={{kind: llm, engine: j, engines: {{j: {{model: /judge, gpus: {gpus}}}}}}}"
+    config = load(files_of(recipe), [word])
+    report = capacity_report(config, load_hardware("8x80gb"))
+    assert not report.fits
+    monkeypatch.setattr(engines, "own_gpus", lambda: 8)
+    if recipe == "qwen3_235b_a22b":
+        monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
+    with pytest.raises(ConfigError) as refused:
+        engines.check_engines(config)
+    (line,) = report.tree["errors"]
+    assert said in line and line == str(refused.value).splitlines()[-1]
 
 
 @pytest.mark.parametrize(("files", "nodes", "hardware"), cases())

@@ -63,10 +63,11 @@ class RolloutSection(Section):
     all2all_backend, compilation_config, ...); those that another setting decides are refused. The capacity
     estimate knows nothing of them."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further tokens that end a response; the tokenizer's end-of-text and those of generation_config.json
-    always do."""
+    """Further tokens that end a response, whose text keeps them unless they are special; the tokenizer's
+    end-of-text and those of generation_config.json always do."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response; its tokens and its text keep them."""
+    """Texts that end a response; its tokens and its text keep them, and what else the last token holds. A special
+    token is no text: stop_token_ids has a place for it."""
 
     @property
     def ranks(self) -> int:

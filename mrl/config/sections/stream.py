@@ -57,8 +57,8 @@ class StreamSection(Section):
     verdict_ticks: int = Field(default=1, ge=1)
     """With clock logical: ticks, that of a group's last response counted, until its verdicts are seen; 1 waits for them at once."""
     record: bool = True
-    """Writes the order in which the driver takes what engines and reward workers bring to `schedule/` of the run's folder, for
-    `mrl replay`: about 150 bytes a sample. Runs with the section agent or with elastic_slots have no record."""
+    """Writes the order in which the driver takes what engines, environments and reward workers bring to `schedule/` of the run's folder,
+    for `mrl replay`: about 150 bytes a sample, and what environments said. Runs with elastic_slots have no record."""
     age_budget: AgeBudgetSection | None = None
     """Learns how much of max_age is used; absent: all of it."""
     pool: PoolSection = PoolSection()

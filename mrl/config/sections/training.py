@@ -8,6 +8,8 @@ from mrl.config.sections.lora import LoraSection
 from mrl.models.layout import Layout
 from mrl.section import Section
 
+_BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA = 40_000_000, 1_000_000
+
 
 class LayoutSection(Section):
     """Sizes of the parallel axes of training; tp x cp x dp x pp is the world, the number of slots that the
@@ -114,8 +116,8 @@ class TrainingSection(Section):
     """Most tokens in one packed microbatch (a longer sample is a microbatch of its own)."""
     spec: Literal["auto", "transformer_engine", "local"] = "auto"
     """Whose layers are trained: Transformer Engine's with their fusions, or Megatron's and our own (local);
-    auto: Transformer Engine's where it is installed and a GPU is there. A checkpoint of one resumes in the
-    other."""
+    auto: Transformer Engine's where it is installed, a GPU is there and the model's attention is one that it
+    computes (gpt-oss's is not). A checkpoint of one resumes in the other."""
     dispatcher: Literal["auto", "alltoall", "flex"] = "auto"
     """How tokens reach their experts: exchanges (alltoall), or DeepEP's kernels (flex); auto: DeepEP's with
     Transformer Engine's layers in bfloat16, where it is installed and experts are spread."""
@@ -129,6 +131,12 @@ class TrainingSection(Section):
     offload: Literal["auto", "always", "never"] = "auto"
     """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto:
     on GPUs."""
+    overlap_grad_reduce: Literal["auto"] | bool = "auto"
+    """Whether gradients are summed over the replicas bucket by bucket while the backward pass of the last microbatch goes
+    on, or all after it; auto: where there are replicas (dp, cp, or of experts)."""
+    bucket_size: int | None = Field(default=None, ge=1)
+    """Parameters in a bucket of gradients, at least, where overlap_grad_reduce has several; null: 40 million, or a million for
+    each dp rank where that is more. First pipeline stages alone have several: the others wait for them anyhow."""
     num_threads: int = Field(default=1, ge=1)
     """Intra-op threads of each rank on CPU."""
     collective_seconds: float = Field(default=600.0, gt=0)
@@ -136,7 +144,8 @@ class TrainingSection(Section):
     router_dtype: Literal["fp32", "fp64"] = "fp32"
     """Type of the router's matmul and softmax."""
     router_aux_loss: float = Field(default=0.0, ge=0)
-    """Coefficient of the load-balancing loss; 0 for RL."""
+    """Coefficient of the load-balancing loss; 0 for RL. It is taken over each microbatch of each rank, so that with it the
+    result depends on microbatch_tokens and the layout."""
     router_bias: Literal["frozen", "sign"] = "frozen"
     """The correction biases that sigmoid routers add to their scores before they choose: left as the folder has
     them, or moved after every update by router_bias_rate, up for experts with less than the mean load of the
@@ -168,6 +177,24 @@ class TrainingSection(Section):
                 "spread experts with ep instead, or leave routed_experts out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _buckets_overlap(self) -> "TrainingSection":
+        if self.bucket_size is not None and self.overlap_grad_reduce is False:
+            raise ValueError(
+                f"training.bucket_size = {self.bucket_size} with training.overlap_grad_reduce = false: gradients are summed in one "
+                "bucket then; leave bucket_size out, or set overlap_grad_reduce to auto"
+            )
+        return self
+
+    def summed_bucket(self) -> int | None:
+        """Parameters in a bucket of gradients that is summed during the backward pass; None where all are summed after it."""
+        layout = self.layout.sizes()
+        overlaps = self.overlap_grad_reduce
+        if overlaps == "auto":
+            overlaps = max(layout.dp * layout.cp, layout.edp) > 1
+        default = max(_BUCKET_SIZE, _BUCKET_SIZE_OF_A_REPLICA * layout.dp)  # Megatron's
+        return (self.bucket_size or default) if overlaps else None
 
     def offloads(self, *, gpus: bool) -> bool:
         """Whether the trainer leaves its slot's memory while engines generate, on slots with or without

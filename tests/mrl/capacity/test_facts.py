@@ -2,18 +2,24 @@
 
 import json
 import math
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+from mrl.capacity import requirements
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.model_facts import find_facts
-from mrl.config.sections.model import ModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.loops.throughput import peak_flops
 from mrl.models.facts import Facts
 from mrl.models.families import family_of
+from mrl.models.layout import Layout
+from mrl.models.rope import parameters
+from mrl.prepare.new_model import ensure
 
 PUBLISHED = {
     # Elements in the published safetensors, without those of multi-token-prediction layers and of models of images;
@@ -28,6 +34,7 @@ PUBLISHED = {
     "Qwen1.5-MoE-A2.7B": (14_315_784_192, 2_689_173_504),
     "Llama-3.1-8B": (8_030_261_248, 8_030_261_248),
     "Llama-3.2-1B": (1_235_814_400, 1_235_814_400),
+    "phi-4": (14_659_507_200, 14_659_507_200),
     "OLMoE-1B-7B": (6_919_161_856, 1_282_017_280),
     "MiniMax-M2": (228_689_764_864, 11_030_553_088),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
@@ -37,6 +44,17 @@ PUBLISHED = {
     "GLM-4.5-Air": (106_852_251_264, 13_424_129_664),
     "GLM-4.5": (352_797_829_024, 33_632_266_144),
     "GLM-4.7-Flash": (29_943_393_920, 3_896_766_080),
+}
+
+TINY = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "expert_size": 16,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
 }
 
 
@@ -77,6 +95,22 @@ def test_a_new_model_needs_no_folder() -> None:
     tensors = facts.family.checkpoint_tensors(facts.hf)
     assert facts.vocab == 512
     assert facts.parameters_total == sum(math.prod(t.shape) for t in tensors)
+
+
+@pytest.mark.parametrize("family", get_args(NewModelSection.model_fields["family"].annotation))
+def test_a_new_model_is_planned_as_it_will_be_made(family: str, tmp_path: Path) -> None:
+    """All that the made folder's config.json says, and nothing that a run of it would refuse."""
+    folder, rows = tmp_path / "model", tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "What is 1 + 2?", "answer": "3"}\n')
+    model = ModelSection.model_validate({"path": str(folder), "new": {**TINY, "family": family}})
+    planned = find_facts(model).hf
+    ensure(model, [str(rows)], seed=0)
+    made = find_facts(model).hf
+    told_when_made = {"vocab_size", "architectures", "dtype", "pad_token_id"}
+    assert {k: v for k, v in planned.items() if k not in told_when_made} == {
+        k: v for k, v in made.items() if k not in told_when_made
+    }
+    assert parameters(planned) and requirements.layout_errors(planned, Layout(), lora=None) == []
 
 
 def test_an_unknown_model_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from mrl.capacity.activations import activations, in_flight
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
-from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES
+from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, pool_bytes
 from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.report import capacity_report
@@ -341,3 +341,22 @@ def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -
         routes * (1 / nodes + places), rel=1e-6
     )
     assert ahead.object_store_bytes - routed.object_store_bytes == pytest.approx(3 * routes / nodes, rel=1e-6)
+
+
+def test_groups_that_wait_for_their_step_lie_in_the_drivers_memory() -> None:
+    """Up to stream.pool.memory_bytes, or to the groups that may wait where they take less."""
+    recipe, hardware = CONFIGS / "qwen3_30b_a3b.yaml", load_hardware("8x80gb")
+    ahead = ["loop.schedule=stream", "stream.max_age=3"]
+
+    def moments(*words: str) -> list[dict[str, int]]:
+        words = (*words, "loop.checkpoint.beside_training=true")
+        return [moment.parts for moment in Estimate(load([recipe], words), hardware).host]
+
+    plain, kept = moments(), moments(*ahead)
+    assert len(plain) == 2 and kept == [parts | {"pool": 1 << 30} for parts in plain]
+    assert moments(*ahead, "stream.pool.memory_bytes=0") == plain
+    groups, longest = 4 * 128, 16 * (2048 * 4 + 8192 * 20)
+    assert pool_bytes(load([recipe], [*ahead, f"stream.pool.memory_bytes={1 << 62}"])) == groups * longest
+    small = hardware.model_copy(update={"host_memory_bytes": sum(kept[0].values()) - 1})
+    errors = capacity_report(load([recipe], ahead), small).tree["errors"]
+    assert any("'engines serve'" in line and "pool 1.1 GB" in line for line in errors), errors

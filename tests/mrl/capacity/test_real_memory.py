@@ -18,13 +18,21 @@ from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 TOKENS, SAMPLE = 1024, 64
+BUCKET = 50_000
+"""Parameters, so that a first stage with replicas has several buckets, each padded."""
 SHAPE = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128, "vocab_size": 512}
 """Wide enough that activations, not index arrays, make the sum."""
 
 
 def section(layout: dict[str, int], recompute: str, dtype: str) -> TrainingSection:
     return TrainingSection.model_validate(
-        {"layout": layout, "recompute": recompute, "dtype": dtype, "microbatch_tokens": TOKENS}
+        {
+            "layout": layout,
+            "recompute": recompute,
+            "dtype": dtype,
+            "microbatch_tokens": TOKENS,
+            "bucket_size": BUCKET,
+        }
     )
 
 

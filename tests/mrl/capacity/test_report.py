@@ -187,6 +187,17 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert tree["parameters_total"] == 30_532_122_624
 
 
+@pytest.mark.parametrize("shown", [(), ("--json",)])
+@pytest.mark.parametrize("word", ["training.layout.tp=128", "rollout.gpu_memory_utilization=0.99"])
+def test_a_script_sees_what_does_not_fit(
+    word: str, shown: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layout that a run refuses and memory that is too small alike, by the exit code, with the whole answer printed."""
+    assert main(["plan", str(QWEN_30B), word, *shown]) == 1
+    said = capsys.readouterr().out
+    assert not json.loads(said)["fits"] if shown else "verdict: it does NOT fit" in said
+
+
 def test_quantised_engines_take_half_the_bytes_and_leave_more_for_their_cache() -> None:
     wide, narrow = (report(f"rollout.quantization={form}").tree for form in ("none", "fp8_block"))
     assert narrow["rollout"]["weights_bytes"] < 0.56 * wide["rollout"]["weights_bytes"]

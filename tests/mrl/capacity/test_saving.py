@@ -21,6 +21,10 @@ def test_a_checkpoint_is_fourteen_bytes_a_parameter_and_an_export_two() -> None:
     assert found["checkpoint"]["node_bytes"] == 14 * QWEN
     assert found["export"]["num_bytes"] == 2 * QWEN
     assert found["export"]["host_bytes"] == 5_000_000_000
+    turned = (
+        128 * 2880 * 5760
+    )  # a layer's gate and up projections, which gpt-oss's folder has the other way round
+    assert tree(recipe="gpt_oss_120b")["export"]["host_bytes"] == 5_000_000_000 + 2 * turned
     rate = found["hardware"]["storage_bytes_per_second"]
     assert found["checkpoint"]["seconds"] == 14 * QWEN / rate
     assert found["export"]["seconds"] == 2 * 2 * QWEN / rate

@@ -9,7 +9,7 @@ import pytest
 from mrl import cli
 from mrl.config.describe import describe
 from mrl.config.load import dump, load, load_config, split_arguments
-from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS
+from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.loops.collect import sampling_of
@@ -232,6 +232,10 @@ def test_a_path_without_settings_names_the_nearest() -> None:
         ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; did you mean training.lora"),
         ("loop.num_generations=8", r"did you mean loop\.samples_per_prompt\?"),
         ("training.optimizer.learning_rate=1", r"did you mean training\.optimizer\.lr\?"),
+        ("training.gradient_checkpointing=true", r"did you mean training\.recompute\?"),
+        ("training.fsdp=1", r"fsdp is not supported: training\.layout"),
+        ("loop.old_logprobs=auto", r"did you mean 'algorithm\.old_logprobs'\?"),
+        ("training.tp=2", r"did you mean .*'training\.layout\.tp' or 'rollout\.tp'\?"),
     ],
 )
 def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected: str) -> None:
@@ -249,6 +253,10 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
         ("rollout.n", r"loop\.samples_per_prompt"),
         ("max_grad_norm", r"training\.optimizer\.clip_grad"),
         ("judge", "judge is reward now"),
+        ("loop.old_logprobs", r"did you mean 'algorithm\.old_logprobs'"),
+        ("clip_low", r"did you mean 'algorithm\.loss\.clip_low' or 'algorithm\.shaping\.clip_low'\?"),
+        ("deepspeed", r"deepspeed is not supported: training\.layout"),
+        ("bf16", r"training\.dtype"),
     ],
 )
 def test_settings_answers_words_of_other_systems_and_last_names(word: str, expected: str) -> None:
@@ -261,6 +269,9 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
     for setting in SYNONYMS.values():
         assert re.match(r"[\w.]+", setting)[0] in plain, setting
+    for said in UNSUPPORTED.values():
+        assert re.findall(r"\b(?:training|launch|rollout)\b[\w.]*", said)[0] in plain, said
+    assert not UNSUPPORTED.keys() & (SYNONYMS.keys() | {path.rpartition(".")[2] for path in plain})
 
 
 OLD_NAMES = {
