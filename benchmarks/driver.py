@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import cProfile
 import gc
+import itertools
 import json
 import pstats
 import statistics
@@ -31,7 +32,9 @@ from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
+from mrl.launch.workers.reward_group import RewardGroup
 from mrl.loops import group_pool
+from mrl.loops.arrivals.as_they_come import RewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
@@ -43,6 +46,7 @@ from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.pool import RewardPool
+from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=2000, help="mean of a response")
     parser.add_argument("--sigma", type=float, default=0.5, help="deviation of the logarithm of the lengths")
     parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--reward-nodes", choices=["driver", "all"], default="driver")
     parser.add_argument("--step-seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
     parser.add_argument(
@@ -149,7 +154,8 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
         [
             f"run={{name: driver, folder: {folder}}}",
             f"model={{path: {folder}/model, max_length: {most + 512}, new: {{}}}}",
-            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2}}",
+            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2, "
+            f"nodes: {options.reward_nodes}}}",
             "algorithm.filter=null",
             "training.layout={ep: 1, dp: 2}",
             f"launch.engine_slots={options.engines}",
@@ -209,14 +215,29 @@ def _loop(
     prompts = PromptStream(rows, seed=0)
     store = group_pool.opened(config, prompts)
     stack.callback(store.remove)
-    rewards = stack.enter_context(RewardPool(config.reward, group_size=config.loop.samples_per_prompt))
-    lengths = LogNormalLengths(options.tokens, options.sigma, config.rollout.max_response_tokens, seed=0)
-    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=lengths)
+    rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
+    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=_lengths(options, config))
     deadline = config.loop.phase_deadline_seconds
     collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
     producer = Producer(config, prompts, in_flight, store)
     recorder = Recorder(config, run_folder, clock, first_step=0)
     return StreamLoop(config, pools, collector, producer, [], recorder, Checkpoints(config, run_folder))
+
+
+def _reward_workers(
+    config: Config, clock: PhaseClock, folder: RunFolder
+) -> contextlib.AbstractContextManager[RewardWorkers]:
+    if config.reward.nodes == "driver":
+        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
+    return RewardGroup(config, clock, environment={}, log_folder=str(folder.path)).started(trial=[])
+
+
+def _lengths(options: argparse.Namespace, config: Config) -> Lengths:
+    """Drawn before the first step, because a run draws none."""
+    draw = LogNormalLengths(options.tokens, options.sigma, config.rollout.max_response_tokens, seed=0)
+    prompts, samples = range(options.prompts * (options.steps + 5)), range(options.samples)
+    drawn = {asked: draw(*asked) for asked in itertools.product(prompts, samples)}
+    return lambda prompt, sample: drawn[prompt, sample]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ def nothing_left_behind() -> Iterator[None]:
     """After the whole session no process of ours runs and no segment of a process that ended lies in shared memory."""
     before = _orphaned_segments()
     yield
+    if (kept := sys.modules.get("tests.launch.standing")) is not None:
+        kept.close()
     left = [p for p in psutil.Process().children(recursive=True) if not _ends_with_us(p)]
     _, alive = psutil.wait_procs(left, timeout=10)
     names = [(p.pid, p.name()) for p in alive if p.is_running()]

@@ -98,8 +98,8 @@ def test_every_recipe_of_a_paper_is_listed() -> None:
 def test_the_loss_of_ones_own_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.findall(r"```python\n(.*?)```", page("algorithms.md"), re.S)[-1]
     (tmp_path / "my_loss.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    section = CustomLoss(function="my_loss:damped", options={"factor": 1.0})
+    monkeypatch.chdir(tmp_path)
+    section = CustomLoss(function="my_loss.py:damped", options={"factor": 1.0})
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     tokens = Tokens(
         segments=Segments.of(np.array([2])), mask=torch.tensor([True, True]), num_tokens=2.0, num_sequences=1.0,

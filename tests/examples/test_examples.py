@@ -88,8 +88,9 @@ def test_responses_are_scored_and_a_wrong_setting_is_named(folder: Path) -> None
 
 @pytest.mark.integration
 def test_weights_are_synced_in_a_trainer_of_ones_own(folder: Path) -> None:
-    lines = sorted(python(folder, "examples/sync_weights.py").splitlines())
-    assert lines == [
+    said = python(folder, "examples/sync_weights.py")
+    # Two ranks share a screen: where it is not buffered, a line's end may come after the other's line.
+    assert sorted(re.findall(r"rank \d: .*? crossed in all", said)) == [
         f"rank {rank}: first row {[2.0 + 4 * rank + n for n in range(4)]}, 64 bytes crossed in all"
         for rank in range(2)
     ]

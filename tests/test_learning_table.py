@@ -1,0 +1,91 @@
+"""The learning table of docs/benchmarks.md: whole, its figures those of its readings, and what misses the bar named."""
+
+from __future__ import annotations
+
+import re
+from statistics import mean
+
+import pytest
+
+from benchmarks import learning
+from tests.support.source_tree import ROOT
+
+PAGE = (ROOT / "docs/benchmarks.md").read_text()
+SECTION = PAGE.split("## Algorithms on the quickstart's task")[1].split("\n## ")[0]
+NAMES = {"its DAPO": "quickstart_dapo", "its PPO": "quickstart_ppo"}
+FIGURES = re.compile(r"(0\.\d{3}) -> (0\.\d{3})")
+ROUNDING = 1e-3
+"""Figures and readings have three digits."""
+LOST = ("ppo", 0)
+"""The recipe and start whose figure alone is left, as the page says."""
+
+
+def name_of(cell: str) -> str:
+    found = re.search(r"`(\w+)`", cell)
+    return found[1] if found else NAMES.get(cell, cell)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def figures() -> dict[str, tuple[int, list[tuple[float, float]], float]]:
+    """Recipe -> its steps, each start's first reading and figure, and their mean."""
+    rows = [cells(line) for line in SECTION.splitlines() if FIGURES.search(line)]
+    return {
+        name_of(recipe): (
+            int(steps),
+            [(float(a), float(b)) for cell in starts for a, b in FIGURES.findall(cell)],
+            float(total),
+        )
+        for _, recipe, steps, *starts, total in rows
+    }
+
+
+def curves() -> dict[tuple[str, int], list[float]]:
+    """(recipe, start) -> its readings."""
+    found, recipe = {}, ""
+    for line in SECTION.split("| step | 0 |")[1].splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        name, *readings = cells(line)
+        before, _, start = name.rpartition("start ")
+        recipe = name_of(before.rstrip(", ")) if before else recipe
+        found[recipe, int(start)] = [float(reading) for reading in readings if reading]
+    return found
+
+
+def test_every_recipe_has_three_starts_and_every_reading() -> None:
+    assert set(figures()) == set(learning.RECIPES)
+    runs = {(recipe, start) for recipe in learning.RECIPES for start in range(3)}
+    assert set(curves()) == runs - {LOST} and "(of `ppo` from start 0 they were not kept)" in SECTION
+    for (recipe, _), readings in curves().items():
+        assert len(readings) == 1 + learning.steps_of(recipe, 200) // 20
+
+
+@pytest.mark.parametrize("recipe", learning.RECIPES)
+def test_a_figure_is_the_mean_of_the_last_three_readings(recipe: str) -> None:
+    steps, starts, total = figures()[recipe]
+    assert steps == learning.steps_of(recipe, 200) and len(starts) == 3
+    assert total == pytest.approx(mean(figure for _, figure in starts), abs=ROUNDING)
+    for start, (first, figure) in enumerate(starts):
+        assert first <= 0.5
+        if (recipe, start) == LOST:
+            continue
+        readings = curves()[recipe, start]
+        assert readings[0] == first
+        assert figure == pytest.approx(learning.figure(readings), abs=ROUNDING)
+
+
+def test_what_misses_the_bar_is_named() -> None:
+    """By the readings: one of the figures is rounded up to the bar."""
+
+    def total(recipe: str) -> float:
+        _, starts, _ = figures()[recipe]
+        known = {start: learning.figure(each) for (name, start), each in curves().items() if name == recipe}
+        return mean(known.get(start, figure) for start, (_, figure) in enumerate(starts))
+
+    assert {recipe for recipe in learning.RECIPES if total(recipe) < learning.BAR} == set(learning.MISSED)
+    assert f"the bar\n{learning.BAR} for the mean" in SECTION
+    (bold,) = re.findall(r"reach the bar; \*\*(.*?)\*\*", SECTION)
+    assert set(re.findall(r"`(\w+)`", bold)) == set(learning.MISSED) and "miss" in bold
