@@ -128,10 +128,11 @@ docs: setup
 	$(BIN)/python -m sphinx -qW --keep-going -c docs -d site/.doctrees . site
 	@echo "site/docs/README.html opens in a browser"
 
+EXTRAS := --extra nixl --extra agents --extra hub --extra tensorboard --extra wandb --extra mlflow
 lock:
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --no-annotate --no-header --overrides requirements/overrides.txt --no-emit-package artoo-artifacts requirements/cpu.in -o requirements/cpu.lock
-	$(BIN)/uv pip compile -q --no-annotate --no-header --python-version 3.12 --python-platform x86_64-manylinux_2_28 requirements/cuda.in -o requirements/cuda.lock
+	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cpu --extra docs --extra dev $(EXTRAS) --overrides requirements/overrides.txt --no-emit-package artoo-artifacts pyproject.toml requirements/cpu.in -o requirements/cpu.lock
+	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cuda $(EXTRAS) --python-version 3.12 --python-platform x86_64-manylinux_2_28 pyproject.toml requirements/cuda.in -o requirements/cuda.lock
 
 clean:
 	rm -rf runs site work/quickstart work/calculator
