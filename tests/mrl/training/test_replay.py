@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection
 from tests.mrl.training import replays
 from tests.mrl.training.layouts import name_of
@@ -16,9 +17,11 @@ from tests.tiny_models import random_batch, write_model
 
 pytestmark = pytest.mark.integration
 
+LORA = LoraSection(rank=3, targets=["attention", "routed_experts"])
 CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_moe", {"tp": 2, "pp": 2, "vpp": 2, "ep": 2}, {"recompute": "full"}),
     ("qwen3_moe", {"cp": 2}, {}),
+    ("qwen3_moe", {"tp": 2, "pp": 2, "ep": 2}, {"lora": LORA}),
 ]
 LONG_CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_moe", {"cp": 2, "tp": 2, "ep": 2}, {"recompute": "selective"}),
@@ -26,7 +29,15 @@ LONG_CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_moe", {"pp": 2, "vpp": 2}, {}),
     ("deepseek_v3", {"tp": 2, "pp": 2, "ep": 2}, {"recompute": "full"}),
     ("deepseek_v3", {"cp": 2, "pp": 2, "vpp": 2}, {}),
+    ("qwen3_moe", {"cp": 2, "dp": 2, "ep": 2}, {"lora": LORA, "recompute": "full"}),
+    ("deepseek_v3", {"tp": 2, "pp": 2, "ep": 2}, {"lora": LORA}),
 ]
+
+
+def _name(value: dict[str, Any]) -> str:
+    if not {"lora", "recompute"}.isdisjoint(value) or not value:
+        return "adapters" if "lora" in value else ""
+    return name_of(value)
 
 
 class OneRank:
@@ -35,12 +46,14 @@ class OneRank:
     def __init__(self, root: Path) -> None:
         self._root, self._made = root, {}
 
-    def of(self, family: str) -> tuple[Path, dict[str, Any]]:
-        if family not in self._made:
-            folder = write_model(self._root / family, family)
-            (found,) = run_ranks(replays.record_and_replay, 1, str(folder), {}, {})
-            self._made[family] = folder, found
-        return self._made[family]
+    def of(self, family: str, lora: LoraSection | None = None) -> tuple[Path, dict[str, Any]]:
+        kind = f"{family}-adapters" if lora else family
+        if kind not in self._made:
+            folder = write_model(self._root / kind, family)
+            changes = {"lora": lora} if lora else {}
+            (found,) = run_ranks(replays.record_and_replay, 1, str(folder), {}, changes)
+            self._made[kind] = folder, found
+        return self._made[kind]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +64,12 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
 @pytest.mark.parametrize(
     ("family", "layout", "changes"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_CASES)],
-    ids=lambda value: value if isinstance(value, str) else "" if "recompute" in value else name_of(value),
+    ids=lambda value: value if isinstance(value, str) else _name(value),
 )
 def test_every_layout_takes_the_routes_it_is_given(
     family: str, layout: dict[str, int], changes: dict[str, Any], one_rank: OneRank
 ) -> None:
-    folder, expected = one_rank.of(family)
+    folder, expected = one_rank.of(family, changes.get("lora"))
     world = LayoutSection(**layout).world_size
     results = run_ranks(replays.record_and_replay, world, str(folder), layout, changes)
     batch = random_batch(10, seed=1)
@@ -75,10 +88,19 @@ def test_every_layout_takes_the_routes_it_is_given(
             assert result["metrics"][name] == pytest.approx(expected["metrics"][name], abs=2e-5), name
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
-def test_given_routes_are_others_and_the_reference_takes_them_too(family: str, one_rank: OneRank) -> None:
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [
+        ("qwen3_moe", None),
+        ("qwen3_moe", LORA),
+        pytest.param("deepseek_v3", None, marks=pytest.mark.slow),
+    ],
+)
+def test_given_routes_are_others_and_the_reference_takes_them_too(
+    family: str, lora: LoraSection | None, one_rank: OneRank
+) -> None:
     """Before the first update policy and reference are one, so that their KL is exactly 0."""
-    _, found = one_rank.of(family)
+    _, found = one_rank.of(family, lora)
     given, recorded = found["given"]["logprobs"], found["recorded"]["logprobs"]
     assert np.abs(given - recorded).max() > 0.1
     np.testing.assert_array_equal(given, found["reference"]["logprobs"])
