@@ -33,16 +33,18 @@ def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) 
     """Every sample's log-probs and entropies are those of transformers, and come from exactly one rank; returns the
     largest difference of a log-prob.
 
-    Delta nets amplify rounding, by how much depends on the machine's kernels: there the reference is in float64, and twice what
-    transformers' own float32 is off it is allowed too."""
+    Delta nets amplify rounding, by how much depends on the machine's kernels, and most in few tokens: there the reference is in
+    float64, the error's root mean square is at most twice that of transformers' own float32, and a token's at most 16 times that."""
     batch = random_batch(10, seed=1)
     logprobs, entropy = reference_logprobs(folder, batch, temperature=scenarios.TEMPERATURE)
+    rounding = None
     if "linear_num_key_heads" in (folder / "config.json").read_text():
         rounded = logprobs
         logprobs, entropy = reference_logprobs(
             folder, batch, temperature=scenarios.TEMPERATURE, dtype=torch.float64
         )
-        bound = max(bound, 2 * float(np.abs(rounded - logprobs).max()))
+        rounding = _root_mean_square(rounded - logprobs)
+        bound = max(bound, 16 * rounding)
     found = [result for result in results if result["arrays"] is not None]
     assert sorted(np.concatenate([r["samples"] for r in found]).tolist()) == list(range(10))
     gaps = []
@@ -51,8 +53,14 @@ def check_forward(results: list[dict[str, Any]], folder: Path, *, bound: float) 
         index = np.concatenate(spans)
         np.testing.assert_allclose(result["arrays"]["logprobs"], logprobs[index], atol=bound)
         np.testing.assert_allclose(result["arrays"]["entropy"], entropy[index], atol=bound)
-        gaps.append(np.abs(result["arrays"]["logprobs"] - logprobs[index]).max())
-    return float(max(gaps))
+        gaps.append(result["arrays"]["logprobs"] - logprobs[index])
+    whole = np.concatenate(gaps)
+    assert rounding is None or _root_mean_square(whole) < 2 * rounding
+    return float(np.abs(whole).max())
+
+
+def _root_mean_square(values: np.ndarray) -> float:
+    return float(np.sqrt(np.square(values).mean()))
 
 
 def check_layout(
