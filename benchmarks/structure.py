@@ -11,6 +11,7 @@ bare names, are read as well.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import sys
 import tokenize
@@ -82,7 +83,8 @@ def arrows_of(modules: dict[str, Path]) -> set[tuple[str, str]]:
     return pairs
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names that a file imports, each module and each name of a `from`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -90,7 +92,7 @@ def imports(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def face(arrows: set[tuple[str, str]], folder: str) -> int:

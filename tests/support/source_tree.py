@@ -1,5 +1,6 @@
 """The repository's folders and modules, for tests about all of them."""
 
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -8,6 +9,7 @@ FOLDERS = {"mrl": "mrl", "models": "mrl.models", "resharding": "mrl.resharding",
 """Top-level folders and the package each is imported as."""
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every module's file by the name that it is imported as."""
     named = {}
