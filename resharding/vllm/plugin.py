@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.platforms import current_platform
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
@@ -167,6 +168,13 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
 
+def ask_for_tiles() -> None:
+    """A kernel gives AMX tiles to processes that ask. vLLM 0.32's attention in bfloat16 uses them and leaves the asking to oneDNN,
+    which a model of small weights (below 1 MiB) never calls: its workers died of SIGILL."""
+    if current_platform.is_cpu():
+        torch.cpu._init_amx()  # type: ignore[attr-defined]
+
+
 def end_with_engine() -> None:
     """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only between two calls; a
     thread ends them at any time."""
@@ -184,6 +192,7 @@ def end_with_engine() -> None:
     threading.Thread(target=watch, daemon=True, name="mrl-parent-watch").start()
 
 
+ask_for_tiles()
 allow_everywhere()
 serve_float32()
 allow_sigmoid_without_groups()
