@@ -21,7 +21,13 @@ _CPU_LATENT = 576
 
 def overrides(model_path: str) -> dict[str, Any]:
     """What vLLM's reading of a folder's config.json is overridden with on CPU."""
-    return rotary_overrides(language_model(json.loads((Path(model_path) / "config.json").read_text())))
+    return rotary_overrides(_config(model_path))
+
+
+def attention(model_path: str) -> dict[str, Any]:
+    """The field of vLLM's EngineArgs by which latent attention is the same on every CPU: where there is AMX, vLLM 0.32 takes
+    kernels for it that know bfloat16 and widths of 32 alone."""
+    return {"attention_backend": "CPU_MLA"} if _config(model_path).get("kv_lora_rank") else {}
 
 
 def rotary_overrides(config: HfConfig) -> dict[str, Any]:
@@ -39,8 +45,12 @@ def rotary_overrides(config: HfConfig) -> dict[str, Any]:
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
     """ConfigError when the shapes of a model's folder do not fit vLLM's CPU kernels at this tensor-parallel size."""
-    config = language_model(json.loads((Path(model_path) / "config.json").read_text()))
+    config = _config(model_path)
     check_cpu_shapes(config, tp=tp, expert_parallel=expert_parallel, name=model_path)
+
+
+def _config(model_path: str) -> dict[str, Any]:
+    return language_model(json.loads((Path(model_path) / "config.json").read_text()))
 
 
 def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:

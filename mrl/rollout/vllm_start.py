@@ -91,8 +91,11 @@ def arguments(
         weight_transfer_config=WeightTransferConfig(backend=plugin.BACKEND),
         hf_overrides=overrides,
         enable_return_routed_experts=routes and not on_cpu,
-        **_of_platform(rollout, on_cpu=on_cpu),
-        **(_of_parts(rollout, part, meeting) | rollout.engine_args),
+        **(
+            _of_platform(rollout, model_path, on_cpu=on_cpu)
+            | _of_parts(rollout, part, meeting)
+            | rollout.engine_args
+        ),
     )
 
 
@@ -110,9 +113,11 @@ def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:
         )
 
 
-def _of_platform(rollout: RolloutSection, *, on_cpu: bool) -> dict[str, Any]:
+def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
-        return {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
+        fields = {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
+        chosen = "attention_config" in rollout.engine_args
+        return fields | ({} if chosen else cpu_limits.attention(model_path))
     return {
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "enable_sleep_mode": rollout.enable_sleep_mode,
