@@ -117,10 +117,12 @@ class ForkServers:
 
 
 def imports(config: Config, environment: Mapping[str, str], preloads: Mapping[str, str]) -> str:
-    """A digest of all that what is imported depends on: Python, the folder, the environment, the configuration's part in it."""
+    """A digest of all that what is imported depends on: Python, the folder, the environment, the configuration's part in it; and
+    of the kernel's namespaces, which say what a worker sees of files, processes and networks."""
     own = {n: v for n, v in {**os.environ, **environment}.items() if not n.startswith(GIVEN_ANEW)}
     said = {kind: importlib.import_module(module).variables(config) for kind, module in preloads.items()}
-    told = [sys.executable, os.getcwd(), own, said]
+    spaces = {path.name: os.readlink(path) for path in Path("/proc/self/ns").iterdir()}
+    told = [sys.executable, os.getcwd(), own, said, spaces]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

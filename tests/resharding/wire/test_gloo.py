@@ -42,9 +42,12 @@ def groups_of_two(rank: int, world_size: int, port: int) -> tuple[int, list[floa
         with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
             dist.all_reduce(torch.ones(1), group=groups[2])
     seconds = time.monotonic() - begun
-    dist.distributed_c10d._get_default_store().set(f"failed-{rank}", b"")  # type: ignore[no-untyped-call]
-    if rank:
-        dist.distributed_c10d._get_default_store().wait(["failed-0"], datetime.timedelta(seconds=60))  # type: ignore[no-untyped-call]
+    store = dist.distributed_c10d._get_default_store()  # type: ignore[no-untyped-call]
+    store.set(f"failed-{rank}", b"")
+    store.wait(["failed-0", "failed-1"], datetime.timedelta(seconds=60))
+    if rank == 0:  # which has the store, and leaves last
+        store.wait(["seen"], datetime.timedelta(seconds=60))
+    store.set("seen", b"")
     return loops(), sums, seconds
 
 
