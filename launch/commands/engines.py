@@ -11,6 +11,8 @@ from mrl.config.root import Config
 from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
+from mrl.models.hf_config import language_model
+from mrl.models.rope import positions
 from mrl.rewards.judges.reward_model import Conversation, check_heads
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
@@ -35,7 +37,10 @@ def check_engines(config: Config) -> None:
 
 def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
     """`parts`: the verifiers that ask the engine, all of one kind."""
-    head = str((read_config(engine.model).get("architectures") or ["no known model"])[0])
+    hf = read_config(engine.model)
+    head, known = str((hf.get("architectures") or ["no known model"])[0]), positions(language_model(hf))
+    if known is not None and (engine.max_length or 0) > known:
+        raise ConfigError(f"max_length = {engine.max_length} exceeds the {known} positions of {engine.model}")
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
         raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
     if parts[0].kind == "reward_model":

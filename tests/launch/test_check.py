@@ -171,6 +171,10 @@ WORD_FAULTS = [
         "model has no chat template, by which it is asked",
     ),
     (
+        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
+        "reward.engines.j: max_length = 33 exceeds the 32 positions of ",
+    ),
+    (
         ("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
         "is Qwen3MoeForCausalLM, no ...ForSequenceClassification",
     ),
