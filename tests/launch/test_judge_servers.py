@@ -69,8 +69,13 @@ def write(folder: Path, head: str, **more: Any) -> Any:
 
 def section(folder: Path, kind: str, **more: Any) -> RewardSection:
     """A judge that the run serves from the folder."""
-    engine = {"model": str(folder), "dtype": "float32", "max_length": 1024, "max_num_seqs": 8}
-    engine |= {"kv_cache_bytes": 1 << 26, "enforce_eager": True}
+    engine = {
+        "model": str(folder),
+        "dtype": "float32",
+        "max_length": 1024,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+    }
     return RewardSection(kind=kind, engine="judge", engines={"judge": engine}, deadline_seconds=300, **more)
 
 

@@ -24,7 +24,7 @@ class EngineSection(Section):
     max_num_seqs: int = Field(default=64, ge=1)
     """Questions in one batch at most."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)
-    """Size of its KV cache (of each rank); null: vLLM's own choice."""
+    """Size of its KV cache (of each rank); null: vLLM's own choice, on CPU a GiB (vLLM's is 92 % of the machine's memory)."""
     enforce_eager: bool = False
     """Compile nothing: a shorter start, slower answers."""
     num_threads: int = Field(default=1, ge=1)

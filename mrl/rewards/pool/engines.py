@@ -33,6 +33,8 @@ from mrl.rewards.kinds.section import KindPart, RewardSection
 _log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+CPU_CACHE_BYTES = 1 << 30
+"""KV cache of a rank on CPU, where the section says none: vLLM would take 92 % of the memory, and end where less is free."""
 BASE = {"llm": "/v1", "reward_model": ""}
 """What follows the address, by kind."""
 CLOSE_SECONDS = END_SECONDS + 10.0
@@ -219,8 +221,8 @@ def _words(section: EngineSection, port: int) -> list[str]:
     words += ["--tensor-parallel-size", str(section.tp), "--max-num-seqs", str(section.max_num_seqs)]
     if section.max_length is not None:
         words += ["--max-model-len", str(section.max_length)]
-    if section.kv_cache_bytes is not None:
-        words += ["--kv-cache-memory-bytes", str(section.kv_cache_bytes)]
+    if cache := section.kv_cache_bytes or (0 if section.gpus else CPU_CACHE_BYTES):
+        words += ["--kv-cache-memory-bytes", str(cache)]
     return [*words, "--enforce-eager"] if section.enforce_eager else words
 
 
