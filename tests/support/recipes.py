@@ -21,6 +21,7 @@ OVER = {"qwen3_30b_a3b_tools": "qwen3_30b_a3b"}
 
 NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
+    "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
     *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
     *("tune_dpo", "tune_reward_model"),
