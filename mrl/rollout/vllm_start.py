@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pydantic import ValidationError
+
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout import cpu_limits, engine_arguments, engine_routes, environment, quantised, text_part
@@ -17,11 +19,15 @@ Meeting = tuple[str, int]
 
 
 def start_engine(rollout: RolloutSection, model_path: str, **options: Any) -> Any:
-    """An LLMEngine in this process; `options` are those of `arguments`."""
+    """An LLMEngine in this process; `options` are those of `arguments`. ConfigError where vLLM refuses them together."""
     chosen = arguments(rollout, model_path, **options)
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_engine_args(chosen)
+    try:
+        return LLMEngine.from_engine_args(chosen)
+    except ValidationError as error:
+        said = "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors())
+        raise ConfigError(f"vLLM does not start an engine of {model_path}: {said}") from error
 
 
 def arguments(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.model import NewModelSection
+from mrl.data.tokenise import decoder, load_tokenizer
 from mrl.observe.metrics_log import read
 from tests.launch.command import run
+from tests.launch.test_evaluate import greedy
 from tests.launch.tiny_runs import words
 from tests.published import publish_mxfp4, publish_task
+from tests.tiny_models import reference_model
 
 pytestmark = pytest.mark.integration
 
@@ -46,3 +51,29 @@ def test_published_mxfp4_weights_are_trained_served_and_exported(published: Path
     assert 0 < moved.max() < 5e-3  # two steps at 1e-3
     assert trained[experts].std() > 0.02
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+@pytest.mark.slow
+def test_an_mxfp4_folder_is_evaluated_in_bfloat16_where_vllm_has_its_kernel(
+    published: Path, tmp_path: Path
+) -> None:
+    """On CPUs with AMX: greedy responses are those of the wide twin, but where that is torn between two tokens."""
+    task, log = published / "task", tmp_path / "log"
+    asked = words(task, tmp_path, "eval", "loop.validation.num_prompts=64", "--out", f"{tmp_path}/out")
+    if not torch.cpu._is_amx_tile_supported():
+        with pytest.raises(AssertionError, match=r"(?s)exit 2.*CPUs with AMX, which this machine lacks"):
+            run("eval", *asked, log=log)
+        return
+    run("eval", *asked, "rollout.dtype=bfloat16", log=log)
+    tokenizer = load_tokenizer(str(task / "model"))
+    text_of, reference, compared = decoder(tokenizer), reference_model(published / "wide"), 0
+    for line in (tmp_path / "out/samples.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        prompt = tokenizer(sample["prompt"])["input_ids"]
+        tokens, margin = greedy(reference, prompt, end=tokenizer.eos_token_id, limit=6)
+        if margin > 0.02:
+            compared += 1
+            assert sample["response"].startswith(text_of([np.array(tokens)])[0]), sample
+    assert compared > 6
+    with pytest.raises(AssertionError, match=r"(?s)exit 2.*float32 is not supported for quantization method"):
+        run("eval", *asked[:-1], f"{tmp_path}/wide", "rollout.dtype=float32", log=log)

@@ -78,3 +78,11 @@ def test_an_engine_gets_them(tiny_model: Path) -> None:
         assert host.call(block_size) == 32
     finally:
         host.close()
+
+
+@pytest.mark.integration
+def test_what_vllm_refuses_by_itself_is_wrong_input(tiny_model: Path) -> None:
+    """With vLLM's own words for it, which only it can know."""
+    wanted = RolloutSection(dtype="float32", kv_cache_bytes=64 << 20, engine_args={"scheduling_policy": "x"})
+    with pytest.raises(ConfigError, match=r"vLLM does not start an engine of .*: policy: Input should"):
+        EngineHost(rollout=wanted, model_path=str(tiny_model), max_length=160, seed=0)
