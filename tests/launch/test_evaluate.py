@@ -4,22 +4,20 @@ import json
 import shutil
 import string
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from mrl.config.load import load
-from mrl.data.tokenise import decoder, load_tokenizer
+from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.evaluate import evaluate
 from tests.launch import acting_runs
 from tests.launch.command import run
+from tests.launch.greedy_samples import compared
 from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer
-from tests.tiny_models import FAMILIES, reference_model, write_model
+from tests.tiny_models import FAMILIES, write_model
 
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
 
@@ -75,30 +73,10 @@ def test_a_stop_that_can_end_nothing_is_refused(task: Path) -> None:
 def test_a_folder_of_each_family_is_evaluated_as_it_is(family: str, task: Path, tmp_path: Path) -> None:
     """Greedy responses are those of transformers, but where that is torn between two tokens."""
     tokenizer, model = load_tokenizer(str(task / "model")), tmp_path / "model"
-    size, end = -(-len(tokenizer) // 16) * 16, tokenizer.eos_token_id
-    write_model(model, family, served=True, vocab_size=size, eos_token_id=end)
+    size = -(-len(tokenizer) // 16) * 16
+    write_model(model, family, served=True, vocab_size=size, eos_token_id=tokenizer.eos_token_id)
     for file in (task / "model").glob("tokenizer*"):
         shutil.copy(file, model)
     asked = words(task, tmp_path, "eval", f"model.path={model}", "loop.validation.num_prompts=24")
     run("eval", *asked, "--out", f"{tmp_path}/out", log=tmp_path / "log")
-    text_of, reference, compared = decoder(tokenizer), reference_model(model), 0
-    for line in (tmp_path / "out/samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        tokens, margin = greedy(reference, tokenizer(sample["prompt"])["input_ids"], end=end, limit=6)
-        if margin > 1e-3:
-            compared += 1
-            assert sample["response"].startswith(text_of([np.array(tokens)])[0]), sample
-    assert compared > 12
-
-
-def greedy(model: Any, prompt: list[int], *, end: int, limit: int) -> tuple[list[int], float]:
-    """At most so many tokens, the end's left out, and the least distance of a logit to the next one on the way."""
-    tokens, margin = list(prompt), float("inf")
-    for _ in range(limit):
-        with torch.no_grad():
-            (best, second), (token, _) = model(torch.tensor([tokens])).logits[0, -1].topk(2)
-        margin = min(margin, float(best - second))
-        if int(token) == end:
-            break
-        tokens.append(int(token))
-    return tokens[len(prompt) :], margin
+    assert compared(tmp_path / "out/samples.jsonl", tokenizer, model, torn=1e-3) > 12

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.model import NewModelSection
-from mrl.data.tokenise import decoder, load_tokenizer
+from mrl.data.tokenise import load_tokenizer
 from mrl.observe.metrics_log import read
 from tests.launch.command import run
-from tests.launch.test_evaluate import greedy
+from tests.launch.greedy_samples import compared
 from tests.launch.tiny_runs import words
 from tests.published import publish_mxfp4, publish_task
-from tests.tiny_models import reference_model
 
 pytestmark = pytest.mark.integration
 
@@ -66,14 +64,6 @@ def test_an_mxfp4_folder_is_evaluated_in_bfloat16_where_vllm_has_its_kernel(
         return
     run("eval", *asked, "rollout.dtype=bfloat16", log=log)
     tokenizer = load_tokenizer(str(task / "model"))
-    text_of, reference, compared = decoder(tokenizer), reference_model(published / "wide"), 0
-    for line in (tmp_path / "out/samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        prompt = tokenizer(sample["prompt"])["input_ids"]
-        tokens, margin = greedy(reference, prompt, end=tokenizer.eos_token_id, limit=6)
-        if margin > 0.02:
-            compared += 1
-            assert sample["response"].startswith(text_of([np.array(tokens)])[0]), sample
-    assert compared > 6
+    assert compared(tmp_path / "out/samples.jsonl", tokenizer, published / "wide", torn=0.02) > 6
     with pytest.raises(AssertionError, match=r"(?s)exit 2.*float32 is not supported for quantization method"):
         run("eval", *asked[:-1], f"{tmp_path}/wide", "rollout.dtype=float32", log=log)
