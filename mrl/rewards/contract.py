@@ -4,7 +4,7 @@ retries are elsewhere.
 A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
 `async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so
 (`waits = True`) and is called many times at once. A wrong answer is scored; a verifier that could not look
-raises, and the pool makes "no reward" of it after its retries.
+raises, and the pool makes "no reward" of it after its retries, or at once where it raises Refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from mrl.rewards.part import RewardPart
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict, VerdictKind
 from mrl.section import Section
+
+
+class Refused(RewardError):
+    """The verifier has no verdict on these samples, and would have none at another attempt."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

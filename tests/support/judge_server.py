@@ -1,4 +1,4 @@
-"""A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with ten ways to fail.
+"""A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with twelve ways to fail.
 
 `python -m tests.support.judge_server HOLD PORT` prints its port (PORT 0: a free one). It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
@@ -101,6 +101,8 @@ class Judge(http.server.BaseHTTPRequestHandler):
             return
         if mode in ("busy", "down"):
             self._send(429 if mode == "busy" else 503, {"error": mode})
+        elif mode == "too much":
+            self._send(400, {"error": "the prompt contains 18 input tokens"})
         elif mode == "later":
             self._send(429, {"error": mode}, {"Retry-After": "3600"})
         elif mode in ("no JSON", "too long"):

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from mrl.errors import ConfigError, RewardError
+from mrl.rewards.contract import Refused
 from mrl.rewards.judges.rules import EndpointRules
 from mrl.rewards.part import RewardPart
 
@@ -81,7 +82,8 @@ class Endpoint:
         return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to one call. RewardError where there is none; the caller has the deadline."""
+        """The server's answer to one call. RewardError where there is none, and Refused where there will be none; the caller has the
+        deadline."""
         last, attempt = None, 0
         while attempt < self._rules.tries:
             await self._turn()
@@ -126,7 +128,7 @@ class Endpoint:
         if response.status_code in _BUSY or response.status_code >= 500:
             raise _Busy(f"{where}: status {response.status_code}", _retry_after(response))
         if response.status_code != 200:
-            raise RewardError(f"{where}: status {response.status_code}: {data[:200]!r}")
+            raise Refused(f"{where}: status {response.status_code}: {data[:200]!r}")
         return _decoded(data, where)
 
 

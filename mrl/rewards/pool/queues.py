@@ -312,7 +312,7 @@ class StageQueue:
 
     def _retries(self, fault: Fault) -> int:
         """Further attempts after such a fault: none where it would be the same again, one beside nothing else."""
-        at_most = {Cause.COMPUTED: 0, Cause.STARVED: 1}
+        at_most = {Cause.COMPUTED: 0, Cause.REFUSED: 0, Cause.STARVED: 1}
         return min(self._section.retries, at_most.get(fault.cause, self._section.retries))
 
     def _exhausted(self, task: Task, fault: Fault) -> None:
@@ -356,6 +356,8 @@ def _fault_of(reply: dict[str, Any]) -> Fault:
     reason = str(reply.get("failed", reply))[:500]
     if reply.get("starved"):
         return Fault(Cause.STARVED, reason)
+    if reply.get("refused"):
+        return Fault(Cause.REFUSED, reason)
     where = str(reply.get("raised", ""))[:500]
     return Fault(Cause.RAISED if where else Cause.FAILED, reason, where)
 

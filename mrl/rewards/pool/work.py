@@ -21,6 +21,7 @@ class Cause(enum.Enum):
     RAISED = "the verifier's own code raised: it may be the sample, where it raises alike again and again"
     DIED = "its process died or hung: it may be the sample"
     COMPUTED = "its process computed on it for the whole deadline: another attempt would be the same"
+    REFUSED = "what the verifier asks will not answer, however often it is asked: nothing"
     STARVED = "the machine gave its process no processor: nothing"
 
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from mrl.errors import MrlError, RewardError
-from mrl.rewards.contract import GroupVerifier, Request, Stage, Verifier
+from mrl.rewards.contract import GroupVerifier, Refused, Request, Stage, Verifier
 from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.own_time import Starved
 from mrl.rewards.part import RewardPart
@@ -158,6 +158,8 @@ async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: Rewa
         raise
     except Starved as error:
         return {"failed": str(error), "starved": True}
+    except Refused as error:
+        return {"failed": _described(error, part), "refused": True}
     except (MrlError, OSError) as error:  # the verifier says so, or what it asks is not there
         return {"failed": _described(error, part)}
     except Exception as error:

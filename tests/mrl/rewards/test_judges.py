@@ -111,6 +111,15 @@ def test_a_busy_server_is_asked_again_and_a_dead_one_never_scores(make_pair: Any
     assert "ConnectError" in found["2.0"].reason
 
 
+def test_a_call_that_is_wrong_is_made_once(make_pair: Any, score_all: Any) -> None:
+    with judge_server() as (url, stats, _), RewardPool(section(url, tries=3, retries=2)) as pool:
+        found = score_all(pool, [make_pair(0, "12 mode=too much", "12")])["0.0"]
+        assert found.kind is VerdictKind.NO_REWARD and 'status 400: b\'{"error": "the prompt' in found.reason
+        assert stats()["calls"] == 1
+        found = score_all(pool, [make_pair(1, "12 mode=no reply", "12")])["1.0"]
+        assert found.kind is VerdictKind.NO_REWARD and stats()["calls"] == 4
+
+
 def test_one_process_has_sixty_four_calls_in_flight(make_pair: Any, score_all: Any) -> None:
     with judge_server(64) as (url, stats, _), RewardPool(section(url)) as pool:
         found = score_all(pool, [make_pair(n, "12", "12") for n in range(96)])
