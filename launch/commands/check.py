@@ -29,7 +29,7 @@ from mrl.launch.slots import smaller
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import has_score, require_heads
+from mrl.models.hf_config import has_score, require_labels, reward_labels
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
@@ -175,7 +175,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
-    require_heads(hf, 1, what=f"critic.path = {path}")
+    require_labels(hf, reward_labels(1), what=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(

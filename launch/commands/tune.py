@@ -27,7 +27,7 @@ from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
-from mrl.models.hf_config import require_heads
+from mrl.models.hf_config import require_labels
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.stop_tokens import end_of_text
 
@@ -78,11 +78,8 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
 
     if config.training.lora is not None:
         raise ConfigError("tune.objective = reward_model trains all weights; take training.lora out")
-    require_heads(
-        read_config(config.model.path),
-        _section(config).objective.heads,
-        what=f"tune.objective.heads: model.path = {config.model.path}",
-    )
+    labels, path = _section(config).objective.labels, config.model.path
+    require_labels(read_config(path), labels, what=f"tune.objective: model.path = {path}")
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
         if any(each.tokens[-2] == pad for each in row.responses):
@@ -159,7 +156,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
         return None
     path = config.model.path
     tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    return config_of(path, tokenizer, heads=section.objective.heads)
+    return config_of(path, tokenizer, section.objective.labels)
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
@@ -192,7 +189,7 @@ def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
     if not section.objective.is_reward_model:
         return {}
     model = config.model.model_copy(update={"max_length": config.model.max_length + 1})
-    return {"model": model, "num_value_heads": section.objective.heads}
+    return {"model": model, "value_labels": section.objective.labels}
 
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError, ConfigError
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import HfConfig, field
+from mrl.models.hf_config import HfConfig, field, gives_distribution
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.adapters import LowRankPair
@@ -99,14 +99,17 @@ def _is_extra_state(name: str) -> bool:
 class ValueHead(torch.nn.Module):
     """Hidden states to one number each, or to one of each of K heads, computed in float32; the same on all tensor-parallel ranks.
 
-    One head starts at 0. Of several each starts elsewhere, where scores have a variance of about 1: normal with variance 1 / (D + 1), as in
+    One head starts at 0, and so do a distribution's two numbers. Of several each starts elsewhere, where scores have a variance of about 1: normal with variance 1 / (D + 1), as in
     arXiv 2009.01325, from `seed` and the head's number alone.
     """
 
-    def __init__(self, hidden_size: int, *, heads: int = 1, seed: int = 0, dtype: torch.dtype) -> None:
+    def __init__(
+        self, hidden_size: int, *, heads: int = 1, apart: bool = False, seed: int = 0, dtype: torch.dtype
+    ) -> None:
+        """`apart`: whether they start elsewhere."""
         super().__init__()
-        starts = torch.zeros(1, hidden_size)
-        if heads > 1:
+        starts = torch.zeros(heads, hidden_size)
+        if apart:
             starts = torch.stack([_start_of_head(hidden_size, head, seed) for head in range(heads)])
         self.weight = torch.nn.Parameter(starts.to(dtype))
 
@@ -187,7 +190,10 @@ def build_chunks(
             vp_stage=chunk if layout.vpp > 1 else None,
         )
         if num_value_heads and model.post_process:
-            head: Any = ValueHead(config.hidden_size, heads=num_value_heads, seed=seed, dtype=dtype)
+            apart = num_value_heads > 1 and not gives_distribution(hf_config)
+            head: Any = ValueHead(
+                config.hidden_size, heads=num_value_heads, apart=apart, seed=seed, dtype=dtype
+            )
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)

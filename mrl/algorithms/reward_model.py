@@ -13,6 +13,11 @@ Several heads give a response a score each. What is minimised is the mean of the
 loss's size (bootstrapped DQN, 1602.04621), and each head counts a pair as often as its bootstrap took it; a pair's share stays that of
 the whole step, because the counts are 1 on average. Centring counts every pair once: all heads have the height 0 on the same rows.
 What ensembles of reward models are good for: 2310.02743, 2312.09244.
+
+A distribution (probabilistic uncertain reward model, 2503.22480) has a mean m and a deviation s in the place of a score. A pair's chosen
+response is the better one with the probability E sig(m_w - m_l + z sqrt(s_w^2 + s_l^2)), z standard normal, by Gauss and Hermite's
+quadrature. Between two responses a deviation does what a smaller difference does, so that means of any size fit with deviations of that
+size: `prior` times the mean of (log s)^2 keeps them around 1.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -28,15 +34,37 @@ from mrl.algorithms.preference import CHOSEN, REJECTED
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
 
+QUADRATURE_POINTS = 64
+
 
 def pair_losses(
-    section: ObjectiveSection, chosen: Tensor, rejected: Tensor, margin: Tensor, probability: Tensor
+    section: ObjectiveSection,
+    chosen: Tensor,
+    rejected: Tensor,
+    margin: Tensor,
+    probability: Tensor,
+    deviation: Tensor | None = None,
 ) -> Tensor:
-    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better. [K, P]
-    scores of K heads cost [K, P]."""
+    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better, deviation
+    [P] of the difference where scores are the means of distributions. [K, P] scores of K heads cost [K, P]."""
     logits = chosen - rejected - section.margin_scale * margin
     believed = (1 - section.smoothing) * probability + section.smoothing * (1 - probability)
-    return -believed * logsigmoid(logits) - (1 - believed) * logsigmoid(-logits)
+    return -believed * log_preference(logits, deviation) - (1 - believed) * log_preference(-logits, deviation)
+
+
+def log_preference(difference: Tensor, deviation: Tensor | None) -> Tensor:
+    """The logarithm of the probability that a response is preferred whose score is higher by `difference` [..., P], or by a normal
+    number of that mean and of the `deviation` [P]."""
+    if deviation is None:
+        return logsigmoid(difference)
+    nodes, weights = (torch.from_numpy(each).to(difference) for each in hermegauss(QUADRATURE_POINTS))
+    drawn = difference[..., None] + deviation[..., None] * nodes
+    return torch.logsumexp(logsigmoid(drawn) + (weights / weights.sum()).log(), -1)
+
+
+def deviation_of_difference(log_sigma: Tensor) -> Tensor:
+    """[P] the deviation of a pair's difference; log_sigma [B] of its two independent rewards."""
+    return torch.exp(torch.logaddexp(2 * log_sigma[CHOSEN], 2 * log_sigma[REJECTED]) / 2)
 
 
 def agreement(difference: Tensor, probability: Tensor) -> Tensor:
@@ -58,8 +86,8 @@ class RewardModelObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; values [N], or [N, K] of K heads, with gradient, arrays: loss_mask [N], one token
-        a response.
+        """(loss, metrics) of one packed microbatch; values [N], or [N, K] of K heads, or [N, 2] means and log-deviations, with gradient,
+        arrays: loss_mask [N], one token a response.
 
         segments.values: weight, margin, probability, [B] float64; of several heads bootstrap, [B, K]. denominators: num_rows,
         the weights of all pairs of the step added up; score_sum [K], each head's weighted sum of all scores of the step, where the
@@ -67,19 +95,29 @@ class RewardModelObjective:
         """
         scores, known = _scores(values, arrays["loss_mask"], segments), segments.values
         weight, margin, probability = (known[name][CHOSEN] for name in ("weight", "margin", "probability"))
-        chosen, rejected = scores[:, CHOSEN], scores[:, REJECTED]
+        means, log_sigma = (scores, None) if self._section.distribution is None else (scores[:1], scores[1])
+        chosen, rejected = means[:, CHOSEN], means[:, REJECTED]
         share = weight / denominators["num_rows"]
-        costs = pair_losses(self._section, chosen, rejected, margin, probability) * share
-        if len(scores) > 1:
+        deviation = None if log_sigma is None else deviation_of_difference(log_sigma)
+        costs = pair_losses(self._section, chosen, rejected, margin, probability, deviation) * share
+        if len(means) > 1:
             costs = costs * known["bootstrap"][CHOSEN].T
-        pair_loss = costs.sum() / len(scores)
+        pair_loss = costs.sum() / len(means)
         center = self._center(chosen + rejected, weight, denominators)
         metrics = score_metrics(chosen.detach().mean(0), rejected.detach().mean(0), probability, share)
         metrics |= {"preference/pair_loss": pair_loss.detach(), "preference/center": center.detach()}
-        if len(scores) > 1:
+        if len(means) > 1:
             spread = (_disagreement(chosen.detach()) + _disagreement(rejected.detach())) / 2
             metrics["preference/disagreement"] = (spread * share).sum()
-        return pair_loss + center, metrics
+        if log_sigma is not None:
+            metrics["preference/sigma"] = (_of_both(log_sigma.detach().exp()) * share).sum()
+        return pair_loss + center + self._prior(log_sigma, share), metrics
+
+    def _prior(self, log_sigma: Tensor | None, share: Tensor) -> Tensor:
+        """This microbatch's share of the term that keeps deviations around 1; log_sigma [B]."""
+        if self._section.distribution is None or log_sigma is None:
+            return share.new_zeros(())
+        return self._section.distribution.prior * (_of_both(log_sigma**2) * share).sum()
 
     def _center(self, total: Tensor, weight: Tensor, denominators: Mapping[str, Any]) -> Tensor:
         """This microbatch's share of the centring term, the mean over heads; total [K, P] = r_w + r_l.
@@ -92,7 +130,7 @@ class RewardModelObjective:
             return total.new_zeros(())
         if center.kind == "pair":
             return center.weight * (total**2 * weight / num_rows).sum() / len(total)
-        whole, part = total.new_tensor(denominators["score_sum"]), (total * weight).sum(1)
+        whole, part = total.new_tensor(denominators["score_sum"])[: len(total)], (total * weight).sum(1)
         factor = center.weight * whole / (1.0 if center.kind == "batch_sum" else (2 * num_rows) ** 2)
         return (factor * (2 * part - part.detach())).mean()
 
@@ -102,6 +140,11 @@ def _scores(values: Tensor, mask: Tensor, segments: Segments) -> Tensor:
     heads = [values] if values.dim() == 1 else values.unbind(1)
     kept = checked({f"values of head {head}": each for head, each in enumerate(heads)}, mask, segments)
     return torch.stack([segments.sum(each.double()) for each in kept.values()])
+
+
+def _of_both(values: Tensor) -> Tensor:
+    """[P] the mean of [B] values over a pair's two responses."""
+    return (values[CHOSEN] + values[REJECTED]) / 2
 
 
 def _disagreement(scores: Tensor) -> Tensor:

@@ -153,6 +153,13 @@ def _preferences(
             yield TuneRow(place, encoded, found.sides, found.weight, tag=tag)
 
 
+def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
+    """Tag -> which rows have it, [R] bool; none where all are alike."""
+    tags = np.array([row.tag for row in rows])
+    names = sorted(set(tags.tolist()))
+    return {name or "untagged": tags == name for name in names} if len(names) > 1 else {}
+
+
 def scored(rows: TuneRows) -> TuneRows:
     """The rows as a reward model takes them: one token follows each response, and only its place is trained on. The value there is
     the state after the response's last token, which is the response's score."""

@@ -401,6 +401,12 @@ METRICS = {
         "reward",
         "Of several heads: the standard deviation of a response's scores over them, mean over responses.",
     ),
+    "val/preference/sigma/<probe>": Metric(
+        "reward", "The same of responses in a manner that no pair had: those of one style probe."
+    ),
+    "preference/sigma": Metric(
+        "reward", "Of a reward model that gives distributions: their deviation, mean over responses."
+    ),
     "preference/head_accuracy": Metric(
         "share",
         "Accuracy of one head alone, mean over the heads; in validation, of a reward model of several.",

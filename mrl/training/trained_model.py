@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
-from mrl.models.hf_config import has_score, require_heads, scored
+from mrl.models.hf_config import has_score, require_labels, scored
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
@@ -62,7 +62,7 @@ class TrainedModel:
         layout: Layout,
         place: Place,
         device: torch.device,
-        num_value_heads: int = 0,
+        value_labels: Sequence[str] = (),
         seed: int = 0,
         replays: bool = False,
     ) -> None:
@@ -70,24 +70,24 @@ class TrainedModel:
         `replays`: batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
         hf_config = folder.read_config(model.path)
-        if num_value_heads:
-            require_heads(hf_config, num_value_heads, what=model.path)
-        self.hf_config = scored(hf_config, num_value_heads) if num_value_heads else hf_config
+        if value_labels:
+            require_labels(hf_config, value_labels, what=model.path)
+        self.hf_config = scored(hf_config, value_labels) if value_labels else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)
-        self._is_critic = num_value_heads > 0
+        self._is_critic = len(value_labels) > 0
         self.chunks = build_chunks(
             self.hf_config,
             training,
             layout,
             max_length=model.max_length,
             device=device,
-            num_value_heads=num_value_heads,
+            num_value_heads=len(value_labels),
             seed=seed,
             replays=replays,
         )
         self._bucket_size = training.summed_bucket()
-        pairs = [] if num_value_heads else self._add_adapters(training, seed)
+        pairs = [] if value_labels else self._add_adapters(training, seed)
         with exportable_allocations():
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
             self.memory = ParameterMemory(self._models, device=device)
@@ -102,7 +102,7 @@ class TrainedModel:
         self._passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
-        moves_biases = training.router_bias == "sign" and not num_value_heads
+        moves_biases = training.router_bias == "sign" and not value_labels
         self._bias_rate = training.router_bias_rate if moves_biases else 0.0
         self._loss = float("nan")
         """The loss of the gradients that wait for step(); not a number while none do."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
+from mrl.models.hf_config import reward_labels
 from mrl.observe.memory_use import memory_use
 from mrl.resharding.wire.digest import digest
 from mrl.samples import Role, TrainBatch
@@ -56,11 +57,11 @@ class MegatronWorker:
         seed: int = 0,
         load: bool = True,
         replays: bool = False,
-        num_value_heads: int = 0,
+        value_labels: Sequence[str] = (),
     ) -> None:
         """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
-        bring routes for the policy and the reference to take (routing.replay). With `num_value_heads` what
-        stands in the policy's place is a reward model of so many heads: forward() gives values, and an objective is called with
+        bring routes for the policy and the reference to take (routing.replay). With `value_labels` what
+        stands in the policy's place is a reward model that gives these: forward() gives values, and an objective is called with
         them."""
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
@@ -87,7 +88,7 @@ class MegatronWorker:
             device=self.device,
             seed=seed,
             replays=replays,
-            num_value_heads=num_value_heads,
+            value_labels=value_labels,
         )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
@@ -103,7 +104,12 @@ class MegatronWorker:
         model = self.model.model_copy(update={"path": section.path or self.model.path})
         training = self.training.model_copy(update={"optimizer": section.optimizer})
         self.critic = TrainedModel(
-            model, training, layout=self.layout, place=self.place, device=self.device, num_value_heads=1
+            model,
+            training,
+            layout=self.layout,
+            place=self.place,
+            device=self.device,
+            value_labels=reward_labels(1),
         )
         self.critic.load_hf(model.path)
         tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))

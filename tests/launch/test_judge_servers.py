@@ -14,6 +14,7 @@ from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
 from mrl.loops.tuning.row_logprobs import row_scores
+from mrl.models.hf_config import DISTRIBUTION, label_keys, reward_labels
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
@@ -110,12 +111,18 @@ def request(number: int) -> Request:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "heads", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["one score", "three heads"]
+    "labels",
+    [
+        pytest.param(reward_labels(1), marks=pytest.mark.slow),
+        reward_labels(3),
+        pytest.param(DISTRIBUTION, marks=pytest.mark.slow),
+    ],
+    ids=["one score", "three heads", "distribution"],
 )
-def test_a_served_reward_model_scores_as_transformers(heads: int, tmp_path: Path) -> None:
+def test_a_served_reward_model_scores_as_transformers(labels: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "scores"
-    model = write(folder, "Qwen3ForSequenceClassification", num_labels=heads)
-    rules = {"disagreement_weight": 0.5} if heads > 1 else {}
+    model = write(folder, "Qwen3ForSequenceClassification", **label_keys(labels))
+    rules = {"disagreement_weight": 0.5} if len(labels) > 1 else {}
     with served(section(folder, "reward_model", reward_model=rules), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     conversation = Conversation(str(folder))
@@ -124,13 +131,15 @@ def test_a_served_reward_model_scores_as_transformers(heads: int, tmp_path: Path
         with torch.no_grad():
             scores = model(torch.tensor([ids])).logits[0].double()
         wanted = scores.mean() - 0.5 * scores.std(correction=0)
+        if labels == DISTRIBUTION:
+            wanted = scores[0] - 0.5 * scores[1].exp()
         assert verdict.value == pytest.approx(wanted.item(), abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
 
 
 def trained_scores(rank: int, world: int, port: int, policy: str, out: str, heads: int) -> np.ndarray:
     """[responses, heads] Megatron's scores of the responses, by heads that are not 0, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, num_value_heads=heads, max_length=256)
+    at = scenarios.worker(rank, world, port, policy, {}, value_labels=reward_labels(heads), max_length=256)
     set_head(at.policy, torch.randn(heads, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
     tokenizer = qwen()
     tokenizer.pad_token = "<|endoftext|>"
@@ -142,7 +151,9 @@ def trained_scores(rank: int, world: int, port: int, policy: str, out: str, head
     found = row_scores(at, scored(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
-    folder = RewardFolder(config_of(policy, tokenizer, heads=heads), {"end_tokens": [tokenizer.eos_token_id]})
+    folder = RewardFolder(
+        config_of(policy, tokenizer, reward_labels(heads)), {"end_tokens": [tokenizer.eos_token_id]}
+    )
     export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
     return np.concatenate([found[number] for number in range(len(RESPONSES))])
 

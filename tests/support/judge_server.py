@@ -2,7 +2,7 @@
 
 `python -m tests.support.judge_server HOLD PORT` prints its port (PORT 0: a free one). It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
-it was asked. A classifier's model is the number of its heads; each one's score is 3 above that of the one before.
+it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before, or `distribution`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,13 @@ class Judge(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any]) -> None:
         if self.path.endswith("/classify"):
-            heads = int(body.get("model") or 1)
-            scores = [float(sum(body["input"])) + 3.0 * head for head in range(heads)]
-            self._send(200, {"data": [{"index": 0, "probs": scores, "num_classes": heads}]})
+            model, said = body.get("model") or "1", float(sum(body["input"]))
+            of_heads = (
+                [said, math.log(2.0)]
+                if model == "distribution"
+                else [said + 3.0 * h for h in range(int(model))]
+            )
+            self._send(200, {"data": [{"index": 0, "probs": of_heads, "num_classes": len(of_heads)}]})
             return
         text = body["messages"][0]["content"]
         fences = _FENCE.findall(text)

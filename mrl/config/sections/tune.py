@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mrl.config.sections.training import OptimizerSection
+from mrl.models.hf_config import reward_labels
 from mrl.section import Section, named
 
 ObjectiveName = Literal[
@@ -36,7 +37,7 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
-    "reward_model": frozenset({"smoothing", "margin_scale", "center", "heads"}),
+    "reward_model": frozenset({"smoothing", "margin_scale", "center", "heads", "distribution"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
 
@@ -51,6 +52,13 @@ class CenterSection(Section):
     regularisation), or their mean."""
     weight: float = Field(gt=0)
     """Weight of the square: about 0.01 for pair, 0.001 for batch_sum."""
+
+
+class DistributionSection(Section):
+    """A reward that is a normal distribution."""
+
+    prior: float = Field(default=1e-3, ge=0)
+    """Weight of the mean over responses of the square of the deviation's logarithm, which keeps deviations around 1."""
 
 
 class ObjectiveSection(Section):
@@ -83,6 +91,9 @@ class ObjectiveSection(Section):
     heads: int = Field(default=1, ge=1)
     """Of reward_model: scores that are trained on one backbone, each on pairs of its own draw (docs/design/reward-models.md); several
     need center, or each had a height of its own."""
+    distribution: DistributionSection | None = None
+    """Of reward_model: the model gives a mean and the logarithm of a deviation in place of a score (docs/design/reward-models.md),
+    which is large where labels contradict each other."""
     function: str | None = None
     """Of custom: package.module:function or file.py:function that gives the loss of each pair, as docs/design/preference.md says."""
     options: dict[str, Any] = {}
@@ -107,6 +118,8 @@ class ObjectiveSection(Section):
                 "center: to be set for several heads, whose heights differences leave free: they would disagree on every response "
                 "alike; for instance {kind: batch_mean, weight: 0.01}"
             )
+        if self.heads > 1 and self.distribution is not None:
+            raise ValueError("distribution: of one head, not of several; leave heads out")
         return self
 
     @property
@@ -123,6 +136,16 @@ class ObjectiveSection(Section):
     def is_reward_model(self) -> bool:
         """Whether what is trained gives a score in place of log-probs."""
         return self.name == "reward_model"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What a reward model gives of a response, by name."""
+        return reward_labels(self.heads, distribution=self.distribution is not None)
+
+    @property
+    def says_how_sure(self) -> bool:
+        """Whether a reward model gives more than a score."""
+        return len(self.labels) > 1
 
     @property
     def couples_scores(self) -> bool:

@@ -10,10 +10,12 @@ import torch
 
 from mrl.algorithms import calibration
 from mrl.algorithms.preference import PairLoss, Side, pair_metrics, rewards
-from mrl.algorithms.reward_model import pair_losses, score_metrics
+from mrl.algorithms.reward_model import deviation_of_difference, pair_losses, score_metrics
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.style_probes import StyleProbe
-from mrl.data.tune_rows import TuneRow
+from mrl.data.tune_rows import TuneRow, by_tag
+from mrl.loops.tuning.row_logprobs import Scores
+from mrl.loops.tuning.uncertainty import means_of
 from mrl.rewards.trials.agreement import wilson
 
 
@@ -49,20 +51,22 @@ def preference_figures(
     return found | _tag_figures(rows, margin)
 
 
-def score_figures(
-    section: ObjectiveSection, rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]
-) -> dict[str, float]:
-    """What a reward model's scores say of pairs, with the 95 % interval of their accuracy."""
+def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Scores) -> dict[str, float]:
+    """What a reward model's scores, of each response's [K] outputs, say of pairs, with the 95 % interval of their accuracy."""
+    means, deviation = means_of(section, scores), None
+    if section.distribution is not None:
+        log_sigma = np.concatenate([scores[n][:, 1] for n in range(len(rows))])
+        deviation = deviation_of_difference(torch.from_numpy(log_sigma))
 
     def of(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.float64)
 
-    chosen, rejected = (of(scores[n][side] for n in range(len(rows))) for side in (0, 1))
+    chosen, rejected = (of(means[n][side] for n in range(len(rows))) for side in (0, 1))
     margin, probability = of(row.label.margin for row in rows), of(row.label.probability for row in rows)
     share = of(row.weight for row in rows)
     share /= share.sum()
     metrics = score_metrics(chosen, rejected, probability, share)
-    loss = (pair_losses(section, chosen, rejected, margin, probability) * share).sum()
+    loss = (pair_losses(section, chosen, rejected, margin, probability, deviation) * share).sum()
     found = {"val/rows": float(len(rows)), "val/loss": float(loss)}
     found |= {f"val/{name}": float(value) for name, value in metrics.items()}
     accuracy, both = found["val/preference/accuracy"], torch.cat([chosen, rejected])
@@ -93,7 +97,7 @@ def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]])
                 "accuracy": float(right[own].mean()),
                 "accuracy_interval": wilson(float(right[own].sum()), int(own.sum())),
             }
-            for tag, own in _tags(rows).items()
+            for tag, own in by_tag(rows).items()
         },
         "score_mean": float(both.mean()),
         "score_std": float(both.std()),
@@ -159,14 +163,7 @@ def _margin_figures(margin: np.ndarray, longer: np.ndarray) -> dict[str, float]:
 def _tag_figures(rows: Sequence[TuneRow], margin: np.ndarray) -> dict[str, float]:
     """Of [P] margins: the accuracy of the pairs of each tag, ties half."""
     right = (np.sign(margin) + 1) / 2
-    return {f"val/preference/accuracy/{tag}": float(right[own].mean()) for tag, own in _tags(rows).items()}
-
-
-def _tags(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
-    """Tag -> which rows have it, [R] bool; none where all are alike."""
-    tags = np.array([row.tag for row in rows])
-    names = sorted(set(tags.tolist()))
-    return {name or "untagged": tags == name for name in names} if len(names) > 1 else {}
+    return {f"val/preference/accuracy/{tag}": float(right[own].mean()) for tag, own in by_tag(rows).items()}
 
 
 def _label_figures(section: ObjectiveSection, side: Side, wanted: np.ndarray) -> dict[str, float]:

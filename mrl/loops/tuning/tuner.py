@@ -26,7 +26,6 @@ from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
-from mrl.loops.tuning.ensemble import ensemble_figures, ensemble_line, ensemble_report, means_of
 from mrl.loops.tuning.figures import (
     demonstration_figures,
     preference_figures,
@@ -46,6 +45,7 @@ from mrl.loops.tuning.row_logprobs import (
     row_scores,
     weights_digest,
 )
+from mrl.loops.tuning.uncertainty import means_of, spread_figures, spread_line, spread_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.hf import base
@@ -239,22 +239,22 @@ class Tuner:
         """The figures of a reward model, whose report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
         scores = self._scores(rows)
-        found = means_of(scores)
-        figures, has_heads = score_figures(section, rows, found), section.heads > 1
+        found, figures = means_of(section, scores), score_figures(section, rows, scores)
         is_kept = self._is_kept(figures)
-        if not (is_kept or has_heads):
+        if not (is_kept or section.says_how_sure):
             return figures
         probed = {probe.name: self._scores(probe.rows) for probe in self._probes}
         if is_kept:
             report = score_report(rows, found)
-            if has_heads:
-                report["heads"] = ensemble_report(rows, scores, probed)
+            if section.says_how_sure:
+                name = "heads" if section.distribution is None else "distribution"
+                report[name] = spread_report(section, rows, scores, probed)
             if probed:
                 chosen = np.array([found[n][0] for n in range(len(found))])
-                moved = [means_of(each) for each in probed.values()]
+                moved = [means_of(section, each) for each in probed.values()]
                 report["style"] = style_report(self._probes, moved, chosen, report["score_std"])
             run_on_rank_zero(lambda: self._write_report(report))
-        return figures | (ensemble_figures(rows, scores, probed) if has_heads else {})
+        return figures | (spread_figures(section, rows, scores, probed) if section.says_how_sure else {})
 
     def _write_report(self, report: Mapping[str, Any]) -> None:
         replace_durably(self._folder / REPORT, json.dumps(report).encode())
@@ -266,8 +266,8 @@ class Tuner:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
         self._tell(report_line(report))
-        if "heads" in report:
-            self._tell(ensemble_line(report["heads"]))
+        if spread := report.get("heads") or report.get("distribution"):
+            self._tell(spread_line(self._section.objective, spread))
         if "style" in report:
             self._tell(style_line(report["style"]))
         return report

@@ -1,5 +1,6 @@
 """A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward, or of
-several labels, the heads of an ensemble, their mean less a weight times their standard deviation.
+several labels, the heads of an ensemble, their mean less a weight times their standard deviation; or the mean of a distribution less a
+weight times its deviation.
 
 The penalty is that of uncertainty-weighted optimization (arXiv 2310.02743), with the deviation, which has the scores' unit,
 in the place of the variance.
@@ -16,7 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mrl.errors import ConfigError, RewardError
+from mrl.models.hf_config import gives_distribution
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest
@@ -57,7 +61,18 @@ class RewardModelVerifier:
                 body["model"] = self._rules.model
             scores = _scores(await self._endpoint.post("/classify", body), self._conversation.num_heads)
             self._ledger.note(len(ids), key, *scores)
-        return _verdict(scores, self._rules, found)
+        return self._verdict(scores, found)
+
+    def _verdict(self, scores: Sequence[float], control_strings: int) -> Verdict:
+        """The reward of a response that has these scores; `disagreement` is their standard deviation (over the heads, not one less)."""
+        weight, found = self._rules.disagreement_weight, float(control_strings)
+        if weight is None:
+            return scored(scores[0], score=scores[0], control_strings=found)
+        if self._conversation.gives_distribution:
+            mean, sigma = scores[0], checked_value(np.exp(scores[1]), verifier=self.name)
+            return scored(mean - weight * sigma, score=mean, sigma=sigma, control_strings=found)
+        mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
+        return scored(mean - weight * spread, score=mean, disagreement=spread, control_strings=found)
 
 
 class Conversation:
@@ -76,6 +91,8 @@ class Conversation:
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self._tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
+        self.gives_distribution = gives_distribution(config)
+        """Whether these are a mean and the logarithm of a deviation."""
         self.num_heads = len(config.get("id2label") or ()) or config.get("num_labels") or DEFAULT_LABELS
         """Numbers that the model gives for a conversation."""
         self._last = _end_tokens(Path(folder))
@@ -128,6 +145,11 @@ class Conversation:
 def check_heads(conversation: Conversation, rules: RewardModelRules) -> None:
     """ConfigError where the settings are for another number of heads than the model has."""
     heads, folder = conversation.num_heads, conversation.folder
+    if conversation.gives_distribution and rules.disagreement_weight is None:
+        raise ConfigError(
+            f"{folder} gives a mean and a deviation: set reward_model.disagreement_weight; the reward is the mean less that times the "
+            "deviation, and with 0 the mean alone"
+        )
     if heads > 1 and rules.disagreement_weight is None:
         raise ConfigError(
             f"{folder} gives {heads} numbers. If each is the score of a head, set reward_model.disagreement_weight: the reward is "
@@ -188,13 +210,3 @@ def _scores(reply: dict[str, Any], count: int) -> tuple[float, ...]:
             f"the reward model's answer has {len(values)} numbers; its folder has {count} labels"
         )
     return tuple(checked_value(value, verifier="reward_model") for value in values)
-
-
-def _verdict(scores: Sequence[float], rules: RewardModelRules, control_strings: int) -> Verdict:
-    """The reward of a response that has these scores; `disagreement` is their standard deviation (over the heads, not one less)."""
-    mean = statistics.fmean(scores)
-    if rules.disagreement_weight is None:
-        return scored(mean, score=mean, control_strings=float(control_strings))
-    disagreement = statistics.pstdev(scores)
-    value = mean - rules.disagreement_weight * disagreement
-    return scored(value, score=mean, disagreement=disagreement, control_strings=float(control_strings))

@@ -126,4 +126,4 @@ class RewardModelRules(EndpointRules):
 
     disagreement_weight: float | None = Field(default=None, ge=0)
     """Of a model with several labels, each the score of a head of its own: the reward is their mean less this times their
-    standard deviation. null: the model has one label."""
+    standard deviation; of one whose labels are mean and log_sigma: the mean less this times sigma. null: the model has one label."""

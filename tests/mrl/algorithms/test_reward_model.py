@@ -11,7 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from mrl.algorithms.reward_model import RewardModelObjective, pair_losses, score_metrics
+from mrl.algorithms.reward_model import (
+    RewardModelObjective,
+    deviation_of_difference,
+    log_preference,
+    pair_losses,
+    score_metrics,
+)
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.tune import CenterSection, ObjectiveSection
 
@@ -226,3 +232,86 @@ def test_several_heads_need_a_common_height() -> None:
     with pytest.raises(ValidationError, match="center: to be set for several heads"):
         section(heads=3)
     assert section(heads=3, center={"weight": 0.1}).heads == 3 and section().heads == 1
+
+
+@pytest.mark.parametrize(
+    ("difference", "sigmas", "expected"),
+    [(1.0, (0.5, 0.5), 0.711573167845), (1.0, (2.0, 2.0), 0.618188579798), (0.0, (1.0, 3.0), 0.5)],
+)
+def test_the_probability_of_distributions_is_the_papers(
+    difference: float, sigmas: tuple[float, float], expected: float
+) -> None:
+    """Values of a trapezoid rule over the normal density, which a sum over many more points than the quadrature's gives again."""
+    deviation = deviation_of_difference(numbers(*sigmas).log())
+    found = log_preference(numbers(difference), deviation).exp()
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+    z = np.linspace(-12, 12, 200_001)
+    drawn = 1 / (1 + np.exp(-(difference + math.hypot(*sigmas) * z)))
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    assert found.item() == pytest.approx(np.trapezoid(drawn * density, z), abs=1e-6)
+    assert log_preference(numbers(-800.0), deviation).item() == pytest.approx(-800.0, rel=0.02), "no infinity"
+
+
+OF_DISTRIBUTIONS: list[dict[str, Any]] = [
+    {"distribution": {"prior": 0.3}, "margin_scale": 2.0},
+    {
+        "distribution": {"prior": 0.0},
+        "smoothing": 0.1,
+        "center": {"kind": "batch_sum", "weight": 0.01},
+    },
+]
+
+
+@pytest.mark.parametrize("settings", OF_DISTRIBUTIONS)
+def test_a_distribution_has_the_gradient_of_its_formula(settings: dict[str, Any]) -> None:
+    """Over all pairs at once and in microbatches of one pair; autograd of an integral written down here."""
+    generator, pairs = np.random.default_rng(2), 4
+    values = torch.from_numpy(generator.normal(size=(2 * pairs, 2)))
+    weight, margin, probability = generator.random((3, pairs))
+    known = {"weight": weight, "margin": margin, "probability": probability}
+    known = {name: np.repeat(each, 2) for name, each in known.items()}
+    score_sum = (values.numpy() * known["weight"][:, None]).sum(0).tolist()
+
+    def share(rows: np.ndarray) -> tuple[float, Tensor, dict[str, Tensor]]:
+        part = values[torch.from_numpy(rows)].clone().requires_grad_()
+        loss, metrics = RewardModelObjective(section(**settings))(
+            values=part,
+            arrays={"loss_mask": torch.ones(len(rows), dtype=torch.bool)},
+            segments=Segments.of(np.ones(len(rows), int), values={n: v[rows] for n, v in known.items()}),
+            denominators={"num_rows": weight.sum(), "score_sum": score_sum},
+        )
+        return loss.item(), torch.autograd.grad(loss, part)[0], metrics
+
+    read, outputs = section(**settings), values.clone().requires_grad_()
+    mean, sigma = outputs[:, 0], outputs[:, 1].exp()
+    z = torch.linspace(-9, 9, 4001, dtype=torch.float64)
+    density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    odds = mean[0::2] - mean[1::2] - read.margin_scale * torch.from_numpy(margin)
+    spread = (sigma[0::2] ** 2 + sigma[1::2] ** 2).sqrt()
+    wins = (torch.sigmoid(odds[:, None] + spread[:, None] * z) * density).sum(1)
+    believed = torch.from_numpy((1 - read.smoothing) * probability + read.smoothing * (1 - probability))
+    costs = -believed * wins.log() - (1 - believed) * (1 - wins).log()
+    assert read.distribution is not None
+    costs = costs + read.distribution.prior * (outputs[:, 1] ** 2).reshape(-1, 2).mean(1)
+    expected = (costs * torch.from_numpy(weight)).sum() / weight.sum()
+    if read.center is not None:
+        expected = expected + read.center.weight * (mean * torch.from_numpy(known["weight"])).sum() ** 2
+    (wanted,) = torch.autograd.grad(expected, outputs)
+
+    loss, gradient, metrics = share(np.arange(2 * pairs))
+    parts = [share(np.array([2 * p, 2 * p + 1])) for p in range(pairs)]
+    assert loss == pytest.approx(expected.item(), abs=5e-6)
+    torch.testing.assert_close(gradient, wanted, rtol=0, atol=2e-5)
+    torch.testing.assert_close(torch.cat([p[1] for p in parts]), gradient, rtol=0, atol=1e-12)
+    assert sum(p[0] for p in parts) == pytest.approx(loss, abs=1e-12)
+    mean_sigma = (sigma.detach().numpy() * known["weight"]).sum() / 2 / weight.sum()
+    assert metrics["preference/sigma"].item() == pytest.approx(mean_sigma)
+    assert metrics["preference/sigma"].item() == pytest.approx(
+        sum(p[2]["preference/sigma"].item() for p in parts)
+    )
+
+
+def test_a_distribution_is_of_one_head() -> None:
+    with pytest.raises(ValidationError, match="distribution: of one head"):
+        section(heads=3, center={"weight": 0.1}, distribution={})
+    assert section(distribution={}).labels == ("mean", "log_sigma")

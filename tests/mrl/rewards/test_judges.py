@@ -12,10 +12,12 @@ from tokenizers.processors import TemplateProcessing
 
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
+from mrl.models.hf_config import DISTRIBUTION, label_keys
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
-from mrl.rewards.judges.reward_model import Conversation
+from mrl.rewards.judges.reward_model import Conversation, check_heads
+from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
@@ -283,6 +285,25 @@ def test_heads_that_disagree_lower_the_reward(
         assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
         assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
     assert stats()["calls"] == before + 1
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_deviation_lowers_the_reward(
+    weight: float, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    """The server says that log_sigma is ln 2, whatever it is asked."""
+    save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(DISTRIBUTION))
+    rules = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution", "disagreement_weight": weight}
+    section = RewardSection(kind="reward_model", path=server[0], reward_model=rules, deadline_seconds=60.0)
+    pair = make_pair(0, "12", None)
+    with RewardPool(section) as pool:
+        verdict = score_all(pool, [pair])["0.0"]
+    mean = sum(Conversation(str(tmp_path)).ids(Request("0.0", 0, "12", None, prompt=pair[1].text))[0])
+    assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
+    assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
+    rules = {name: value for name, value in rules.items() if name != "disagreement_weight"}
+    with pytest.raises(ConfigError, match="gives a mean and a deviation: set reward_model"):
+        check_heads(Conversation(str(tmp_path)), RewardModelRules(**rules))
 
 
 @pytest.mark.parametrize(

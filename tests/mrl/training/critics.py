@@ -22,9 +22,9 @@ from tests.tiny_models import COMMON, random_batch
 SECTION = CriticSection(optimizer=OptimizerSection(lr=1e-3, clip_grad=0.0))
 
 
-def head_weight() -> torch.Tensor:
-    """[1, D] a value head that is not 0, so that gradients reach the backbone."""
-    return torch.randn(1, COMMON["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4
+def head_weight(numbers: int = 1) -> torch.Tensor:
+    """[numbers, D] a value head that is not 0, so that gradients reach the backbone."""
+    return torch.randn(numbers, COMMON["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4
 
 
 def batch_with_returns() -> TrainBatch:

@@ -9,7 +9,7 @@ import logging
 import logging.handlers
 import os
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def worker(
     *,
     replays: bool = False,
     max_length: int = 64,
-    num_value_heads: int = 0,
+    value_labels: Sequence[str] = (),
     **changes: Any,
 ) -> MegatronWorker:
     """A worker of a tiny model in float32 with small microbatches, unless changed."""
@@ -67,7 +67,7 @@ def worker(
         master_address="127.0.0.1",
         master_port=port,
         replays=replays,
-        num_value_heads=num_value_heads,
+        value_labels=value_labels,
     )
 
 

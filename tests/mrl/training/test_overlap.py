@@ -17,6 +17,7 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
+from mrl.models.hf_config import reward_labels
 from mrl.samples import TrainBatch
 from mrl.training.trained_model import TrainedModel
 from tests.mrl.training.layouts import OneRank, name_of
@@ -82,7 +83,7 @@ def test_the_sums_are_the_same(
     "layout", [{"dp": 2}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)], ids=name_of
 )
 def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
-    check(one_rank_of.of("qwen3_moe")[0], layout, {"num_value_heads": 1})
+    check(one_rank_of.of("qwen3_moe")[0], layout, {"value_labels": reward_labels(1)})
 
 
 def check(
@@ -104,21 +105,21 @@ def compare(
     Of four updates one has dummies on the second replica, one has nothing but dummies there, one is refused by it, and the last is
     as the first.
     """
-    heads = changes.get("num_value_heads", 0)
+    labels = changes.get("value_labels", ())
     at = worker(
         rank, world, port, folder, layout,
         optimizer=PLAIN_STEP, overlap_grad_reduce=True, bucket_size=SMALL, **changes,
     )  # fmt: skip
     training = at.training.model_copy(update={"overlap_grad_reduce": False, "bucket_size": None})
     late = TrainedModel(
-        at.model, training, layout=at.layout, place=at.place, device=at.device, num_value_heads=heads
+        at.model, training, layout=at.layout, place=at.place, device=at.device, value_labels=labels
     )
     late.load_hf(folder)
     left = noting_what_is_left(at.policy._reduction)
     batch = random_batch(10, seed=1)
     _, shard = shard_of(batch, at)
     lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
-    objective = squared_values if heads else cross_entropy
+    objective = squared_values if labels else cross_entropy
     refuses = refused if at.place.dp == 1 else objective
     exact = max(at.layout.dp * at.layout.cp, at.layout.edp) == 2
     updates = (

@@ -16,7 +16,14 @@ from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
 from mrl.loops.tuning.row_logprobs import Scores, row_scores
-from mrl.models.hf_config import has_score, num_heads_of_score, require_heads, scored
+from mrl.models.hf_config import (
+    DISTRIBUTION,
+    has_score,
+    num_heads_of_score,
+    require_labels,
+    reward_labels,
+    scored,
+)
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
 from mrl.training.hf.reward_model import RewardFolder, config_of
@@ -45,7 +52,7 @@ def scores_and_folder(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, heads: int
 ) -> Scores:
     """The scores of a reward model with a head that is not 0, or with several, written as a folder; then that folder's own."""
-    at = scenarios.worker(rank, world, port, folder, layout, num_value_heads=heads)
+    at = scenarios.worker(rank, world, port, folder, layout, value_labels=reward_labels(heads))
     if heads == 1 and not has_score(read_config(folder)):
         set_head(at.policy)
     found = row_scores(at, without_padding(), batch_rows=4)
@@ -57,7 +64,9 @@ def scores_and_folder(
             Path(out),
             source=Path(folder),
             dtype="float32",
-            reward_model=RewardFolder(config_of(folder, TOKENIZER, heads=heads), {"end_tokens": [1]}),
+            reward_model=RewardFolder(
+                config_of(folder, TOKENIZER, reward_labels(heads)), {"end_tokens": [1]}
+            ),
         )
     at.close()
     return found
@@ -114,12 +123,12 @@ def test_transformers_scores_the_folder_as_megatron_did(
 def test_a_padding_that_is_the_end_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, "Qwen3MoeForCausalLM")
     with pytest.raises(ConfigError, match=said):
-        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes))
+        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes), reward_labels(1))
 
 
 def test_a_family_without_a_class_in_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no OlmoeForSequenceClassification"):
-        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER)
+        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER, reward_labels(1))
 
 
 def write_config(folder: Path, name: str) -> Path:
@@ -142,27 +151,34 @@ def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
 def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"]}
     for heads in (1, 3):
-        assert num_heads_of_score(scored(policy, heads)) == heads
-        require_heads(scored(policy, heads), heads, what="x")
+        assert num_heads_of_score(scored(policy, reward_labels(heads))) == heads
+        require_labels(scored(policy, reward_labels(heads)), reward_labels(heads), what="x")
     assert (
         num_heads_of_score({"num_labels": 1}) == 1 and num_heads_of_score({}) == 2
     )  # as transformers reads it
-    require_heads(policy, 3, what="a policy has no head yet")
+    require_labels(policy, reward_labels(3), what="a policy has no head yet")
     with pytest.raises(
         ConfigError, match=r"critic.path = f is a reward model of 3 heads, and has to be one of 1"
     ):
-        require_heads(scored(policy, 3), 1, what="critic.path = f")
+        require_labels(scored(policy, reward_labels(3)), reward_labels(1), what="critic.path = f")
+    distribution = scored(policy, DISTRIBUTION)
+    require_labels(distribution, DISTRIBUTION, what="x")
+    for labels in (reward_labels(1), reward_labels(2)):
+        with pytest.raises(ConfigError, match="x is a reward model of a distribution, and has to be one of"):
+            require_labels(distribution, labels, what="x")
+    with pytest.raises(ConfigError, match="of 2 heads, and has to be one of a distribution"):
+        require_labels(scored(policy, reward_labels(2)), DISTRIBUTION, what="x")
 
 
 def with_another_number(rank: int, world: int, port: int, folder: str, heads: int) -> None:
-    scenarios.worker(rank, world, port, folder, {}, num_value_heads=heads)
+    scenarios.worker(rank, world, port, folder, {}, value_labels=reward_labels(heads))
 
 
 @pytest.mark.integration
 def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> None:
     source = write_model(tmp_path / "policy", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(scored(config, 3)))
+    (source / "config.json").write_text(json.dumps(scored(config, reward_labels(3))))
     with pytest.raises(
         (MrlError, AssertionError), match="is a reward model of 3 heads, and has to be one of 1"
     ):

@@ -1,8 +1,10 @@
-"""One step of a reward model, of one head or several, is the same in every layout and for every microbatch size: scores, loss,
+"""One step of a reward model, of one head, of several or of a distribution, is the same in every layout and for every microbatch size: scores, loss,
 metrics and gradient."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +12,15 @@ import pytest
 
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.sections.training import LayoutSection
-from mrl.config.sections.tune import CenterSection, ObjectiveSection
+from mrl.config.sections.tune import CenterSection, DistributionSection, ObjectiveSection
 from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_scores
+from mrl.models.hf_config import DISTRIBUTION, reward_labels
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
-from tests.mrl.training.critics import set_head
+from tests.mrl.training.critics import head_weight, set_head
 from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
@@ -31,26 +34,39 @@ OBJECTIVES = (
         name="reward_model", margin_scale=0.5, center=CenterSection(kind="batch_sum", weight=1e-3)
     ),
 )
-HEADS = (1, 3)
+DISTRIBUTIONS = (
+    ObjectiveSection(name="reward_model", distribution=DistributionSection(prior=0.1)),
+    ObjectiveSection(
+        name="reward_model",
+        smoothing=0.1,
+        center=CenterSection(kind="batch_mean", weight=0.1),
+        distribution=DistributionSection(),
+    ),
+)
+KINDS = ((reward_labels(1), OBJECTIVES), (reward_labels(3), OBJECTIVES), (DISTRIBUTION, DISTRIBUTIONS))
+"""What the model gives, and what it is trained by."""
 
 
 def reward_model_steps(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], microbatch_tokens: int
 ) -> Steps:
-    """Of one head and of several: scores of all rows, then each objective's metrics and gradient norm, by weights that stay as they
-    are."""
+    """Of each kind: scores of all rows, then each objective's metrics and gradient norm, by weights that stay as they are."""
     at = scenarios.worker(
-        rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, num_value_heads=1
+        rank, world, port, folder, layout, microbatch_tokens=microbatch_tokens, value_labels=reward_labels(1)
     )
     set_head(at.policy)
-    told = steps_of(at, 1)
+    told = steps_of(at, OBJECTIVES)
     place = {"layout": at.layout, "place": at.place, "device": at.device}
-    at.policy = TrainedModel(at.model, at.training, **place, num_value_heads=HEADS[1])
-    at.policy.load_hf(folder)
-    return told + steps_of(at, HEADS[1])
+    for labels, objectives in KINDS[1:]:
+        at.policy = TrainedModel(at.model, at.training, **place, value_labels=labels)
+        at.policy.load_hf(folder)
+        if labels == DISTRIBUTION:
+            set_head(at.policy, head_weight(2))
+        told += steps_of(at, objectives, heads=1 if labels == DISTRIBUTION else len(labels))
+    return told
 
 
-def steps_of(at: MegatronWorker, heads: int) -> Steps:
+def steps_of(at: MegatronWorker, objectives: Sequence[ObjectiveSection], *, heads: int = 1) -> Steps:
     known = scored_pairs()
     found = row_scores(at, known, batch_rows=4)
     counts = bootstrap_counts(known, heads, seed=0) if heads > 1 else None
@@ -60,7 +76,7 @@ def steps_of(at: MegatronWorker, heads: int) -> Steps:
         "num_rows": sum(row.weight for row in known),
         "score_sum": np.sum([row.weight * found[n].sum(0) for n, row in enumerate(known)], axis=0).tolist(),
     }
-    for section in OBJECTIVES:
+    for section in objectives:
         metrics, _ = at.accumulate(shard, RewardModelObjective(section), denominators)
         told.append(metrics | at.step(lr=0.0))
     return told
@@ -75,12 +91,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
 def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
     """What is compared below is not all alike: the scores, and the gradients of the objectives."""
     told = one_rank[1]
-    for heads, first in zip(HEADS, (0, 1 + len(OBJECTIVES)), strict=True):
-        scores, *steps = told[first : first + 1 + len(OBJECTIVES)]
-        assert len(scores) == 2 * len(scored_pairs()) * heads
+    remaining = iter(told)
+    for labels, objectives in KINDS:
+        scores, *steps = itertools.islice(remaining, 1 + len(objectives))
+        assert len(scores) == 2 * len(scored_pairs()) * len(labels)
         assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
-        assert len({round(step["grad_norm"], 3) for step in steps}) == len(OBJECTIVES)
-        assert all(("preference/disagreement" in step) == (heads > 1) for step in steps)
+        assert len({round(step["grad_norm"], 3) for step in steps}) == len(objectives)
+        assert all(("preference/disagreement" in step) == (len(labels) == 3) for step in steps)
+        assert all(("preference/sigma" in step) == (labels == DISTRIBUTION) for step in steps)
+    assert not list(remaining)
 
 
 @LAYOUTS

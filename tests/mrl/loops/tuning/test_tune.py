@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ def tuned(
         "steps": tuner.num_steps,
         "style": report.get("style", {}),
         "heads": report.get("heads", {}),
+        "distribution": report.get("distribution", {}),
     }
 
 
@@ -157,6 +160,51 @@ def test_heads_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path:
     assert any(line.startswith("3 heads, alone") for line in whole["lines"])
     with pytest.raises(AssertionError, match="of other rows or another objective"):
         run_ranks(tuned, 1, words(task, "{name: reward_model}"), str(tmp_path / "parts"), 9)
+
+
+def test_distributions_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
+    """What the report says of them is what the last validation says."""
+    settings = words(task, "{name: reward_model, distribution: {prior: 1e-2}, center: {weight: 1e-2}}")
+    (whole,) = run_ranks(tuned, 1, settings, str(tmp_path / "whole"), None)
+    (part,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 3)
+    (rest,) = run_ranks(tuned, 1, settings, str(tmp_path / "parts"), None)
+    assert rest["finished"] and rest["digest"] == whole["digest"] != part["digest"]
+    rows = rows_of(tmp_path / "whole")
+    assert rows == rows_of(tmp_path / "parts")
+    assert rows[1]["preference/sigma"] > 0.01 and rows[-1]["val/loss"] < rows[0]["val/loss"]
+    told = whole["distribution"]
+    assert told == rest["distribution"] and set(told["probes"]) == {"repetition", "gibberish", "cut_off"}
+    assert told["sigma"] == pytest.approx(rows[-1]["val/preference/sigma"])
+    assert any(line.startswith("sigma: held out") for line in whole["lines"])
+
+
+def test_deviations_are_larger_where_labels_contradict_each_other(task: Path, tmp_path: Path) -> None:
+    """An even number is preferred to an odd one; but of the prompts whose first number is 50 or more, in two pairs of five it is
+    labelled the other way round."""
+    train, held_out = tmp_path / "pairs.jsonl", tmp_path / "held_out.jsonl"
+    train.write_text(parity_pairs(4000, seed=1))
+    held_out.write_text(parity_pairs(256, seed=2))
+    settings = words(task, "{name: reward_model, distribution: {prior: 1e-3}}")
+    settings += [f"tune.data={{train: {train}, validation: {held_out}}}", "tune.validate_every=0"]
+    settings += ["tune.epochs=4", "tune.batch_rows=64"]
+    (told,) = run_ranks(tuned, 1, settings, str(tmp_path / "run"), None)
+    assert rows_of(tmp_path / "run")[-1]["val/preference/accuracy/clean"] > 0.95, "it learnt what can be"
+    clean, noisy = (told["distribution"]["by_tag"][tag] for tag in ("clean", "noisy"))
+    assert noisy["sigma"] > clean["sigma"] and noisy["above_others"] > 0.8, (clean, noisy)
+
+
+def parity_pairs(count: int, *, seed: int) -> str:
+    """Rows of pairs with tags."""
+    draw, rows = random.Random(seed), []
+    for number in range(count):
+        first, second = draw.randrange(100), draw.randrange(100)
+        numbers = [str(2 * draw.randrange(99)), str(2 * draw.randrange(99) + 1)]
+        if first >= 50 and number % 5 < 2:
+            numbers.reverse()
+        tag = "clean" if first < 50 else "noisy"
+        pair = dict(zip(("chosen", "rejected"), numbers, strict=True))
+        rows.append({"prompt": f"{first}+{second}=", "tag": tag} | pair)
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
