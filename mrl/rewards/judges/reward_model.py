@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.models.hf_config import gives_distribution
+from mrl.models.hf_config import gives_distribution, num_heads_of_score
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest
@@ -29,9 +29,6 @@ from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
-
-DEFAULT_LABELS = 2
-"""What transformers takes a config.json to mean that names no labels."""
 
 
 class RewardModelVerifier:
@@ -93,7 +90,7 @@ class Conversation:
         self._end = config["eos_token_id"]
         self.gives_distribution = gives_distribution(config)
         """Whether these are a mean and the logarithm of a deviation."""
-        self.num_heads = len(config.get("id2label") or ()) or config.get("num_labels") or DEFAULT_LABELS
+        self.num_heads = num_heads_of_score(config)
         """Numbers that the model gives for a conversation."""
         self._last = _end_tokens(Path(folder))
         self._opening = _opening_tokens(self._tokenizer)
