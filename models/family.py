@@ -22,14 +22,13 @@ from mrl.models.hf_config import (
     Noted,
     checkpoint_dtype,
     field,
-    has_score,
     head_dim,
-    num_heads_of_score,
     unsupported_values,
 )
 from mrl.models.layout import Layout, Place, chunk_layers, divide, padded_vocab
 from mrl.models.rows import Experts
 from mrl.models.tensors import TRAINER, CheckpointTensor, LocalTensor, Role, Row, Spec, cut, whole
+from mrl.reward_labels import has_score, num_heads_of_score
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

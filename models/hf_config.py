@@ -7,7 +7,7 @@ alone reads in that family's file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
@@ -46,63 +46,6 @@ HARMLESS = frozenset({
     "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
 })  # fmt: skip
 """The keys that change nothing of what training and serving compute, whatever they say."""
-
-
-DEFAULT_LABELS = 2
-"""What transformers takes a config.json to mean that names no labels."""
-
-SCORED = "ForSequenceClassification"
-"""How the class of a reward model ends: it gives a score in the place of the vocabulary's logits."""
-
-
-def has_score(hf: HfConfig) -> bool:
-    """Whether the folder holds a reward model."""
-    return any(str(name).endswith(SCORED) for name in hf.get("architectures") or ())
-
-
-def num_heads_of_score(hf: HfConfig) -> int:
-    """The labels of a reward model's folder, each the score of a head."""
-    return len(hf.get("id2label") or ()) or int(hf.get("num_labels") or DEFAULT_LABELS)
-
-
-DISTRIBUTION = ("mean", "log_sigma")
-"""The labels of a reward that is a normal distribution: its mean, and the logarithm of its deviation."""
-
-
-def reward_labels(heads: int, *, distribution: bool = False) -> tuple[str, ...]:
-    """The names of what a reward model of so many heads gives."""
-    if distribution:
-        return DISTRIBUTION
-    return ("score",) if heads == 1 else tuple(f"score_{head}" for head in range(heads))
-
-
-def gives_distribution(hf: HfConfig) -> bool:
-    """Whether the reward model of a folder gives a mean and a deviation."""
-    return tuple((hf.get("id2label") or {}).values()) == DISTRIBUTION
-
-
-def label_keys(names: Sequence[str]) -> dict[str, Any]:
-    """The keys of config.json that name what a reward model gives."""
-    return {
-        "id2label": {str(head): name for head, name in enumerate(names)},
-        "label2id": {name: head for head, name in enumerate(names)},
-    }
-
-
-def scored(hf: HfConfig, given: Sequence[str] = ("score",)) -> dict[str, Any]:
-    """What config.json says of the reward model of the same layers that gives these labels; of a reward model what it says."""
-    if has_score(hf):
-        return dict(hf)
-    name = str(next(iter(hf.get("architectures") or ()), hf.get("model_type")))
-    return {**hf, "architectures": [name.partition("For")[0] + SCORED], **label_keys(given)}
-
-
-def require_labels(hf: HfConfig, labels: Sequence[str], *, what: str) -> None:
-    """ConfigError, which begins with `what`, where the folder holds a reward model that gives something else."""
-    own = "a distribution" if gives_distribution(hf) else f"{num_heads_of_score(hf)} heads"
-    wanted = "a distribution" if tuple(labels) == DISTRIBUTION else f"{len(labels)} heads"
-    if has_score(hf) and own != wanted:
-        raise ConfigError(f"{what} is a reward model of {own}, and has to be one of {wanted}")
 
 
 def language_model(hf: HfConfig) -> dict[str, Any]:

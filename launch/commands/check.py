@@ -29,10 +29,10 @@ from mrl.launch.slots import smaller
 from mrl.loops import resuming
 from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import has_score, require_labels, reward_labels
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
+from mrl.reward_labels import has_score, require_labels, reward_labels
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers

@@ -27,8 +27,8 @@ from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
-from mrl.models.hf_config import require_labels
 from mrl.observe.run_folder import RunFolder
+from mrl.reward_labels import require_labels
 from mrl.rollout.stop_tokens import end_of_text
 
 PARENT = "MRL_TUNE_COMMAND"

@@ -21,13 +21,14 @@ from torch import Tensor
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError, ConfigError
 from mrl.models.families import family_of, require_trainable
-from mrl.models.hf_config import HfConfig, field, gives_distribution
+from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
 from mrl.models.megatron.model_config import ModelConfig
+from mrl.reward_labels import gives_distribution
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""

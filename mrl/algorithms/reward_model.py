@@ -57,7 +57,7 @@ def log_preference(difference: Tensor, deviation: Tensor | None) -> Tensor:
     number of that mean and of the `deviation` [P]."""
     if deviation is None:
         return logsigmoid(difference)
-    nodes, weights = (torch.from_numpy(each).to(difference) for each in hermegauss(QUADRATURE_POINTS))
+    nodes, weights = (difference.new_tensor(each) for each in hermegauss(QUADRATURE_POINTS))
     drawn = difference[..., None] + deviation[..., None] * nodes
     return torch.logsumexp(logsigmoid(drawn) + (weights / weights.sum()).log(), -1)
 

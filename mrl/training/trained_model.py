@@ -26,13 +26,13 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
-from mrl.models.hf_config import has_score, require_labels, scored
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
+from mrl.reward_labels import has_score, require_labels, scored
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState

@@ -25,9 +25,9 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
-from mrl.models.hf_config import reward_labels
 from mrl.observe.memory_use import memory_use
 from mrl.resharding.wire.digest import digest
+from mrl.reward_labels import reward_labels
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.saving import Save, save_weights

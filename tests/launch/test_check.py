@@ -259,7 +259,7 @@ def test_heads_of_a_reward_model_are_no_critic(
     rewrite(folder, architectures=["Qwen3MoeForSequenceClassification"], id2label=names)
     more = ("algorithm.estimator={name: gae}", f"critic={{path: {folder}}}")
     lines = refused(["train", *words(task, tmp_path, "run", *more), "--dry-run"], capsys)
-    assert lines == [f"mrl: critic.path = {folder} is a reward model of 3 heads, and has to be one of 1"]
+    assert lines == [f"mrl: critic.path = {folder} is a reward model of 3 heads, and has to be one of 1 head"]
 
 
 @pytest.mark.parametrize("fault", MODEL_FAULTS)

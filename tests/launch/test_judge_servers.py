@@ -14,7 +14,7 @@ from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
 from mrl.loops.tuning.row_logprobs import row_scores
-from mrl.models.hf_config import DISTRIBUTION, label_keys, reward_labels
+from mrl.reward_labels import DISTRIBUTION, label_keys, reward_labels
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET

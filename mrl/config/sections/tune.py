@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.models.hf_config import reward_labels
+from mrl.reward_labels import reward_labels
 from mrl.section import Section, named
 
 ObjectiveName = Literal[

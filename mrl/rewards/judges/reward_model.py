@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.models.hf_config import gives_distribution, num_heads_of_score
+from mrl.reward_labels import gives_distribution, num_heads_of_score
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from mrl.errors import ConfigError
-from mrl.models.hf_config import label_keys, scored
+from mrl.reward_labels import label_keys, scored
 from mrl.training.hf.folder import read_config
 
 ABOUT = "reward_model.json"

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
-from mrl.models.hf_config import DISTRIBUTION, label_keys
+from mrl.reward_labels import DISTRIBUTION, label_keys
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line

@@ -138,7 +138,7 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
 
 
 COUNTS = {"num_tokens": 9.0, "num_sequences": 6.0, "num_fresh_tokens": 9.0, "num_taught_tokens": 9.0}
-ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": 1.0}
+ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": [1.0, 1.0, 1.0]}
 
 
 def objective_step(objective: Callable[..., Any], *, taught: Any = None, heads: int = 0) -> None:
@@ -401,6 +401,15 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
                     RewardModelObjective(section), heads=heads
                 ),
             )
+    for kind in (None, "batch_sum"):
+        center = None if kind is None else {"kind": kind, "weight": 0.01}
+        section = ObjectiveSection.model_validate(
+            {"name": "reward_model", "center": center, "distribution": {"prior": 0.1}}
+        )
+        yield (
+            f"tune reward_model {kind}, a distribution",
+            lambda section=section: objective_step(RewardModelObjective(section), heads=2),
+        )
     for name, objective in (("tokens", cross_entropy), ("sequences", cross_entropy_of_sequences)):
         yield f"tune sft {name}", lambda objective=objective: objective_step(objective)
 

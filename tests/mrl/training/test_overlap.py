@@ -17,7 +17,7 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
-from mrl.models.hf_config import reward_labels
+from mrl.reward_labels import reward_labels
 from mrl.samples import TrainBatch
 from mrl.training.trained_model import TrainedModel
 from tests.mrl.training.layouts import OneRank, name_of

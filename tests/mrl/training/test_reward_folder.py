@@ -16,7 +16,7 @@ from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
 from mrl.loops.tuning.row_logprobs import Scores, row_scores
-from mrl.models.hf_config import (
+from mrl.reward_labels import (
     DISTRIBUTION,
     has_score,
     num_heads_of_score,

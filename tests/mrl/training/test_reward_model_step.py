@@ -16,7 +16,7 @@ from mrl.config.sections.tune import CenterSection, DistributionSection, Objecti
 from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_scores
-from mrl.models.hf_config import DISTRIBUTION, reward_labels
+from mrl.reward_labels import DISTRIBUTION, reward_labels
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
