@@ -100,8 +100,8 @@ def _is_extra_state(name: str) -> bool:
 class ValueHead(torch.nn.Module):
     """Hidden states to one number each, or to one of each of K heads, computed in float32; the same on all tensor-parallel ranks.
 
-    One head starts at 0, and so do a distribution's two numbers. Of several each starts elsewhere, where scores have a variance of about 1: normal with variance 1 / (D + 1), as in
-    arXiv 2009.01325, from `seed` and the head's number alone.
+    One head starts at 0, and so do a distribution's two numbers. Of several each starts elsewhere, where scores have a variance of
+    about 1: normal with variance 1 / (D + 1), as in arXiv 2009.01325, from `seed` and the head's number alone.
     """
 
     def __init__(

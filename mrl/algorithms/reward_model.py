@@ -34,7 +34,8 @@ from mrl.algorithms.preference import CHOSEN, REJECTED
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
 
-QUADRATURE_POINTS = 64
+_NODES, _WEIGHTS = hermegauss(64)
+"""[64] points of a standard normal number and, up to a factor, what each counts (Gauss and Hermite)."""
 
 
 def pair_losses(
@@ -57,7 +58,7 @@ def log_preference(difference: Tensor, deviation: Tensor | None) -> Tensor:
     number of that mean and of the `deviation` [P]."""
     if deviation is None:
         return logsigmoid(difference)
-    nodes, weights = (difference.new_tensor(each) for each in hermegauss(QUADRATURE_POINTS))
+    nodes, weights = difference.new_tensor(_NODES), difference.new_tensor(_WEIGHTS)
     drawn = difference[..., None] + deviation[..., None] * nodes
     return torch.logsumexp(logsigmoid(drawn) + (weights / weights.sum()).log(), -1)
 
@@ -107,8 +108,7 @@ class RewardModelObjective:
         metrics = score_metrics(chosen.detach().mean(0), rejected.detach().mean(0), probability, share)
         metrics |= {"preference/pair_loss": pair_loss.detach(), "preference/center": center.detach()}
         if len(means) > 1:
-            spread = (_disagreement(chosen.detach()) + _disagreement(rejected.detach())) / 2
-            metrics["preference/disagreement"] = (spread * share).sum()
+            metrics["preference/disagreement"] = (_of_both(_disagreement(means.detach())) * share).sum()
         if log_sigma is not None:
             metrics["preference/sigma"] = (_of_both(log_sigma.detach().exp()) * share).sum()
         return pair_loss + center + self._prior(log_sigma, share), metrics
@@ -148,7 +148,7 @@ def _of_both(values: Tensor) -> Tensor:
 
 
 def _disagreement(scores: Tensor) -> Tensor:
-    """[P] of [K, P] scores: their standard deviation over the heads (over K, not K - 1)."""
+    """[B] of [K, B] scores: their standard deviation over the heads (over K, not K - 1)."""
     return scores.std(0, correction=0)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.reward_labels import gives_distribution, num_heads_of_score
+from mrl.reward_labels import SCORED, gives_distribution, num_heads_of_score
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest
@@ -182,10 +182,8 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"reward_model.tokenizer = {str(folder)!r}: config.json: {error}") from error
     names = config.get("architectures") or [""]
-    if not str(names[0]).endswith("ForSequenceClassification"):
-        raise ConfigError(
-            f"reward_model.tokenizer = {str(folder)!r} is {names[0]}, no ...ForSequenceClassification"
-        )
+    if not str(names[0]).endswith(SCORED):
+        raise ConfigError(f"reward_model.tokenizer = {str(folder)!r} is {names[0]}, no ...{SCORED}")
     pad, end = config.get("pad_token_id"), config.get("eos_token_id")
     if not isinstance(end, int) or pad is None or pad == end:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""One step of a reward model, of one head, of several or of a distribution, is the same in every layout and for every microbatch size: scores, loss,
-metrics and gradient."""
+"""One step of a reward model, of one head, of several or of a distribution, is the same in every layout and for every microbatch
+size: scores, loss, metrics and gradient."""
 
 from __future__ import annotations
 
