@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -86,7 +87,7 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "verifier": verdict.verifier,
         "version": verdict.version,
         "seconds": verdict.seconds,
-        "token_values": None if tokens is None else [float(value) for value in tokens],
+        "token_values": None if tokens is None else [None if v != v else float(v) for v in tokens],
     }
 
 
@@ -125,7 +126,8 @@ def _token_values(values: Any, verifier: str, num_tokens: int | None) -> np.ndar
     if not isinstance(values, list) or (num_tokens is not None and len(values) != num_tokens):
         shown = len(values) if isinstance(values, list) else type(values).__name__
         raise RewardError(f"verifier {verifier}: {shown} token values for a response of {num_tokens} tokens")
-    return np.asarray([checked_value(value, verifier=verifier) for value in values], dtype=np.float32)
+    given = [math.nan if value is None else checked_value(value, verifier=verifier) for value in values]
+    return np.asarray(given, dtype=np.float32)
 
 
 def parse_reply(payload: bytes) -> dict[str, Any]:

@@ -130,7 +130,11 @@ def _weighted(part: RewardPart, verdict: Verdict) -> Verdict:
 
 
 def _summed_tokens(applying: list[tuple[RewardPart, Verdict]]) -> np.ndarray | None:
-    weighted = [(part.weight, v.token_values) for part, v in applying if v.token_values is not None]
+    """[T] the weighted sum of the parts' values where any has one, NaN elsewhere."""
+    weighted = [
+        np.float32(part.weight) * v.token_values for part, v in applying if v.token_values is not None
+    ]
     if not weighted:
         return None
-    return np.asarray(sum(np.float32(weight) * values for weight, values in weighted), dtype=np.float32)
+    values = np.stack(weighted)
+    return np.where(np.isnan(values).all(0), np.float32(np.nan), np.nansum(values, 0)).astype(np.float32)

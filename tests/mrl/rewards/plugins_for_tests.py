@@ -60,9 +60,12 @@ def native_group(requests: list[Request]) -> list[float]:
 
 
 def native_process(request: Request) -> Verdict:
+    """A value at every token but the second."""
     tokens = request.response_tokens
     assert tokens is not None
-    return Verdict(VerdictKind.SCORED, 1.0, token_values=np.linspace(0, 1, len(tokens), dtype=np.float32))
+    values = np.linspace(0, 1, len(tokens), dtype=np.float32)
+    values[1] = np.nan
+    return Verdict(VerdictKind.SCORED, 1.0, token_values=values)
 
 
 def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, float]:

@@ -45,11 +45,13 @@ def test_refused_only_when_all_refuse() -> None:
 
 
 def test_process_rewards_are_summed_with_the_weights() -> None:
-    first = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([1.0, 0.0], np.float32))
-    second = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([4.0, 8.0], np.float32))
+    """A token to which one part gives none has the other's."""
+    nan = np.nan
+    first = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([1.0, 0.0, nan, nan], np.float32))
+    second = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([4.0, 8.0, 4.0, nan], np.float32))
     verdict = combine((MATHS, FORMAT), {"maths": first, "format": second})
     assert verdict.token_values is not None
-    assert verdict.token_values.tolist() == [2.0, 2.0]
+    np.testing.assert_array_equal(verdict.token_values, [2.0, 2.0, 1.0, nan])
 
 
 def test_ticket_answers_once_all_parts_have() -> None:
