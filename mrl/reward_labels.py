@@ -27,6 +27,9 @@ def num_heads_of_score(hf: Mapping[str, Any]) -> int:
 DISTRIBUTION = ("mean", "log_sigma")
 """The labels of a reward that is a normal distribution: its mean, and the logarithm of its deviation."""
 
+STEP = ("step_score",)
+"""The label of a process reward model: the log-odds that the step which ends with the last token is right."""
+
 
 def reward_labels(heads: int, *, distribution: bool = False) -> tuple[str, ...]:
     """The names of what a reward model of so many heads gives."""
@@ -37,7 +40,16 @@ def reward_labels(heads: int, *, distribution: bool = False) -> tuple[str, ...]:
 
 def gives_distribution(hf: Mapping[str, Any]) -> bool:
     """Whether the reward model of a folder gives a mean and a deviation."""
-    return tuple((hf.get("id2label") or {}).values()) == DISTRIBUTION
+    return _labels_of(hf) == DISTRIBUTION
+
+
+def scores_steps(hf: Mapping[str, Any]) -> bool:
+    """Whether the reward model of a folder gives a score of each step."""
+    return _labels_of(hf) == STEP
+
+
+def _labels_of(hf: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple((hf.get("id2label") or {}).values())
 
 
 def label_keys(names: Sequence[str]) -> dict[str, Any]:
@@ -58,13 +70,11 @@ def scored(hf: Mapping[str, Any], given: Sequence[str] = ("score",)) -> dict[str
 
 def require_labels(hf: Mapping[str, Any], labels: Sequence[str], *, what: str) -> None:
     """ConfigError, which begins with `what`, where the folder holds a reward model that gives something else."""
-    own = _told(num_heads_of_score(hf), is_distribution=gives_distribution(hf))
-    wanted = _told(len(labels), is_distribution=tuple(labels) == DISTRIBUTION)
+    own, wanted = _told(_labels_of(hf), num_heads_of_score(hf)), _told(tuple(labels), len(labels))
     if has_score(hf) and own != wanted:
         raise ConfigError(f"{what} is a reward model of {own}, and has to be one of {wanted}")
 
 
-def _told(heads: int, *, is_distribution: bool) -> str:
-    if is_distribution:
-        return "a distribution"
-    return f"{heads} head{'s' if heads > 1 else ''}"
+def _told(labels: tuple[str, ...], heads: int) -> str:
+    named = {DISTRIBUTION: "a distribution", STEP: "steps"}
+    return named.get(labels, f"{heads} head{'s' if heads > 1 else ''}")

@@ -15,6 +15,7 @@ LAYERS = [
         "mrl.errors",
         "mrl.files",
         "mrl.own_code",
+        "mrl.reasoning_steps",
         "mrl.reward_labels",
         "mrl.routes",
         "mrl.samples",

@@ -76,16 +76,17 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
     number of heads."""
     from mrl.training.hf.folder import read_config
 
+    name = _section(config).objective.name
     if config.training.lora is not None:
-        raise ConfigError("tune.objective = reward_model trains all weights; take training.lora out")
+        raise ConfigError(f"tune.objective = {name} trains all weights; take training.lora out")
     labels, path = _section(config).objective.labels, config.model.path
     require_labels(read_config(path), labels, what=f"tune.objective: model.path = {path}")
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
-        if any(each.tokens[-2] == pad for each in row.responses):
+        if any((each.tokens[:-1][each.mask[1:]] == pad).any() for each in row.responses):
             raise ConfigError(
-                f"{row.place} ends with the padding token ({pad}), which transformers takes for no part of a response: it would "
-                f"score the token before; give the tokenizer in {config.model.path} another pad_token"
+                f"{row.place}: what is scored ends with the padding token ({pad}), which transformers takes for no part of a "
+                f"response: it would score the token before; give the tokenizer in {config.model.path} another pad_token"
             )
 
 
@@ -120,6 +121,11 @@ def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     from mrl.data.tokenise import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    if section.objective.scores_steps and not tokenizer.is_fast:
+        raise ConfigError(
+            f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "
+            f"{config.model.path} is slow: put tokenizer.json beside config.json"
+        )
     encoder, longest = encoder_of(config, section, tokenizer), config.model.max_length
     found = (
         load_training(section, encoder, max_length=longest),
@@ -167,8 +173,10 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
     if found is None:
         return None
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    steps = {"step_separator": section.data.step_separator} if section.objective.scores_steps else {}
     about = {
         "end_tokens": end_of_text(tokenizer, config.model.path),
+        **steps,
         "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
     }
     return RewardFolder(found, about | dict(report))
@@ -177,7 +185,7 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
 def _probes(config: Config, section: TuneSection, validation: TuneRows) -> tuple[StyleProbe, ...]:
     from mrl.data.tokenise import load_tokenizer
 
-    if not section.objective.is_reward_model:
+    if not section.objective.is_reward_model or section.objective.scores_steps:
         return ()
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     longest = config.model.max_length

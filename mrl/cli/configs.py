@@ -64,11 +64,14 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _make_command(commands) -> None:
     make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
-    make.add_argument("what", choices=["arithmetic", "calculator", "domains", "preferences", "tokenizer"])
+    make.add_argument(
+        "what", choices=["arithmetic", "calculator", "chains", "domains", "preferences", "tokenizer"]
+    )
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
+    make.add_argument("--steps", type=int, default=60000, help="chains: responses of labelled steps")
     make.add_argument(
         "--samples",
         type=int,
@@ -91,6 +94,11 @@ def _make(options: argparse.Namespace) -> int:
         from mrl.prepare import calculator
 
         print(f"wrote {calculator.write(options.out)}")
+        return 0
+    if options.what == "chains":
+        from mrl.prepare import chains
+
+        print(f"wrote {chains.write(options.out, num_steps=options.steps)}")
         return 0
     if options.what == "domains":
         from mrl.prepare import domains

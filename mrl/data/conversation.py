@@ -15,6 +15,7 @@ import numpy as np
 from mrl.data.messages import Messages
 from mrl.data.tokenise import encode
 from mrl.errors import DataError
+from mrl.reasoning_steps import step_ends
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +49,22 @@ class Encoder:
         tokens = np.concatenate([left, right, self._ends[:1]]).astype(np.int64)
         self._require_one_opening(tokens, place)
         return Encoded(tokens, np.arange(len(tokens)) >= len(left), len(left))
+
+    def with_step_ends(self, row: Encoded, steps: Sequence[str], *, place: str) -> Encoded:
+        """The row whose response is these steps, with no token in its mask but the last one of each; of the last step that is the end
+        token. The tokenizer is one that tells offsets."""
+        ids, counts = step_ends(self._tokenizer, steps)
+        start = len(row.tokens) - 1 - len(ids)
+        if start < row.prompt_length or row.tokens[start:-1].tolist() != ids:
+            raise DataError(
+                f"{place}: the response is not the steps' own tokens with an end token after them: the chat template changes them"
+            )
+        ends = [*(start + count - 1 for count in counts[:-1]), len(row.tokens) - 1]
+        if len(set(ends)) < len(ends):
+            raise DataError(f"{place}: two steps end in one token")
+        mask = np.zeros(len(row.tokens), bool)
+        mask[ends] = True
+        return dataclasses.replace(row, mask=mask)
 
     def messages(
         self, messages: Messages, *, first: int, place: str, tools: list[dict[str, Any]] | None = None

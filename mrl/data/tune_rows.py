@@ -1,6 +1,6 @@
 """The rows of `mrl tune` in tokens: read, checked, counted; which of them a step takes, and the batch they make.
 
-A row is one demonstration, one labelled response, or a pair. What a step takes is a function of (seed, step) alone.
+A row is one demonstration, one labelled response, one response of labelled steps, or a pair. What a step takes is a function of (seed, step) alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mrl.data.demonstrations import demonstration, tools_of
 from mrl.data.files import read_rows
 from mrl.data.messages import Messages
 from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
+from mrl.data.stepwise import stepwise
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 
@@ -37,6 +38,8 @@ class TuneRow:
     label: PairLabel = CERTAIN
     tag: str = ""
     """Splits figures; nothing is trained by it."""
+    step_labels: tuple[float, ...] = ()
+    """Of a response in steps: the probability that each judged step is right, in the order of the tokens in its mask."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class TuneRows:
         found = hashlib.sha256()
         for row in self.rows:
             label = () if row.label == CERTAIN else dataclasses.astuple(row.label)
-            found.update(repr((row.sides, row.weight, *label)).encode())
+            found.update(repr((row.sides, row.weight, *label, *row.step_labels)).encode())
             for each in row.responses:
                 found.update(each.tokens.tobytes() + each.mask.tobytes())
         return found.hexdigest()
@@ -89,7 +92,8 @@ def overlap(training: TuneRows, validation: TuneRows) -> int:
 def _load(
     paths: Iterable[str], section: TuneSection, encoder: Encoder, max_length: int
 ) -> tuple[tuple[TuneRow, ...], str]:
-    read = _demonstrations if section.objective.name == "sft" else _preferences
+    readers = {"sft": _demonstrations, "process_reward_model": _steps}
+    read = readers.get(section.objective.name, _preferences)
     rows, long, names = list[TuneRow](), 0, list(paths)
     for path in names:
         for place, columns in read_rows(path):
@@ -153,6 +157,18 @@ def _preferences(
             yield TuneRow(place, encoded, found.sides, found.weight, tag=tag)
 
 
+def _steps(
+    columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
+) -> Iterator[TuneRow]:
+    found = stepwise(columns, section.data.step_separator, place=place)
+    tools, tag = tools_of(columns, place=place), str(columns.get("tag") or "")
+    whole = _encode(found.prompt, "".join(found.steps), encoder, place, tools)
+    ends = encoder.with_step_ends(whole, found.steps, place=place)
+    mask, labels = ends.mask.copy(), tuple(each for each in found.labels if each is not None)
+    mask[mask] = [label is not None for label in found.labels]
+    yield TuneRow(place, (dataclasses.replace(ends, mask=mask),), (True,), tag=tag, step_labels=labels)
+
+
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
     """Tag -> which rows have it, [R] bool; none where all are alike."""
     tags = np.array([row.tag for row in rows])
@@ -161,18 +177,19 @@ def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
 
 
 def scored(rows: TuneRows) -> TuneRows:
-    """The rows as a reward model takes them: one token follows each response, and only its place is trained on. The value there is
-    the state after the response's last token, which is the response's score."""
+    """The rows as a reward model takes them: one token follows each response, and what is trained on is the place after the response's
+    last token, or after each of its judged steps. The value there is the state before it, which is the score of what ended."""
     return dataclasses.replace(rows, rows=tuple(_scored(row) for row in rows.rows))
 
 
 def _scored(row: TuneRow) -> TuneRow:
-    longer = (np.append(each.tokens, each.tokens[-1]) for each in row.responses)
-    responses = tuple(
-        Encoded(tokens, np.arange(len(tokens)) == len(tokens) - 1, each.prompt_length)
-        for tokens, each in zip(longer, row.responses, strict=True)
-    )
-    return dataclasses.replace(row, responses=responses)
+    def longer(each: Encoded) -> Encoded:
+        ends = each.mask if row.step_labels else np.arange(len(each.tokens)) == len(each.tokens) - 1
+        return Encoded(
+            np.append(each.tokens, each.tokens[-1]), np.concatenate([[False], ends]), each.prompt_length
+        )
+
+    return dataclasses.replace(row, responses=tuple(longer(each) for each in row.responses))
 
 
 def _encode(
@@ -218,7 +235,8 @@ def batch_of(
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
     What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
-    float64; with `bootstrap` [R, K] also how often each head takes its pair.
+    float64; with `bootstrap` [R, K] also how often each head takes its pair. Of steps, the array step_labels [N], float32, has the
+    label of each at its place in the mask.
     """
     responses = [each for row in rows for each in row.responses]
     sizes = np.array([len(row.responses) for row in rows])
@@ -228,12 +246,15 @@ def batch_of(
         known = [value for number in numbers for value in ref_logprobs[int(number)]]
     mask = np.concatenate([each.mask for each in responses])
     of_heads = {} if bootstrap is None else {"bootstrap": np.repeat(bootstrap, sizes, axis=0)}
+    step_labels = [label for row in rows for label in row.step_labels]
+    arrays = {} if not step_labels else {"step_labels": _at(mask, step_labels)}
     return TrainBatch(
         tokens=np.concatenate([each.tokens for each in responses]).astype(np.int32),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
         loss_mask=mask,
         group_ids=np.repeat(np.arange(len(rows), dtype=np.int64), sizes),
         sample_ids=tuple(f"{row.place}.{i}" for row in rows for i in range(len(row.responses))),
+        arrays=arrays,
         samples={
             "side": np.array([side for row in rows for side in row.sides], np.float64),
             "weight": np.repeat([row.weight for row in rows], sizes).astype(np.float64),
@@ -244,6 +265,13 @@ def batch_of(
         },
         whole_groups=bool((sizes > 1).any()),
     )
+
+
+def _at(mask: np.ndarray, values: Sequence[float]) -> np.ndarray:
+    """[N] float32 with the values where the mask is True, and 0 elsewhere."""
+    array = np.zeros(len(mask), np.float32)
+    array[mask] = values
+    return array
 
 
 def mismatched(rows: Sequence[TuneRow], *, max_length: int) -> tuple[TuneRow, ...]:

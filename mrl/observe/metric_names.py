@@ -433,6 +433,24 @@ METRICS = {
     "preference/accuracy_shorter_chosen": Metric(
         "share", "Accuracy over pairs whose chosen response is the shorter; in validation."
     ),
+    "val/steps": Metric("1", "Validation steps of a process reward model that have a label."),
+    "val/process/<found_error|passed_right|f1>/<tag>": Metric(
+        "share", "The same over the validation responses of one tag, where there are several tags."
+    ),
+    "val/process/<name>": Metric("1", "The figure of that name below, over the validation rows."),
+    "process/step_loss": Metric("nats", "Mean over judged steps of what a step costs."),
+    "process/accuracy": Metric(
+        "share", "Judged steps whose score is on the side of 0 that their label says; ties half."
+    ),
+    "process/probability": Metric("share", "Mean probability of being right that judged steps are given."),
+    "process/label": Metric("share", "Mean label of judged steps."),
+    "process/found_error": Metric(
+        "share", "Responses with a wrong step whose first one scores below 0 and none before; in validation."
+    ),
+    "process/passed_right": Metric(
+        "share", "Responses without a wrong step in which no step scores below 0; in validation."
+    ),
+    "process/f1": Metric("share", "Harmonic mean of found_error and passed_right; in validation."),
     "tune/loss": Metric("1", "What a step of `mrl tune` minimises."),
     "tune/entropy": Metric("nats", "Mean entropy at trained tokens; of sft."),
     "tune/grad_norm": Metric("1", "Norm of the gradient before clipping."),

@@ -23,8 +23,16 @@ NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
-    *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
-    *("tune_dpo", "tune_reward_model"),
+    *(
+        "calculator",
+        "calculator_model",
+        "chains",
+        "chains_model",
+        "gsm8k",
+        "multi_domain",
+        "multi_domain_model",
+    ),
+    *("tune_dpo", "tune_process_reward_model", "tune_reward_model"),
 }
 """What configs/ has beside them, for a laptop or one GPU."""
 

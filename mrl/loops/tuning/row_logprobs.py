@@ -8,7 +8,7 @@ and of the dtype, and at every start some rows are computed again: a file that d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,18 @@ def row_scores(worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: i
     return {number: sums.reshape(len(sums), -1) for number, sums in found.items()}
 
 
+def row_step_scores(
+    worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int
+) -> dict[int, np.ndarray]:
+    """A process reward model's scores of all rows' judged steps, [S] float64 by row; the same on all ranks, called on all together."""
+    found: dict[int, np.ndarray] = {}
+    for owners, shard, values in _passes(worker, rows, "values", range(len(rows)), batch_rows):
+        parts = zip(shard.cu_seqlens[:-1], shard.cu_seqlens[1:], strict=True)
+        for owner, (start, end) in zip(owners, parts, strict=True):
+            found[owner] = values[start:end][shard.loss_mask[start:end]]
+    return joined(found)  # type: ignore[arg-type] keys of any kind that sorts
+
+
 def _sums(
     worker: MegatronWorker,
     rows: Sequence[TuneRow],
@@ -65,19 +77,26 @@ def _sums(
 ) -> dict[int, np.ndarray]:
     """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses], of several
     heads [responses, K], by row."""
-    wanted = list(range(len(rows)) if numbers is None else numbers)
     own: dict[int, list[Any]] = {}
-    for start in range(0, len(wanted), batch_rows):
-        chunk = wanted[start : start + batch_rows]
+    wanted = range(len(rows)) if numbers is None else numbers
+    for owners, shard, values in _passes(worker, rows, name, wanted, batch_rows):
+        sums = np.add.reduceat(values.T * shard.loss_mask, shard.cu_seqlens[:-1], axis=-1).T
+        for owner, value in zip(owners, sums, strict=True):
+            own.setdefault(owner, []).append(value)
+    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type]
+
+
+def _passes(
+    worker: MegatronWorker, rows: Sequence[TuneRow], name: str, numbers: Sequence[int], batch_rows: int
+) -> Iterator[tuple[list[int], TrainBatch, np.ndarray]]:
+    """This rank's shards of the wanted rows: the row's number of each response, the shard, and the array `name` of its forward pass,
+    [N] or [N, K] float64. Nothing where another rank has the results."""
+    for start in range(0, len(numbers), batch_rows):
+        chunk = list(numbers[start : start + batch_rows])
         shard = own_share(batch_of([rows[number] for number in chunk], chunk), worker)
         arrays = worker.forward(shard)
-        if arrays is None or not shard.num_samples:
-            continue
-        found = arrays[name].astype(np.float64).T * shard.loss_mask
-        sums = np.add.reduceat(found, shard.cu_seqlens[:-1], axis=-1).T
-        for group, value in zip(shard.group_ids, sums, strict=True):
-            own.setdefault(chunk[int(group)], []).append(value)
-    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type] keys of any kind that sorts
+        if arrays is not None and shard.num_samples:
+            yield [chunk[int(group)] for group in shard.group_ids], shard, arrays[name].astype(np.float64)
 
 
 def reference_logprobs(

@@ -18,6 +18,7 @@ import torch
 
 from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
+from mrl.algorithms.process_reward_model import ProcessRewardObjective
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
@@ -43,8 +44,10 @@ from mrl.loops.tuning.row_logprobs import (
     reference_logprobs,
     row_logprobs,
     row_scores,
+    row_step_scores,
     weights_digest,
 )
+from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
 from mrl.loops.tuning.uncertainty import means_of, spread_figures, spread_line, spread_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import folder as checkpoint_folder
@@ -225,6 +228,8 @@ class Tuner:
         due = step in (0, self.num_steps) or (every and step % every == 0)
         if not rows or not due:
             return {}
+        if self._section.objective.scores_steps:
+            return self._validated_steps()
         if self._section.objective.is_reward_model:
             return self._validated_scores()
         found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
@@ -256,6 +261,15 @@ class Tuner:
             run_on_rank_zero(lambda: self._write_report(report))
         return figures | (spread_figures(section, rows, scores, probed) if section.says_how_sure else {})
 
+    def _validated_steps(self) -> dict[str, float]:
+        """The figures of a process reward model, whose report goes with the weights that are kept."""
+        section, rows = self._section, self._validation.rows
+        scores = row_step_scores(self._worker, rows, batch_rows=section.batch_rows)
+        figures = step_figures(section.objective, rows, scores)
+        if self._is_kept(figures):
+            run_on_rank_zero(lambda: self._write_report(step_report(rows, scores)))
+        return figures
+
     def _write_report(self, report: Mapping[str, Any]) -> None:
         replace_durably(self._folder / REPORT, json.dumps(report).encode())
 
@@ -265,6 +279,9 @@ class Tuner:
         if not self._validation.rows or not self._section.objective.is_reward_model:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
+        if self._section.objective.scores_steps:
+            self._tell(step_line(report))
+            return report
         self._tell(report_line(report))
         if spread := report.get("heads") or report.get("distribution"):
             self._tell(spread_line(self._section.objective, spread))
@@ -324,13 +341,15 @@ class Tuner:
         self._log.write(self._step, row)
         if self._step % 20 == 0 or self._step == self.num_steps or "val/rows" in row:
             shown = {"loss": row.get("tune/loss"), "val loss": row.get("val/loss")}
-            shown["val accuracy"] = row.get("val/preference/accuracy")
+            shown["val accuracy"] = row.get("val/preference/accuracy", row.get("val/process/accuracy"))
             words = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
             seconds = f"  {row['time/seconds']:.0f} s" if "time/seconds" in row else ""
             self._tell(f"{self._step}/{self.num_steps}{words}{seconds}")
 
 
 def _objective_of(section: TuneSection) -> Callable[..., Any]:
+    if section.objective.scores_steps:
+        return ProcessRewardObjective(section.objective)
     if section.objective.is_reward_model:
         return RewardModelObjective(section.objective)
     if section.objective.name != "sft":

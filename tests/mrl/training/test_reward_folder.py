@@ -15,14 +15,16 @@ import transformers
 from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
-from mrl.loops.tuning.row_logprobs import Scores, row_scores
+from mrl.loops.tuning.row_logprobs import Scores, row_scores, row_step_scores
 from mrl.reward_labels import (
     DISTRIBUTION,
+    STEP,
     has_score,
     num_heads_of_score,
     require_labels,
     reward_labels,
     scored,
+    scores_steps,
 )
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
@@ -30,7 +32,7 @@ from mrl.training.hf.reward_model import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.mrl.training.layouts import name_of
-from tests.mrl.training.pair_rows import scored_pairs
+from tests.mrl.training.pair_rows import scored_pairs, scored_steps
 from tests.ranks import run_ranks
 from tests.tiny_models import VOCAB, write_model
 
@@ -113,6 +115,48 @@ def test_transformers_scores_the_folder_as_megatron_did(
     assert np.stack([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
+def step_scores_and_folder(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
+) -> dict[int, np.ndarray]:
+    """The scores of judged steps, and the process reward model written as a folder."""
+    at = scenarios.worker(rank, world, port, folder, layout, value_labels=STEP)
+    set_head(at.policy)
+    found = row_step_scores(at, steps_without_padding(), batch_rows=4)
+    shards = Path(out).with_name("shards")
+    at.save_weights(shards)
+    if rank == 0:
+        about = RewardFolder(config_of(folder, TOKENIZER, STEP), {"end_tokens": [1]})
+        export.export_checkpoint(shards, Path(out), source=Path(folder), dtype="float32", reward_model=about)
+    at.close()
+    return found
+
+
+def steps_without_padding() -> tuple[TuneRow, ...]:
+    known = scored_steps()
+    for row in known:
+        tokens = row.responses[0].tokens
+        tokens[tokens == TOKENIZER.pad_token_id] = 5
+    return known
+
+
+@pytest.mark.integration
+def test_transformers_scores_what_ends_with_a_step_as_megatron_did(tmp_path: Path) -> None:
+    """The score of a step is the folder's score of all that ends with it."""
+    source, out = write_model(tmp_path / "policy", "qwen3_moe"), tmp_path / "scores"
+    (found, *_) = run_ranks(step_scores_and_folder, 1, str(source), {}, str(out))
+    hf = read_config(out)
+    assert scores_steps(hf) and has_score(hf) and num_heads_of_score(hf) == 1
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
+    for number, row in enumerate(steps_without_padding()):
+        (each,) = row.responses
+        ends = np.flatnonzero(each.mask)
+        with torch.no_grad():
+            theirs = [float(model(torch.from_numpy(each.tokens[None, :end])).logits) for end in ends]
+        assert found[number].tolist() == pytest.approx(theirs, abs=1e-5)
+    scores = np.concatenate(list(found.values()))
+    assert scores.std() > 0.05 and len(scores) == sum(len(row.step_labels) for row in steps_without_padding())
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -168,6 +212,12 @@ def test_the_labels_say_how_many_heads_a_folder_has() -> None:
             require_labels(distribution, labels, what="x")
     with pytest.raises(ConfigError, match="of 2 heads, and has to be one of a distribution"):
         require_labels(scored(policy, reward_labels(2)), DISTRIBUTION, what="x")
+    require_labels(scored(policy, STEP), STEP, what="x")
+    with pytest.raises(ConfigError, match="x is a reward model of steps, and has to be one of 1 head"):
+        require_labels(scored(policy, STEP), reward_labels(1), what="x")
+    with pytest.raises(ConfigError, match="x is a reward model of 1 head, and has to be one of steps"):
+        require_labels(scored(policy), STEP, what="x")
+    assert scores_steps(scored(policy, STEP)) and not scores_steps(scored(policy))
 
 
 def with_another_number(rank: int, world: int, port: int, folder: str, heads: int) -> None:

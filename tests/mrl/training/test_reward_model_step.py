@@ -1,5 +1,5 @@
-"""One step of a reward model, of one head, of several or of a distribution, is the same in every layout and for every microbatch
-size: scores, loss, metrics and gradient."""
+"""One step of a reward model, of one head, of several, of a distribution or of steps, is the same in every layout and for every
+microbatch size: scores, loss, metrics and gradient."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mrl.algorithms.process_reward_model import ProcessRewardObjective
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import CenterSection, DistributionSection, ObjectiveSection
 from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import batch_of
-from mrl.loops.tuning.row_logprobs import own_share, row_scores
-from mrl.reward_labels import DISTRIBUTION, reward_labels
+from mrl.loops.tuning.row_logprobs import own_share, row_scores, row_step_scores
+from mrl.reward_labels import DISTRIBUTION, STEP, reward_labels
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import head_weight, set_head
-from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, told_of
+from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, scored_steps, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -63,6 +64,22 @@ def reward_model_steps(
         if labels == DISTRIBUTION:
             set_head(at.policy, head_weight(2))
         told += steps_of(at, objectives, heads=1 if labels == DISTRIBUTION else len(labels))
+    at.policy = TrainedModel(at.model, at.training, **place, value_labels=STEP)
+    at.policy.load_hf(folder)
+    set_head(at.policy)
+    return told + process_steps_of(at)
+
+
+def process_steps_of(at: MegatronWorker) -> Steps:
+    """The same of judged steps."""
+    known = scored_steps()
+    told = [told_of(row_step_scores(at, known, batch_rows=4))]
+    whole = batch_of(known, range(len(known)))
+    shard, denominators = own_share(whole, at), {"num_tokens": float(whole.loss_mask.sum())}
+    for smoothing in (0.0, 0.1):
+        section = ObjectiveSection(name="process_reward_model", smoothing=smoothing)
+        metrics, _ = at.accumulate(shard, ProcessRewardObjective(section), denominators)
+        told.append(metrics | at.step(lr=0.0))
     return told
 
 
@@ -99,7 +116,13 @@ def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
         assert len({round(step["grad_norm"], 3) for step in steps}) == len(objectives)
         assert all(("preference/disagreement" in step) == (len(labels) == 3) for step in steps)
         assert all(("preference/sigma" in step) == (labels == DISTRIBUTION) for step in steps)
-    assert not list(remaining)
+    scores, *steps = remaining
+    assert list(scores) == [
+        f"{n}.{i}" for n, row in enumerate(scored_steps()) for i in range(len(row.step_labels))
+    ]
+    assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
+    assert len(steps) == 2 and steps[0]["process/step_loss"] != steps[1]["process/step_loss"]
+    assert all(step["grad_norm"] > 0.01 for step in steps)
 
 
 @LAYOUTS

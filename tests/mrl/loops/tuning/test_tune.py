@@ -70,7 +70,7 @@ def tuned(
     if section.objective.is_reward_model:
         rows = [scored(part) for part in rows]
     lines: list[str] = []
-    asked_of = rows[1].rows if section.objective.is_reward_model else ()
+    asked_of = rows[1].rows if section.objective.name == "reward_model" else ()
     probes = style_probes(asked_of, tokenizer, max_length=16, seed=1)
     tuner = Tuner(config, section, worker, *rows, folder=Path(folder), tell=lines.append, probes=probes)
     asked = iter(range(1000))
@@ -87,6 +87,7 @@ def tuned(
         "style": report.get("style", {}),
         "heads": report.get("heads", {}),
         "distribution": report.get("distribution", {}),
+        "report": report,
     }
 
 
@@ -167,6 +168,42 @@ def test_distributions_stopped_and_resumed_are_the_same_to_the_bit(task: Path, t
     assert set(told["probes"]) == {"repetition", "gibberish", "cut_off"}
     assert told["sigma"] == pytest.approx(rows[-1]["val/preference/sigma"])
     assert any(line.startswith("sigma: held out") for line in whole["lines"])
+
+
+def test_step_scores_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
+    """What the report says of them is what the last validation says."""
+    rows_file = tmp_path / "steps.jsonl"
+    rows_file.write_text(parity_steps(96))
+    settings = words(task, "{name: process_reward_model, smoothing: 0.01}")
+    settings += [f"tune.data={{train: {rows_file}, validation: {rows_file}, step_separator: '='}}"]
+    whole, rows = whole_and_in_parts(settings, tmp_path)
+    first, last = rows[0], rows[-1]
+    assert first["val/loss"] == rows[1]["process/step_loss"] == pytest.approx(np.log(2))  # a head of zeros
+    assert last["val/loss"] < first["val/loss"] and last["val/process/accuracy"] > 0.5
+    report = whole["report"]
+    assert report["accuracy"] == last["val/process/accuracy"] and report["steps"] == last["val/steps"]
+    assert report["passed_right"]["share"] == last["val/process/passed_right"]
+    assert set(report["by_tag"]) == {"one", "several"}
+    assert any(line.startswith("steps judged as labelled") for line in whole["lines"])
+    rows_file.write_text(parity_steps(96).replace("false", "true", 1))
+    with pytest.raises(AssertionError, match="of other rows or another objective"):
+        run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 9)
+
+
+def parity_steps(count: int) -> str:
+    """Rows of steps of which the even numbers are right."""
+    draw, rows = random.Random(4), []
+    for _ in range(count):
+        numbers = [draw.randrange(10) for _ in range(draw.randrange(1, 4))]
+        rows.append(
+            {
+                "prompt": f"{draw.randrange(10)}+",
+                "completions": [str(number) for number in numbers],
+                "labels": [number % 2 == 0 for number in numbers],
+                "tag": "one" if len(numbers) == 1 else "several",
+            }
+        )
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_deviations_are_larger_where_labels_contradict_each_other(task: Path, tmp_path: Path) -> None:
