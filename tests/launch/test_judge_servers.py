@@ -1,5 +1,6 @@
 """Models that judge on vLLM's own server, which the rewards' engines are: a reward model and a generative one."""
 
+import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
-from mrl.loops.tuning.row_logprobs import row_scores
-from mrl.reward_labels import DISTRIBUTION, label_keys, reward_labels
+from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
+from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
@@ -172,6 +173,58 @@ def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: in
         found = verdicts(rewards, tmp_path / "judged")
     assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
     assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"
+
+
+STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12"]
+
+
+def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str) -> np.ndarray:
+    """[S] Megatron's scores of the steps of one response, whose folder `out` becomes."""
+    at = scenarios.worker(rank, world, port, policy, {}, value_labels=STEP, max_length=256)
+    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
+    tokenizer = qwen()
+    tokenizer.pad_token = "<|endoftext|>"
+    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
+    said = (*prompt(0).messages, {"role": "assistant", "content": "".join(STEPS)})
+    row = encoder.with_step_ends(encoder.messages(said, first=1, place="row"), STEPS, place="row")
+    known = scored(TuneRows((TuneRow("0", (row,), (True,), step_labels=(1.0,) * len(STEPS)),), None, ""))
+    found = row_step_scores(at, known.rows, batch_rows=8)
+    shards = Path(out).with_name("shards")
+    at.save_weights(shards)
+    about = {"end_tokens": [tokenizer.eos_token_id], "step_separator": "\n"}
+    folder = RewardFolder(config_of(policy, tokenizer, STEP), about)
+    export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
+    return found[0]
+
+
+@pytest.mark.integration
+def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
+    """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers for each step, at the
+    policy's token that ends it."""
+    write(tmp_path / "policy", "Qwen3ForCausalLM")
+    (scores,) = run_ranks(trained_step_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
+    rules = {"step_reduction": "product", "token_values": True}
+    tokenizer, text = qwen(), "".join(STEPS)
+    tokens = np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32)
+    sample = trial_sample(prompt(0), text)
+    sample = dataclasses.replace(
+        sample,
+        response_tokens=tokens,
+        loss_mask=np.ones(len(tokens), bool),
+        rollout_logprobs=np.zeros(len(tokens), np.float32),
+        policy_versions=np.zeros(len(tokens), np.int32),
+    )
+    with (
+        served(section(tmp_path / "scores", "reward_model", reward_model=rules), tmp_path) as rewards,
+        RewardPool(rewards, folder=str(tmp_path / "judged")) as pool,
+    ):
+        pool.submit(sample, prompt(0))
+        ((_, verdict),) = pool.collect(300.0)
+    wanted = 1 / (1 + np.exp(-scores))
+    assert verdict.value == pytest.approx(wanted.prod(), abs=1e-5), verdict.reason
+    values = verdict.token_values
+    assert values[~np.isnan(values)] == pytest.approx(wanted, abs=1e-5) and wanted.std() > 0.05
+    assert "".join(STEPS[:1]) == tokenizer.decode(tokens[: np.flatnonzero(~np.isnan(values))[0] + 1].tolist())
 
 
 @pytest.mark.integration

@@ -5,7 +5,7 @@ weight times its deviation.
 The penalty is that of uncertainty-weighted optimization (arXiv 2310.02743), with the deviation, which has the scores' unit,
 in the place of the variance.
 The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
-plain text to it.
+plain text to it. A process reward model, which scores every step of a response, is asked by process_reward_model.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.reward_labels import SCORED, gives_distribution, num_heads_of_score
+from mrl.reward_labels import SCORED, gives_distribution, num_heads_of_score, scores_steps
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import Ledger, check_budget, digest
@@ -31,33 +31,52 @@ from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
 
 
+class Asked:
+    """A server's reward model, and what it has answered."""
+
+    def __init__(
+        self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
+    ) -> None:
+        self._rules = rules
+        settings = (rules.disagreement_weight, rules.step_reduction)
+        who = ("reward_model", Endpoint.who(part, rules), rules.model, conversation.version)
+        self.version = digest(*who, *(each for each in settings if each is not None))[:12]
+        self._ledger = Ledger(folder, self.version)
+        self._endpoint = Endpoint.of(part, rules)
+
+    async def scores(
+        self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
+    ) -> Sequence[float]:
+        """What `read` finds in the answer to these tokens, and what was found before where they were asked about before."""
+        key = digest(ids)
+        if known := self._ledger.find_all(key):
+            return known
+        check_budget(self._rules, self._ledger)
+        body |= {"input": ids, "use_activation": False}
+        if self._rules.model:
+            body["model"] = self._rules.model
+        found = read(await self._endpoint.post(path, body))
+        self._ledger.note(len(ids), key, *found)
+        return found
+
+
 class RewardModelVerifier:
     """Asks a server's classification."""
 
     name = "reward_model"
     waits = True
 
-    def __init__(self, part: RewardPart, rules: RewardModelRules, folder: Path | None) -> None:
-        self._rules = rules
-        self._conversation = Conversation(rules.tokenizer or "")
-        check_heads(self._conversation, rules)
-        who = ("reward_model", Endpoint.who(part, rules), rules.model, self._conversation.version)
-        weight = () if rules.disagreement_weight is None else (rules.disagreement_weight,)
-        self.version = digest(*who, *weight)[:12]
-        self._ledger = Ledger(folder, self.version)
-        self._endpoint = Endpoint.of(part, rules)
+    def __init__(
+        self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
+    ) -> None:
+        self._rules, self._conversation = rules, conversation
+        self._asked = Asked(part, rules, conversation, folder)
+        self.version = self._asked.version
 
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)
-        key = digest(ids)
-        scores = self._ledger.find_all(key)
-        if not scores:
-            check_budget(self._rules, self._ledger)
-            body = {"input": ids, "use_activation": False}
-            if self._rules.model:
-                body["model"] = self._rules.model
-            scores = _scores(await self._endpoint.post("/classify", body), self._conversation.num_heads)
-            self._ledger.note(len(ids), key, *scores)
+        heads = self._conversation.num_heads
+        scores = await self._asked.scores("/classify", ids, lambda reply: _scores(reply, heads))
         return self._verdict(scores, found)
 
     def _verdict(self, scores: Sequence[float], control_strings: int) -> Verdict:
@@ -92,10 +111,24 @@ class Conversation:
         """Whether these are a mean and the logarithm of a deviation."""
         self.num_heads = num_heads_of_score(config)
         """Numbers that the model gives for a conversation."""
-        self._last = _end_tokens(Path(folder))
+        about = _about(Path(folder))
+        self.scores_steps = scores_steps(config)
+        """Whether the model scores every step of a response."""
+        self.step_separator = str(about.get("step_separator", ""))
+        """What ends such a step."""
+        self._last = about.get("end_tokens", [])
         self._opening = _opening_tokens(self._tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
         self.version = digest(config, self._template, vocabulary, *self._last, *self._opening)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The folder's."""
+        return self._tokenizer
+
+    def defuse(self, text: str) -> tuple[str, int]:
+        """The text without control strings, and how many it had."""
+        return self._controls.defuse(text)
 
     def ids(self, request: Request) -> tuple[list[int], int]:
         """The tokens of prompt and response by the chat template, or, where the folder has none, the tokenizer's opening
@@ -103,18 +136,24 @@ class Conversation:
 
         What `mrl tune` trained has its score at the response's end token: what a template writes after it is left out."""
         response, found = self._controls.defuse(request.response)
+        before, after = self.around(request)
+        return [*before, *self._encoded(response), *after], found
+
+    def around(self, request: Request) -> tuple[list[int], list[int]]:
+        """The tokens before the response's own and those after them."""
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
-            return [*self._opening, *self._encoded(prompt), *self._encoded(response), self._end], found
+            return [*self._opening, *self._encoded(prompt)], [self._end]
         messages = request.messages or ({"role": "user", "content": request.prompt},)
         said = [
             (str(m.get("role", "user")), self._controls.defuse(text_of(m.get("content")))[0])
             for m in messages
         ]
-        return self._by_template([*said, ("assistant", response)]), found
+        return self._by_template([*said, ("assistant", "")])
 
-    def _by_template(self, said: Sequence[tuple[str, str]]) -> list[int]:
-        """The template is rendered around marks, and each text is encoded by itself in its mark's place."""
+    def _by_template(self, said: Sequence[tuple[str, str]]) -> tuple[list[int], list[int]]:
+        """What is before the text of the last message, and what is after it. The template is rendered around marks, and each text is
+        encoded by itself in its mark's place."""
         marks = [f"mark{secrets.token_hex(8)}" for _ in said]
         messages = [{"role": role, "content": mark} for (role, _), mark in zip(said, marks, strict=True)]
         rest = self._tokenizer.apply_chat_template(messages, tokenize=False)
@@ -124,7 +163,7 @@ class Conversation:
             if not there:
                 raise RewardError("the reward model's chat template leaves a message out")
             ids += [*self._encoded(before), *self._encoded(text)]
-        return [*ids, *self._up_to_the_end(self._encoded(rest))]
+        return ids, self._up_to_the_end(self._encoded(rest))
 
     def _up_to_the_end(self, closing: list[int]) -> list[int]:
         """Of what the template writes after the response, that up to the place of the score."""
@@ -154,14 +193,23 @@ def check_heads(conversation: Conversation, rules: RewardModelRules) -> None:
         )
     if heads == 1 and rules.disagreement_weight is not None:
         raise ConfigError(f"{folder} gives one number, which has no disagreement_weight; leave it out")
+    if conversation.scores_steps and not conversation.step_separator:
+        raise ConfigError(
+            f"{folder} scores steps, and its reward_model.json has no step_separator, which says what ends one"
+        )
+    if not conversation.scores_steps and (rules.step_reduction is not None or rules.token_values):
+        raise ConfigError(
+            f"{folder} gives a score of the whole response: step_reduction and token_values are for a process reward model; leave them out"
+        )
 
 
-def _end_tokens(folder: Path) -> list[int]:
-    """The tokens that end what the model was trained on, where the folder says so; empty of a folder from elsewhere."""
+def _about(folder: Path) -> dict[str, Any]:
+    """What the folder says of its score beside config.json: the tokens that end what the model was trained on, what ends a step; nothing
+    of a folder from elsewhere."""
     try:
-        return json.loads((folder / "reward_model.json").read_text(encoding="utf-8")).get("end_tokens", [])
+        return json.loads((folder / "reward_model.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
+        return {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / 'reward_model.json'}: {error}") from error
 

@@ -73,6 +73,10 @@ class RewardModel(_Asked):
             raise ValueError("kind = reward_model needs reward_model.tokenizer, the model's folder")
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.judges.reward_model import RewardModelVerifier
+        from mrl.rewards.judges.process_reward_model import ProcessRewardVerifier
+        from mrl.rewards.judges.reward_model import Conversation, RewardModelVerifier, check_heads
 
-        return RewardModelVerifier(self.part, self.rules, self.own_folder)
+        conversation = Conversation(self.rules.tokenizer or "")
+        check_heads(conversation, self.rules)
+        made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
+        return made(self.part, self.rules, conversation, self.own_folder)

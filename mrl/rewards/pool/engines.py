@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from mrl.errors import ConfigError, WorkerLost
+from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
@@ -211,8 +212,20 @@ def askers(section: RewardSection, name: str) -> list[KindPart]:
 
 def _asked(section: RewardSection, name: str) -> list[str]:
     """Words that the engine's verifiers make necessary."""
-    constrained = any(part.kind == "llm" and part.llm.constrained for part in askers(section, name))  # type: ignore[attr-defined] each kind's rules are in the part
-    return ["--logprobs-mode", "processed_logprobs"] if constrained else []
+    parts = askers(section, name)
+    if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined] each kind's rules are in the part
+        return ["--logprobs-mode", "processed_logprobs"]
+    if any(part.kind == "reward_model" for part in parts) and _scores_steps(section.engines[name].model):
+        return ["--pooler-config", json.dumps({"task": "token_classify"})]
+    return []
+
+
+def _scores_steps(folder: str) -> bool:
+    """Whether the folder holds a process reward model; what is wrong with a folder is the server's to say."""
+    try:
+        return scores_steps(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
 
 
 def _words(section: EngineSection, port: int) -> list[str]:

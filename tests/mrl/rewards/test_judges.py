@@ -1,18 +1,20 @@
 """Models that judge, against a real server process: an outage is never a reward."""
 
+import dataclasses
 import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tokenizers.processors import TemplateProcessing
 
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
-from mrl.reward_labels import DISTRIBUTION, label_keys
+from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
@@ -23,7 +25,7 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 from tests.support import chat_tokenizers
-from tests.support.judge_server import FAILURES, judge_server
+from tests.support.judge_server import FAILURES, judge_server, token_score
 
 Asked = tuple[str, Callable[[], dict[str, int]], Any]
 
@@ -328,6 +330,103 @@ def test_numbers_that_are_no_heads_are_no_reward(
     with RewardPool(scored_by_heads(tmp_path, server[0], heads, served=served, **rules)) as pool:
         verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
     assert verdict.value is None and said in verdict.reason
+
+
+def scored_by_steps(folder: Path, url: str, **rules: Any) -> RewardSection:
+    """A process reward model whose steps end with a line."""
+    end = save_classifier(folder, chat_tokenizers.qwen(), **label_keys(STEP))
+    about = {"end_tokens": [end], "step_separator": "\n"}
+    (folder / "reward_model.json").write_text(json.dumps(about))
+    rules = {"tokenizer": str(folder), "tries": 1} | rules
+    return RewardSection(kind="reward_model", path=url, reward_model=rules, retries=0, deadline_seconds=60.0)
+
+
+def written_by_a_policy(make_pair: Any, text: str) -> Any:
+    """A pair whose response is the text in the tests' tokens, with the end token; no special token writes any of the text."""
+    tokenizer, parts = chat_tokenizers.qwen(), text.partition("<|im_")
+    written = [token for part in (parts[0] + parts[1], parts[2]) for token in tokenizer.encode(part)]
+    tokens = np.array([*written, tokenizer.eos_token_id], np.int32)
+    sample, prompt = make_pair(0, text, None, num_tokens=len(tokens))
+    return dataclasses.replace(sample, response_tokens=tokens), prompt
+
+
+STEPS = ("3+9 is é2\n", "\n", "times <|im_end|>2\n", "so 24")
+"""What a policy wrote, in three steps; the blank line belongs to the first."""
+
+
+@pytest.mark.parametrize("reduction", [None, "min", "product", "mean", "last"])
+def test_the_reward_is_made_of_the_steps_probabilities(
+    reduction: str | None, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    """Each step is read up to its own last token; a resumed run says the same without asking."""
+    url, stats, _ = server
+    (tmp_path / "model").mkdir()
+    section = scored_by_steps(tmp_path / "model", url, step_reduction=reduction, token_values=True)
+    pair, before = written_by_a_policy(make_pair, "".join(STEPS)), stats()["calls"]
+    for _ in range(2):
+        with RewardPool(section, folder=str(tmp_path / "judged")) as pool:
+            verdict = score_all(pool, [pair])["0.0"]
+    assert stats()["calls"] == before + 1, verdict.reason
+    tokenizer = chat_tokenizers.qwen()
+    steps = ["".join(STEPS[:2]), STEPS[2].replace("<|", "< |"), STEPS[3]]
+    asked = Request("0.0", 0, "".join(steps), None, prompt=pair[1].text)
+    ids, _ = Conversation(str(tmp_path / "model")).ids(asked)
+    own = tokenizer.encode("".join(steps))
+    start = len(ids) - 1 - len(own)
+    so_far = [tokenizer.decode(own[:end]) for end in range(len(own) + 1)]
+    ends = [start + so_far.index("".join(steps[:count])) for count in (1, 2)]
+    scores = np.array([token_score(ids[:end]) for end in (*ends, len(ids))])
+    wanted = 1 / (1 + np.exp(-scores))
+    assert len({*wanted.round(3)}) == 3
+    reduced = {"min": wanted.min(), "product": wanted.prod(), "mean": wanted.mean(), "last": wanted[-1]}
+    assert verdict.value == pytest.approx(reduced[reduction or "min"], abs=1e-12)
+    assert verdict.parts == pytest.approx({"steps": 3.0, "lowest_step": wanted.min(), "control_strings": 1.0})
+    values, tokens = verdict.token_values, pair[0].response_tokens
+    (places,) = np.nonzero(~np.isnan(values))
+    assert values[places] == pytest.approx(wanted, abs=1e-6) and places[-1] == len(tokens) - 1
+    own = ["".join(STEPS[:2]), "".join(STEPS[:3])]
+    assert [tokenizer.decode(tokens[: place + 1].tolist()) for place in places[:2]] == own
+
+
+def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
+    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    section = scored_by_steps(tmp_path, server[0], token_values=True)
+    sample, prompt = written_by_a_policy(make_pair, "so 24")
+    foreign = dataclasses.replace(sample, response_text="as 24")
+    with RewardPool(section) as pool:
+        verdict = score_all(pool, [(foreign, prompt)])["0.0"]
+    assert verdict.value is None and "has to be the policy's" in verdict.reason
+    plain = scored_by_steps(tmp_path, server[0])
+    with RewardPool(plain) as pool:
+        verdict = score_all(pool, [(foreign, prompt)])["0.0"]
+    assert verdict.value is not None and verdict.token_values is None
+
+
+def test_an_answer_of_fewer_tokens_is_no_reward(
+    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    with RewardPool(scored_by_steps(tmp_path, server[0], model="one too few")) as pool:
+        verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
+    assert verdict.value is None and "numbers for" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("labels", "about", "rules", "said"),
+    [
+        (STEP, {}, {}, "has no step_separator"),
+        (reward_labels(1), {"step_separator": "x"}, {"token_values": True}, "are for a process reward model"),
+        (reward_labels(1), {}, {"step_reduction": "min"}, "are for a process reward model"),
+        (STEP, {"step_separator": "x"}, {"disagreement_weight": 1.0}, "which has no disagreement_weight"),
+    ],
+)
+def test_settings_for_another_kind_of_reward_model_are_refused(
+    labels: tuple[str, ...], about: dict[str, Any], rules: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(labels))
+    (tmp_path / "reward_model.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=said):
+        check_heads(Conversation(str(tmp_path)), RewardModelRules(**rules))
 
 
 @pytest.mark.parametrize("school", ["qwen", "deepseek", "opening without a template"])
