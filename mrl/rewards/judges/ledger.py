@@ -15,7 +15,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from mrl.errors import RewardError
+from mrl.rewards.contract import Refused
 from mrl.rewards.judges.rules import EndpointRules
 
 FILE, SECRET = "judged.jsonl", "secret"
@@ -89,7 +89,7 @@ class Ledger:
 
 
 def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:
-    """RewardError where the run may not ask again, for all that the ledgers hold."""
+    """Refused where the run may not ask again, for all that the ledgers hold."""
     calls = sum(ledger.calls for ledger in ledgers)
     tokens = sum(ledger.tokens for ledger in ledgers)
     for used, limit, name in (
@@ -97,7 +97,7 @@ def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:
         (tokens, rules.max_tokens, "max_tokens"),
     ):
         if limit is not None and used >= limit:
-            raise RewardError(f"the run's budget is spent: {name} = {limit}")
+            raise Refused(f"the run's budget is spent: {name} = {limit}")
 
 
 def _secret(folder: Path | None) -> str:

@@ -143,7 +143,7 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
         values = {name: v.value for name, v in score_all(first, pairs).items()}
     file = tmp_path / "judged" / FILE
     file.write_bytes(file.read_bytes() + b'{"judge": "ab')  # killed while it wrote
-    limited = section(url, max_calls=5)
+    limited = section(url, max_calls=5, retries=3)
     with RewardPool(limited, folder=folder) as pool:
         again = {name: v.value for name, v in score_all(pool, pairs).items()}
         new = score_all(pool, [make_pair(20, "1", "12")])
@@ -151,6 +151,7 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     assert again == values and stats()["calls"] == before + 5
     assert new["20.0"].value == 0.0
     assert last["21.0"].value is None and "budget is spent: max_calls = 5" in last["21.0"].reason
+    assert "failed 1 times" in last["21.0"].reason, "another attempt would find no more of it"
 
 
 def test_a_judge_that_falls_for_attacks_ends_the_rewards(
