@@ -44,14 +44,42 @@ class Options:
     deadline_seconds: float = 3600.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """Two responses to one row, of which the rewards like one better."""
+
+    prompt: Prompt
+    better: str
+    worse: str
+    margin: float
+    """By how much its reward is higher."""
+    tag: str
+    """How the worse one was made; sampled: both are the model's."""
+
+    def row(self) -> dict[str, Any]:
+        """As `mrl tune` reads it."""
+        asked = list(self.prompt.messages) if self.prompt.messages else self.prompt.text
+        told = {"prompt": asked, "chosen": self.better, "rejected": self.worse}
+        return told | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
+
+
 def make(config: Config, options: Options) -> str:
-    """Writes the pairs of data.train and of data.validation; what was made, in sentences. A pair's better response has the higher
-    reward, by the pair's margin.
+    """Writes the pairs of data.train and of data.validation; what was made, in sentences."""
+    pairs = pairs_of(config, options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for use, found in pairs.items():
+        if found:
+            write_rows(options.out / FILES[use], (pair.row() for pair in found))
+    return "\n".join(f"{options.out / FILES[use]}: {_told(found)}" for use, found in pairs.items() if found)
+
+
+def pairs_of(config: Config, options: Options) -> dict[str, list[Pair]]:
+    """Those of data.train and of data.validation, by "train" and "validation".
 
     ConfigError for episodes and for too few samples, DataError where no row gives a pair.
     """
     if config.agent is not None:
-        raise ConfigError("mrl make preferences knows single responses; remove the section agent")
+        raise ConfigError("pairs are made of single responses; remove the section agent")
     if options.samples == 1:
         raise ConfigError("--samples 1: one response is no pair; ask for 2 or more, or for none")
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
@@ -71,42 +99,31 @@ def make(config: Config, options: Options) -> str:
     )
     if not any(pairs.values()):
         raise DataError("no row gave a pair: no two responses to one row have different rewards")
-    options.out.mkdir(parents=True, exist_ok=True)
-    for use, rows in pairs.items():
-        if rows:
-            write_rows(options.out / FILES[use], rows)
-    return "\n".join(f"{options.out / FILES[use]}: {_told(rows)}" for use, rows in pairs.items() if rows)
+    return pairs
 
 
-def _told(rows: Sequence[dict[str, Any]]) -> str:
-    kinds = Counter(row["tag"] for row in rows)
-    longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
-    shorter = sum(len(row["chosen"]) < len(row["rejected"]) for row in rows)
-    of_kinds = ", ".join(f"{count} {name}" for name, count in sorted(kinds.items()))
-    return (
-        f"{len(rows)} pairs ({of_kinds}); the better response is longer in {longer} and shorter in {shorter}"
-    )
+def _told(pairs: Sequence[Pair]) -> str:
+    longer = sum(len(pair.better) > len(pair.worse) for pair in pairs)
+    shorter = sum(len(pair.better) < len(pair.worse) for pair in pairs)
+    return f"{len(pairs)} pairs ({told_ways(pairs)}); the better response is longer in {longer} and shorter in {shorter}"
 
 
-def _row(prompt: Prompt, better: str, worse: str, margin: float, tag: str) -> dict[str, Any]:
-    asked = list(prompt.messages) if prompt.messages else prompt.text
-    told = {"prompt": asked, "chosen": better, "rejected": worse, "margin": margin, "tag": tag}
-    return told | {"domain": prompt.domain}
+def told_ways(pairs: Sequence[Pair]) -> str:
+    """How many pairs were made in each way."""
+    return ", ".join(f"{count} {way}" for way, count in sorted(Counter(p.tag for p in pairs).items()))
 
 
 # -- made of right ones --------------------------------------------------------------------------------------------
 
 
-def _made(
-    config: Config, prompts: dict[str, list[Prompt]], options: Options
-) -> dict[str, list[dict[str, Any]]]:
+def _made(config: Config, prompts: dict[str, list[Prompt]], options: Options) -> dict[str, list[Pair]]:
     rng = random.Random(config.run.seed)
     return {use: list(_of_right(config, rows, rng, options)) for use, rows in prompts.items()}
 
 
 def _of_right(
     config: Config, prompts: Sequence[Prompt], rng: random.Random, options: Options
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Pair]:
     """One pair of each row that has one: a worse response at random among those that the rewards find worse."""
     right = {p.index: text for p in prompts if (text := right_response(config.reward, p)) is not None}
     by_domain: dict[str, list[str]] = {}
@@ -128,7 +145,7 @@ def _of_right(
         if worse:
             other = rng.choice(worse)
             margin = (best.value or 0.0) - (other.value or 0.0)
-            yield _row(best.prompt, best.response, other.response, margin, other.name)
+            yield Pair(best.prompt, best.response, other.response, margin, other.name)
 
 
 # -- a model's own -------------------------------------------------------------------------------------------------
@@ -136,10 +153,10 @@ def _of_right(
 
 def _sampled(
     config: Config, tokenizer: Any, prompts: dict[str, list[Prompt]], options: Options
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Pair]]:
     rng, sampling = random.Random(config.run.seed), sampling_of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Pair]] = {}
     with collecting(config, tokenizer, None, group_size=options.samples) as collector:
         for use, rows in prompts.items():
             groups = collector.round(rows, sampling) if rows else []
@@ -147,7 +164,7 @@ def _sampled(
     return found
 
 
-def _best_and_worst(group: Group, rng: random.Random) -> Iterator[dict[str, Any]]:
+def _best_and_worst(group: Group, rng: random.Random) -> Iterator[Pair]:
     """A pair at random among the best and the worst responses; none where all have the same reward."""
     values = {s.response_text: s.verdict.value for s in group.samples if s.verdict and has_reward(s)}
     known = {text: value for text, value in values.items() if value is not None and text}
@@ -156,4 +173,4 @@ def _best_and_worst(group: Group, rng: random.Random) -> Iterator[dict[str, Any]
     most, least = max(known.values()), min(known.values())
     better = rng.choice(sorted(text for text, value in known.items() if value == most))
     worse = rng.choice(sorted(text for text, value in known.items() if value == least))
-    yield _row(group.prompt, better, worse, most - least, "sampled")
+    yield Pair(group.prompt, better, worse, most - least, "sampled")

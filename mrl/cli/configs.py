@@ -65,9 +65,10 @@ def _tune(options: argparse.Namespace) -> int:
 def _make_command(commands) -> None:
     make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
     make.add_argument(
-        "what", choices=["arithmetic", "calculator", "chains", "domains", "preferences", "tokenizer"]
+        "what",
+        choices=["arithmetic", "calculator", "chains", "domains", "judgements", "preferences", "tokenizer"],
     )
-    make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
+    make.add_argument("config", nargs="*", help=f"preferences, judgements: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
@@ -76,9 +77,12 @@ def _make_command(commands) -> None:
         "--samples",
         type=int,
         default=0,
-        help="preferences: responses of model.path to each row; 0, and no engine",
+        help="preferences, judgements: responses of model.path to each row; 0, and no engine",
     )
-    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all")
+    make.add_argument("--rows", type=int, help="preferences, judgements: first rows of each file; all")
+    make.add_argument(
+        "--judge", nargs="+", default=[], help="judgements: what goes over CONFIG for the judge"
+    )
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
@@ -105,8 +109,8 @@ def _make(options: argparse.Namespace) -> int:
 
         print(f"wrote {domains.write(options.out)}")
         return 0
-    if options.what == "preferences":
-        return _preferences(options)
+    if options.what in ("preferences", "judgements"):
+        return _pairs(options)
     from mrl.prepare import tokenizer
 
     size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
@@ -114,14 +118,17 @@ def _make(options: argparse.Namespace) -> int:
     return 0
 
 
-def _preferences(options: argparse.Namespace) -> int:
+def _pairs(options: argparse.Namespace) -> int:
     from mrl.rollout.environment import quiet
 
     quiet()
-    from mrl.launch.commands.preferences import Options, make
+    from mrl.launch.commands import judgements, preferences
 
-    asked = Options(Path(options.out), samples=options.samples, rows=options.rows)
-    return answer(make(load(options), asked))
+    asked = preferences.Options(Path(options.out), samples=options.samples, rows=options.rows)
+    if options.what == "preferences":
+        return answer(preferences.make(load(options), asked))
+    judge = argparse.Namespace(**vars(options) | {"config": [*options.config, *options.judge]})
+    return answer(judgements.make(load(options), load(judge), asked))
 
 
 def _data_command(commands) -> None:

@@ -160,9 +160,8 @@ def trained_scores(rank: int, world: int, port: int, policy: str, out: str, head
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "heads", [1, pytest.param(3, marks=pytest.mark.slow)], ids=["one score", "three heads"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 3], ids=["one score", "three heads"])
 def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: int, tmp_path: Path) -> None:
     """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
     write(tmp_path / "policy", "Qwen3ForCausalLM")
@@ -200,7 +199,7 @@ def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str)
 @pytest.mark.integration
 def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
     """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers for each step, at the
-    policy's token that ends it."""
+    policy's token that ends it. (The short form of the test above, too: what differs there is the endpoint.)"""
     write(tmp_path / "policy", "Qwen3ForCausalLM")
     (scores,) = run_ranks(trained_step_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
     rules = {"step_reduction": "product", "token_values": True}

@@ -24,6 +24,7 @@ from mrl.rewards.judges.question import (
     read_choice,
     read_line,
     template_of,
+    verdict_line,
 )
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, fault_of
@@ -194,16 +195,28 @@ class LlmVerifier:
 
 def shown(rules: LlmRules, request: Request) -> str:
     """What the judge is asked about a response, with a nonce for show."""
-    asked = ask(
+    return _asked_about(rules, request, GUESS).text
+
+
+def demonstration(rules: LlmRules, request: Request, choice: str, nonce: str) -> tuple[str, str] | None:
+    """What the judge is asked about a response, and how it says the choice; None where it would not be asked."""
+    reference = str(request.ground_truth) if rules.reference else ""
+    if fault_of(request.visible, question_of(request), reference):
+        return None
+    said = choice if rules.verdict == "choice" else verdict_line(choice, nonce)
+    return _asked_about(rules, request, nonce).text, said
+
+
+def _asked_about(rules: LlmRules, request: Request, nonce: str) -> Question:
+    return ask(
         template_of(rules),
         rules,
         ControlStrings.of_folder(rules.tokenizer),
         question=question_of(request),
         reference=str(request.ground_truth) if rules.reference else "",
         response=request.visible,
-        nonce=GUESS,
+        nonce=nonce,
     )
-    return asked.text
 
 
 def _tokens(reply: dict[str, Any]) -> int:

@@ -1,0 +1,105 @@
+"""`mrl make judgements`: demonstrations of a verdict, which a language model that judges (reward kind `llm`) is tuned on.
+
+A demonstration is the question that the judge of a configuration would be asked in a run, fences, nonce and form of the verdict
+included, about the better or the worse response of a pair (launch/commands/preferences.py), and the verdict that is due: the choice
+with the highest value or that with the lowest. Generative verifiers: arXiv 2408.15240.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from mrl.config.root import Config
+from mrl.data.load import load_data
+from mrl.data.tokenise import load_tokenizer
+from mrl.errors import ConfigError
+from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
+from mrl.prepare.arithmetic import write_rows
+from mrl.rewards.contract import Request
+from mrl.rewards.judges.llm import demonstration
+from mrl.rewards.judges.rules import LlmRules
+from mrl.rewards.kinds.ground_truth import ground_truth_of
+from mrl.rewards.kinds.section import RewardSection
+
+FILES = {"train": "judgements.jsonl", "validation": "judgements_validation.jsonl"}
+GOLD = "gold.jsonl"
+"""The responses of the validation's pairs as `mrl rewards check --gold` reads them."""
+
+
+def make(config: Config, judge: Config, options: Options) -> str:
+    """Writes demonstrations of data.train and of data.validation, by the rewards of `config` and for the judge of `judge`; what was made,
+    in sentences.
+
+    ConfigError where `judge` has not one verifier of kind llm, or one that compares; DataError where no row gives a pair.
+    """
+    rules = _rules(judge.reward)
+    pairs, truths = pairs_of(config, options), _ground_truths(judge, rules)
+    draw = random.Random(config.run.seed)
+    options.out.mkdir(parents=True, exist_ok=True)
+    said = []
+    for use, found in pairs.items():
+        rows = [row for pair in found for row in _demonstrations(pair, rules, truths, draw)]
+        if rows:
+            write_rows(options.out / FILES[use], rows)
+            said.append(f"{options.out / FILES[use]}: {len(rows)} verdicts on {told_ways(found)}")
+    gold = [row for pair in pairs.get("validation", []) for row in _gold(pair, truths)]
+    if gold:
+        write_rows(options.out / GOLD, gold)
+        said.append(f"{options.out / GOLD}: {len(gold)} responses")
+    return "\n".join(said)
+
+
+def _rules(section: RewardSection) -> LlmRules:
+    found = [part for part in section.all_verifiers() if part.kind == "llm"]
+    if len(found) != 1:
+        raise ConfigError(f"--judge has {len(found)} verifiers of kind llm; judgements are for one")
+    rules = found[0].llm  # type: ignore[attr-defined] each kind's rules are in the part
+    if rules.compare:
+        raise ConfigError(
+            "llm.compare: a pair does not say how either response compares with the row's answer"
+        )
+    return rules
+
+
+def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:
+    """A row's place -> what the judge is shown as its right answer."""
+    tokenizer = load_tokenizer(judge.model.path, trust_remote_code=judge.model.trust_remote_code)
+    dataset, found = load_data(judge.data, judge.reward, tokenizer), {}
+    for source in (*dataset.train, *dataset.validation):
+        for prompt in source.rows:
+            parts = judge.reward.for_domain(prompt.domain).verifiers()
+            part = next((part for part in parts if part.kind == "llm"), None)
+            if part is not None:
+                truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
+                found[prompt.row] = str(truth) if rules.reference else ""
+    return found
+
+
+def _demonstrations(
+    pair: Pair, rules: LlmRules, truths: dict[str, str], draw: random.Random
+) -> Iterator[dict[str, Any]]:
+    """Two of a pair; none of what the judge would refuse unasked, or is not asked about."""
+    values = sorted(rules.choices, key=lambda choice: rules.choices[choice])
+    for response, choice in ((pair.better, values[-1]), (pair.worse, values[0])):
+        request = Request(
+            "",
+            0,
+            response,
+            truths.get(pair.prompt.row),
+            prompt=pair.prompt.text,
+            messages=pair.prompt.messages,
+        )
+        nonce = f"{draw.getrandbits(64):016x}"
+        if request.ground_truth is not None and (told := demonstration(rules, request, choice, nonce)):
+            asked, verdict = told
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": verdict}]
+            yield {"messages": messages, "tag": pair.tag}
+
+
+def _gold(pair: Pair, truths: dict[str, str]) -> Iterator[dict[str, Any]]:
+    asked = list(pair.prompt.messages) if pair.prompt.messages else pair.prompt.text
+    for response, right in ((pair.better, True), (pair.worse, False)):
+        row = {"prompt": asked, "response": response, "right": right, "tag": pair.tag}
+        yield row | {"answer": truths.get(pair.prompt.row), "domain": pair.prompt.domain}
