@@ -72,7 +72,7 @@ def _make_command(commands) -> None:
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
-    make.add_argument("--steps", type=int, default=60000, help="chains: responses of labelled steps")
+    make.add_argument("--steps", type=int, default=20000, help="chains: responses of labelled steps")
     make.add_argument(
         "--samples",
         type=int,

@@ -50,21 +50,21 @@ class Encoder:
         self._require_one_opening(tokens, place)
         return Encoded(tokens, np.arange(len(tokens)) >= len(left), len(left))
 
-    def with_step_ends(self, row: Encoded, steps: Sequence[str], *, place: str) -> Encoded:
-        """The row whose response is these steps, with no token in its mask but the last one of each; of the last step that is the end
-        token. The tokenizer is one that tells offsets."""
-        ids, counts = step_ends(self._tokenizer, steps)
-        start = len(row.tokens) - 1 - len(ids)
-        if start < row.prompt_length or row.tokens[start:-1].tolist() != ids:
+    def with_step_ends(self, row: Encoded, steps: Sequence[str], separator: str, *, place: str) -> Encoded:
+        """The prompt of a row whose response is these steps, without the last one's separator, and all steps after it; in the mask are the
+        last tokens of the steps alone. The tokenizer is one that tells offsets."""
+        response = encode(["".join(steps).removesuffix(separator)], [True], self._tokenizer)[0]
+        start = len(row.tokens) - 1 - len(response)
+        if start < row.prompt_length or not np.array_equal(row.tokens[start:-1], response):
             raise DataError(
                 f"{place}: the response is not the steps' own tokens with an end token after them: the chat template changes them"
             )
-        ends = [*(start + count - 1 for count in counts[:-1]), len(row.tokens) - 1]
-        if len(set(ends)) < len(ends):
+        ids, counts = step_ends(self._tokenizer, steps)
+        if len(set(counts)) < len(counts):
             raise DataError(f"{place}: two steps end in one token")
-        mask = np.zeros(len(row.tokens), bool)
-        mask[ends] = True
-        return dataclasses.replace(row, mask=mask)
+        mask = np.zeros(start + len(ids), bool)
+        mask[start - 1 + np.array(counts)] = True
+        return Encoded(np.concatenate([row.tokens[:start], ids]).astype(np.int64), mask, row.prompt_length)
 
     def messages(
         self, messages: Messages, *, first: int, place: str, tools: list[dict[str, Any]] | None = None

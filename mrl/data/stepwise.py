@@ -24,7 +24,7 @@ class Stepwise:
 
     prompt: str | Messages
     steps: tuple[str, ...]
-    """As they stand in the response, each but the last with the separator after it."""
+    """Each with the separator after it."""
     labels: tuple[float | None, ...]
     """The probability that each step is right; None where nobody judged it."""
 

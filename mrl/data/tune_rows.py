@@ -160,13 +160,14 @@ def _preferences(
 def _steps(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
-    found = stepwise(columns, section.data.step_separator, place=place)
+    separator = section.data.step_separator
+    found = stepwise(columns, separator, place=place)
     tools, tag = tools_of(columns, place=place), str(columns.get("tag") or "")
-    whole = _encode(found.prompt, "".join(found.steps), encoder, place, tools)
-    ends = encoder.with_step_ends(whole, found.steps, place=place)
-    mask, labels = ends.mask.copy(), tuple(each for each in found.labels if each is not None)
-    mask[mask] = [label is not None for label in found.labels]
-    yield TuneRow(place, (dataclasses.replace(ends, mask=mask),), (True,), tag=tag, step_labels=labels)
+    whole = _encode(found.prompt, "".join(found.steps).removesuffix(separator), encoder, place, tools)
+    read = encoder.with_step_ends(whole, found.steps, separator, place=place)
+    read.mask[read.mask] = [label is not None for label in found.labels]
+    labels = tuple(each for each in found.labels if each is not None)
+    yield TuneRow(place, (read,), (True,), tag=tag, step_labels=labels)
 
 
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ MOST = 80_000
 def write(
     folder: str | Path,
     *,
-    num_steps: int = 60000,
+    num_steps: int = 20000,
     num_sft: int = 3000,
     num_train: int = 8000,
     num_validation: int = 512,

@@ -174,18 +174,19 @@ def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: in
     assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"
 
 
-STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12"]
+STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12\n"]
+TEXT = "".join(STEPS).removesuffix("\n")
 
 
 def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str) -> np.ndarray:
     """[S] Megatron's scores of the steps of one response, whose folder `out` becomes."""
     at = scenarios.worker(rank, world, port, policy, {}, value_labels=STEP, max_length=256)
-    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
+    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4)
     tokenizer = qwen()
     tokenizer.pad_token = "<|endoftext|>"
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
-    said = (*prompt(0).messages, {"role": "assistant", "content": "".join(STEPS)})
-    row = encoder.with_step_ends(encoder.messages(said, first=1, place="row"), STEPS, place="row")
+    said = (*prompt(0).messages, {"role": "assistant", "content": TEXT})
+    row = encoder.with_step_ends(encoder.messages(said, first=1, place="row"), STEPS, "\n", place="row")
     known = scored(TuneRows((TuneRow("0", (row,), (True,), step_labels=(1.0,) * len(STEPS)),), None, ""))
     found = row_step_scores(at, known.rows, batch_rows=8)
     shards = Path(out).with_name("shards")
@@ -203,9 +204,9 @@ def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(t
     write(tmp_path / "policy", "Qwen3ForCausalLM")
     (scores,) = run_ranks(trained_step_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
     rules = {"step_reduction": "product", "token_values": True}
-    tokenizer, text = qwen(), "".join(STEPS)
-    tokens = np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32)
-    sample = trial_sample(prompt(0), text)
+    tokenizer = qwen()
+    tokens = np.array([*tokenizer.encode(TEXT), tokenizer.eos_token_id], np.int32)
+    sample = trial_sample(prompt(0), TEXT)
     sample = dataclasses.replace(
         sample,
         response_tokens=tokens,
@@ -222,7 +223,8 @@ def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(t
     wanted = 1 / (1 + np.exp(-scores))
     assert verdict.value == pytest.approx(wanted.prod(), abs=1e-5), verdict.reason
     values = verdict.token_values
-    assert values[~np.isnan(values)] == pytest.approx(wanted, abs=1e-5) and wanted.std() > 0.05
+    given = values[~np.isnan(values)].astype(np.float64)
+    assert np.log(given / (1 - given)) == pytest.approx(scores, abs=1e-4) and scores.std() > 0.1
     assert "".join(STEPS[:1]) == tokenizer.decode(tokens[: np.flatnonzero(~np.isnan(values))[0] + 1].tolist())
 
 

@@ -1,8 +1,8 @@
 """A process reward model behind vLLM's pooling server (POST {url}/pooling, task token_classify): every step of a response has a score, the
 log-odds that it is right, and the reward is made of their probabilities.
 
-The response is cut at the separator that the model was trained with (mrl/reasoning_steps.py), and a step's score is that of its last token;
-the last step ends with the end token. Which reduction is usual differs: the least (Math-Shepherd, arXiv 2312.08935), the product ("Let's
+The response is cut at the separator that the model was trained with (mrl/reasoning_steps.py), and a step's score is that of its last token.
+Which reduction is usual differs: the least (Math-Shepherd, arXiv 2312.08935), the product ("Let's
 Verify Step by Step", 2305.20050), the last. With token_values each probability also stands at the policy's token that ends the step, which
 the estimators of process rewards take (DeepSeekMath, 2402.03300, 4.1.3).
 """
@@ -73,10 +73,9 @@ class ProcessRewardVerifier:
         """The tokens that the model reads, and of each step the place of its last one."""
         if self._conversation.defuse("".join(steps))[1]:
             raise RewardError("the response has a control string across two steps")
-        before, after = self._conversation.around(request)
+        before, _ = self._conversation.around(request)
         own, counts = step_ends(self._conversation.tokenizer, steps)
-        ids = [*before, *own, *after]
-        return ids, [*(len(before) + count - 1 for count in counts[:-1]), len(ids) - 1]
+        return [*before, *own], [len(before) + count - 1 for count in counts]
 
     def _token_values(
         self, request: Request, steps: Sequence[str], probabilities: Sequence[float]

@@ -369,14 +369,13 @@ def test_the_reward_is_made_of_the_steps_probabilities(
             verdict = score_all(pool, [pair])["0.0"]
     assert stats()["calls"] == before + 1, verdict.reason
     tokenizer = chat_tokenizers.qwen()
-    steps = ["".join(STEPS[:2]), STEPS[2].replace("<|", "< |"), STEPS[3]]
-    asked = Request("0.0", 0, "".join(steps), None, prompt=pair[1].text)
-    ids, _ = Conversation(str(tmp_path / "model")).ids(asked)
+    steps = ["".join(STEPS[:2]), STEPS[2].replace("<|", "< |"), STEPS[3] + "\n"]
+    asked = Request("0.0", 0, "", None, prompt=pair[1].text)
+    before, _ = Conversation(str(tmp_path / "model")).around(asked)
     own = tokenizer.encode("".join(steps))
-    start = len(ids) - 1 - len(own)
     so_far = [tokenizer.decode(own[:end]) for end in range(len(own) + 1)]
-    ends = [start + so_far.index("".join(steps[:count])) for count in (1, 2)]
-    scores = np.array([token_score(ids[:end]) for end in (*ends, len(ids))])
+    ends = [so_far.index("".join(steps[:count])) for count in (1, 2, 3)]
+    scores = np.array([token_score([*before, *own[:end]]) for end in ends])
     wanted = 1 / (1 + np.exp(-scores))
     assert len({*wanted.round(3)}) == 3
     reduced = {"min": wanted.min(), "product": wanted.prod(), "mean": wanted.mean(), "last": wanted[-1]}
