@@ -46,6 +46,8 @@ class Request:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     response_tokens: np.ndarray | None = None
     """[T] int32."""
+    is_trial: bool = False
+    """No policy gave the response, and its tokens are not those of the text: a verifier is tried, or asked by a person."""
     transcript: Transcript | None = None
     """The turns, where the response is an episode; `response` is then all of them, one after the other."""
     policy_version: int = 0
@@ -188,6 +190,7 @@ def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_s
         status=sample.status,
         metadata=prompt.metadata,
         response_tokens=sample.response_tokens,
+        is_trial=not sample.loss_mask.any(),
         transcript=sample.transcript,
         policy_version=int(versions[-1]) if len(versions) else 0,
         deadline_seconds=deadline_seconds,

@@ -65,7 +65,7 @@ class ProcessRewardVerifier:
             lowest_step=min(probabilities),
             control_strings=float(sum(count for _, count in defused)),
         )
-        if not self._rules.token_values:
+        if not self._rules.token_values or request.is_trial:
             return verdict
         return dataclasses.replace(verdict, token_values=self._token_values(request, steps, probabilities))
 

@@ -397,6 +397,10 @@ def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
     with RewardPool(section) as pool:
         verdict = score_all(pool, [(foreign, prompt)])["0.0"]
     assert verdict.value is None and "has to be the policy's" in verdict.reason
+    tried = dataclasses.replace(foreign, loss_mask=np.zeros(len(foreign.loss_mask), bool))
+    with RewardPool(section) as pool:
+        verdict = score_all(pool, [(tried, prompt)])["0.0"]
+    assert verdict.value is not None and verdict.token_values is None, "nobody's tokens"
     plain = scored_by_steps(tmp_path, server[0])
     with RewardPool(plain) as pool:
         verdict = score_all(pool, [(foreign, prompt)])["0.0"]
