@@ -15,17 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from mrl.algorithms.reward_model import agreement
+from mrl.algorithms.reward_model import agreement, label_losses
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
-
-
-def step_losses(section: ObjectiveSection, scores: Tensor, labels: Tensor) -> Tensor:
-    """[S] what each step costs; scores [S] log-odds, labels [S] probabilities that the step is right."""
-    believed = (1 - section.smoothing) * labels + section.smoothing * (1 - labels)
-    return -believed * logsigmoid(scores) - (1 - believed) * logsigmoid(-scores)
 
 
 class ProcessRewardObjective:
@@ -48,7 +41,7 @@ class ProcessRewardObjective:
         kept = checked({"values": values, "step_labels": arrays["step_labels"]}, mask, segments)
         scores, labels = (kept[name][mask].double() for name in ("values", "step_labels"))
         steps = denominators["num_tokens"]
-        loss = step_losses(self._section, scores, labels).sum() / steps
+        loss = label_losses(self._section, scores, labels).sum() / steps
         means = {"step_loss": loss} | step_metrics(scores, labels, steps)
         return loss, {f"process/{name}": value.detach() for name, value in means.items()}
 

@@ -49,6 +49,13 @@ def pair_losses(
     """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better, deviation
     [P] of the difference where scores are the means of distributions. [K, P] scores of K heads cost [K, P]."""
     logits = chosen - rejected - section.margin_scale * margin
+    return label_losses(section, logits, probability, deviation)
+
+
+def label_losses(
+    section: ObjectiveSection, logits: Tensor, probability: Tensor, deviation: Tensor | None = None
+) -> Tensor:
+    """[..., P] what log-odds [..., P] cost where the label says the probability [P]; both sides of it are smoothed."""
     believed = (1 - section.smoothing) * probability + section.smoothing * (1 - probability)
     return -believed * log_preference(logits, deviation) - (1 - believed) * log_preference(-logits, deviation)
 

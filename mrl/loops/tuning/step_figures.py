@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from mrl.algorithms import calibration
-from mrl.algorithms.process_reward_model import step_losses, step_metrics
+from mrl.algorithms.process_reward_model import step_metrics
+from mrl.algorithms.reward_model import label_losses
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import TuneRow, by_tag
 from mrl.rewards.trials.agreement import wilson
@@ -28,7 +29,7 @@ def step_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Ste
     found, labels = _flat(rows, scores)
     count = len(found)
     figures = {"val/rows": float(len(rows)), "val/steps": float(count)}
-    figures["val/loss"] = float(step_losses(section, found, labels).sum() / count)
+    figures["val/loss"] = float(label_losses(section, found, labels).sum() / count)
     figures |= {
         f"val/process/{name}": float(value) for name, value in step_metrics(found, labels, count).items()
     }

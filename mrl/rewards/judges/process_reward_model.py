@@ -15,7 +15,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,7 @@ from tokenizers.decoders import DecodeStream
 from mrl.errors import RewardError
 from mrl.reasoning_steps import split_steps, step_ends
 from mrl.rewards.contract import Request, checked_value, scored
-from mrl.rewards.judges.reward_model import Asked, Conversation
-from mrl.rewards.judges.rules import RewardModelRules
-from mrl.rewards.part import RewardPart
+from mrl.rewards.judges.reward_model import RewardModelVerifier
 from mrl.samples import Verdict
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -37,24 +34,14 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-class ProcessRewardVerifier:
+class ProcessRewardVerifier(RewardModelVerifier):
     """Asks a server about every step."""
-
-    name = "reward_model"
-    waits = True
-
-    def __init__(
-        self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
-    ) -> None:
-        self._rules, self._conversation = rules, conversation
-        self._asked = Asked(part, rules, conversation, folder)
-        self.version = self._asked.version
 
     async def score(self, request: Request) -> Verdict:
         steps = split_steps(request.response, self._conversation.step_separator)
         defused = [self._conversation.defuse(step) for step in steps]
         ids, ends = self._ids(request, [text for text, _ in defused])
-        found = await self._asked.scores(
+        found = await self._scores(
             "/pooling", ids, lambda reply: _scores_at(reply, ends, len(ids)), task="token_classify"
         )
         probabilities = [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in found]

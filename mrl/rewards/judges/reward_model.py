@@ -31,35 +31,6 @@ from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
 
 
-class Asked:
-    """A server's reward model, and what it has answered."""
-
-    def __init__(
-        self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
-    ) -> None:
-        self._rules = rules
-        settings = (rules.disagreement_weight, rules.step_reduction)
-        who = ("reward_model", Endpoint.who(part, rules), rules.model, conversation.version)
-        self.version = digest(*who, *(each for each in settings if each is not None))[:12]
-        self._ledger = Ledger(folder, self.version)
-        self._endpoint = Endpoint.of(part, rules)
-
-    async def scores(
-        self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
-    ) -> Sequence[float]:
-        """What `read` finds in the answer to these tokens, and what was found before where they were asked about before."""
-        key = digest(ids)
-        if known := self._ledger.find_all(key):
-            return known
-        check_budget(self._rules, self._ledger)
-        body |= {"input": ids, "use_activation": False}
-        if self._rules.model:
-            body["model"] = self._rules.model
-        found = read(await self._endpoint.post(path, body))
-        self._ledger.note(len(ids), key, *found)
-        return found
-
-
 class RewardModelVerifier:
     """Asks a server's classification."""
 
@@ -70,14 +41,32 @@ class RewardModelVerifier:
         self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
     ) -> None:
         self._rules, self._conversation = rules, conversation
-        self._asked = Asked(part, rules, conversation, folder)
-        self.version = self._asked.version
+        settings = (rules.disagreement_weight, rules.step_reduction)
+        who = ("reward_model", Endpoint.who(part, rules), rules.model, conversation.version)
+        self.version = digest(*who, *(each for each in settings if each is not None))[:12]
+        self._ledger = Ledger(folder, self.version)
+        self._endpoint = Endpoint.of(part, rules)
 
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)
         heads = self._conversation.num_heads
-        scores = await self._asked.scores("/classify", ids, lambda reply: _scores(reply, heads))
+        scores = await self._scores("/classify", ids, lambda reply: _scores(reply, heads))
         return self._verdict(scores, found)
+
+    async def _scores(
+        self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
+    ) -> Sequence[float]:
+        """What `read` finds in the server's answer to these tokens, or what it found where they were asked about before."""
+        key = digest(ids)
+        if known := self._ledger.find_all(key):
+            return known
+        check_budget(self._rules, self._ledger)
+        body |= {"input": ids, "use_activation": False}
+        if self._rules.model:
+            body["model"] = self._rules.model
+        found = read(await self._endpoint.post(path, body))
+        self._ledger.note(len(ids), key, *found)
+        return found
 
     def _verdict(self, scores: Sequence[float], control_strings: int) -> Verdict:
         """The reward of a response that has these scores; `disagreement` is their standard deviation (over the heads, not one less)."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from mrl.algorithms.process_reward_model import ProcessRewardObjective, step_losses
+from mrl.algorithms.process_reward_model import ProcessRewardObjective
+from mrl.algorithms.reward_model import label_losses
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.tune import ObjectiveSection
 
@@ -62,7 +63,7 @@ def test_it_is_the_two_class_loss_of_token_classification() -> None:
     """TRL's trainer of process reward models classifies tokens in two; the score is the difference of the two logits."""
     logits = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     classes = torch.tensor([1, 0, 1, 1, 0])
-    ours = step_losses(section(), logits[:, 1] - logits[:, 0], classes.double()).mean()
+    ours = label_losses(section(), logits[:, 1] - logits[:, 0], classes.double()).mean()
     assert ours.item() == pytest.approx(cross_entropy(logits, classes).item(), abs=1e-12)
 
 
@@ -77,5 +78,5 @@ def test_microbatches_add_up_to_the_step() -> None:
 
 def test_scores_far_from_the_label_cost_what_they_are_off() -> None:
     """No logarithm of 0."""
-    found = step_losses(section(), torch.tensor([-800.0, 800.0]), torch.tensor([1.0, 1.0]))
+    found = label_losses(section(), torch.tensor([-800.0, 800.0]), torch.tensor([1.0, 1.0]))
     assert found.tolist() == [800.0, 0.0]
