@@ -2,9 +2,9 @@
 log-odds that it is right, and the reward is made of their probabilities.
 
 The response is cut at the separator that the model was trained with (mrl/reasoning_steps.py), and a step's score is that of its last token.
-Which reduction is usual differs: the least (Math-Shepherd, arXiv 2312.08935), the product ("Let's
-Verify Step by Step", 2305.20050), the last. With token_values each probability also stands at the policy's token that ends the step, which
-the estimators of process rewards take (DeepSeekMath, 2402.03300, 4.1.3).
+Which reduction is usual differs: the least (Math-Shepherd, arXiv 2312.08935), the product ("Let's Verify Step by Step", 2305.20050), the last.
+With token_values each probability also stands at the policy's token that ends the step, which the estimators of process rewards take
+(DeepSeekMath, 2402.03300, 4.1.3).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProcessRewardVerifier(RewardModelVerifier):
         steps = split_steps(request.response, self._conversation.step_separator)
         defused = [self._conversation.defuse(step) for step in steps]
         ids, ends = self._ids(request, [text for text, _ in defused])
-        found = await self._scores(
+        found = await self._ask(
             "/pooling", ids, lambda reply: _scores_at(reply, ends, len(ids)), task="token_classify"
         )
         probabilities = [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in found]

@@ -50,10 +50,10 @@ class RewardModelVerifier:
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)
         heads = self._conversation.num_heads
-        scores = await self._scores("/classify", ids, lambda reply: _scores(reply, heads))
+        scores = await self._ask("/classify", ids, lambda reply: _scores(reply, heads))
         return self._verdict(scores, found)
 
-    async def _scores(
+    async def _ask(
         self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
     ) -> Sequence[float]:
         """What `read` finds in the server's answer to these tokens, or what it found where they were asked about before."""
