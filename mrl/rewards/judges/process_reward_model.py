@@ -60,8 +60,8 @@ class ProcessRewardVerifier(RewardModelVerifier):
         """The tokens that the model reads, and of each step the place of its last one."""
         if self._conversation.defuse("".join(steps))[1]:
             raise RewardError("the response has a control string across two steps")
-        before, _ = self._conversation.around(request)
-        own, counts = step_ends(self._conversation.tokenizer, steps)
+        before, lead, _ = self._conversation.around(request)
+        own, counts = step_ends(self._conversation.tokenizer, [lead + steps[0], *steps[1:]])
         return [*before, *own], [len(before) + count - 1 for count in counts]
 
     def _token_values(

@@ -125,14 +125,14 @@ class Conversation:
 
         What `mrl tune` trained has its score at the response's end token: what a template writes after it is left out."""
         response, found = self._controls.defuse(request.response)
-        before, after = self.around(request)
-        return [*before, *self._encoded(response), *after], found
+        before, lead, after = self.around(request)
+        return [*before, *self._encoded(lead + response), *after], found
 
-    def around(self, request: Request) -> tuple[list[int], list[int]]:
-        """The tokens before the response's own and those after them."""
+    def around(self, request: Request) -> tuple[list[int], str, list[int]]:
+        """The tokens before the response's own, the white space that is tokenised with the response, and the tokens after it."""
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
-            return [*self._opening, *self._encoded(prompt)], [self._end]
+            return [*self._opening, *self._encoded(prompt)], "", [self._end]
         messages = request.messages or ({"role": "user", "content": request.prompt},)
         said = [
             (str(m.get("role", "user")), self._controls.defuse(text_of(m.get("content")))[0])
@@ -140,19 +140,22 @@ class Conversation:
         ]
         return self._by_template([*said, ("assistant", "")])
 
-    def _by_template(self, said: Sequence[tuple[str, str]]) -> tuple[list[int], list[int]]:
-        """What is before the text of the last message, and what is after it. The template is rendered around marks, and each text is
-        encoded by itself in its mark's place."""
+    def _by_template(self, said: Sequence[tuple[str, str]]) -> tuple[list[int], str, list[int]]:
+        """What is around the text of the last message. The template is rendered around marks, and each text is encoded by itself in
+        its mark's place, with the white space before it: a tokenizer may make one token of that and the text's first word."""
         marks = [f"mark{secrets.token_hex(8)}" for _ in said]
         messages = [{"role": role, "content": mark} for (role, _), mark in zip(said, marks, strict=True)]
         rest = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        ids: list[int] = []
+        ids, lead = list[int](), ""
         for (_, text), mark in zip(said, marks, strict=True):
             before, there, rest = rest.partition(mark)
             if not there:
                 raise RewardError("the reward model's chat template leaves a message out")
-            ids += [*self._encoded(before), *self._encoded(text)]
-        return ids, self._up_to_the_end(self._encoded(rest))
+            lead = before[len(before.rstrip()) :]
+            ids += self._encoded(before.rstrip())
+            if mark != marks[-1]:
+                ids += self._encoded(lead + text)
+        return ids, lead, self._up_to_the_end(self._encoded(rest))
 
     def _up_to_the_end(self, closing: list[int]) -> list[int]:
         """Of what the template writes after the response, that up to the place of the score."""

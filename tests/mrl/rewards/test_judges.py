@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
+from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.ledger import FILE
@@ -371,7 +372,8 @@ def test_the_reward_is_made_of_the_steps_probabilities(
     tokenizer = chat_tokenizers.qwen()
     steps = ["".join(STEPS[:2]), STEPS[2].replace("<|", "< |"), STEPS[3] + "\n"]
     asked = Request("0.0", 0, "", None, prompt=pair[1].text)
-    before, _ = Conversation(str(tmp_path / "model")).around(asked)
+    before, lead, _ = Conversation(str(tmp_path / "model")).around(asked)
+    before += tokenizer.encode(lead)
     own = tokenizer.encode("".join(steps))
     so_far = [tokenizer.decode(own[:end]) for end in range(len(own) + 1)]
     ends = [so_far.index("".join(steps[:count])) for count in (1, 2, 3)]
@@ -386,6 +388,35 @@ def test_the_reward_is_made_of_the_steps_probabilities(
     assert values[places] == pytest.approx(wanted, abs=1e-6) and places[-1] == len(tokens) - 1
     own = ["".join(STEPS[:2]), "".join(STEPS[:3])]
     assert [tokenizer.decode(tokens[: place + 1].tolist()) for place in places[:2]] == own
+
+
+SCHOOLS = sorted(set(chat_tokenizers.ALL) - {"llama"})
+"""Those whose tokens of a conversation's beginning are the beginning of its tokens."""
+
+
+@pytest.mark.parametrize("school", SCHOOLS)
+def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
+    school: str, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+) -> None:
+    """Whatever a chat template does to the end of a response: the separator after the last step is not its business."""
+    tokenizer, steps = chat_tokenizers.ALL[school](), ("3+9 = 12\n", "so it is\n\n", "12")
+    end = save_classifier(tmp_path, tokenizer, **label_keys(STEP))
+    about = {"end_tokens": [end], "step_separator": "\n"}
+    (tmp_path / "reward_model.json").write_text(json.dumps(about))
+    messages = ({"role": "user", "content": "question"},)
+    said = (*messages, {"role": "assistant", "content": "".join(steps)})
+    encoder = Encoder(tokenizer, ends=[end])
+    row = encoder.messages(said, first=1, place="row")
+    trained = encoder.with_step_ends(row, joined_steps(steps, "\n"), "\n", place="row")
+    scores = [token_score(trained.tokens[: place + 1].tolist()) for place in np.flatnonzero(trained.mask)]
+    rules = {"tokenizer": str(tmp_path), "tries": 1, "step_reduction": "product"}
+    section = RewardSection(
+        kind="reward_model", path=server[0], reward_model=rules, retries=0, deadline_seconds=60.0
+    )
+    with RewardPool(section) as pool:
+        verdict = score_all(pool, [make_pair(0, "".join(steps), None)])["0.0"]
+    assert len(scores) == 3
+    assert verdict.value == pytest.approx(np.prod(1 / (1 + np.exp(-np.array(scores))))), verdict.reason
 
 
 def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
@@ -433,7 +464,7 @@ def test_settings_for_another_kind_of_reward_model_are_refused(
         check_heads(Conversation(str(tmp_path)), RewardModelRules(**rules))
 
 
-@pytest.mark.parametrize("school", ["qwen", "deepseek", "opening without a template"])
+@pytest.mark.parametrize("school", [*SCHOOLS, "opening without a template"])
 def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, tmp_path: Path) -> None:
     """Up to the end token, where its score is, whatever the template writes after it; and with the opening token."""
     tokenizer = chat_tokenizers.qwen() if school.startswith("opening") else chat_tokenizers.ALL[school]()
