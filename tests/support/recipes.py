@@ -21,18 +21,11 @@ OVER = {"qwen3_30b_a3b_tools": "qwen3_30b_a3b"}
 
 NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
-    *("quickstart_judge", "quickstart_reward_model"),
+    "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
-    *(
-        "calculator",
-        "calculator_model",
-        "chains",
-        "chains_model",
-        "gsm8k",
-        "multi_domain",
-        "multi_domain_model",
-    ),
-    *("tune_dpo", "tune_judge", "tune_process_reward_model", "tune_reward_model"),
+    *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
+    *("chains", "chains_model", "chains_process"),
+    *("tune_dpo", "tune_process_reward_model", "tune_reward_model"),
 }
 """What configs/ has beside them, for a laptop or one GPU."""
 
