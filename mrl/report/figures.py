@@ -21,6 +21,7 @@ OVERVIEW = (
     "tune/loss",
     "val/loss",
     "val/preference/accuracy",
+    "val/process/accuracy",
 )
 """What people look at first."""
 SECTIONS = {
@@ -29,7 +30,7 @@ SECTIONS = {
     "Responses": ("rollout", "advantage"),
     "Episodes": ("agent",),
     "Policy and critic": ("policy", "optim", "critic", "distillation"),
-    "Tuning": ("tune", "preference"),
+    "Tuning": ("tune", "preference", "process"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),
     "Memory": ("mem", "pool"),
