@@ -8,7 +8,7 @@ with the highest value or that with the lowest. Generative verifiers: arXiv 2408
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.root import Config
@@ -18,7 +18,7 @@ from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
 from mrl.rewards.contract import Request
-from mrl.rewards.judges.llm import demonstration
+from mrl.rewards.judges.llm import Questions
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.section import RewardSection
@@ -36,11 +36,11 @@ def make(config: Config, judge: Config, options: Options) -> str:
     """
     rules = _rules(judge.reward)
     pairs, truths = pairs_of(config, options), _ground_truths(judge, rules)
-    draw = random.Random(config.run.seed)
+    questions, draw = Questions(rules), random.Random(config.run.seed)
     options.out.mkdir(parents=True, exist_ok=True)
-    said = []
+    said, choices = [], sorted(rules.choices, key=lambda choice: rules.choices[choice])
     for use, found in pairs.items():
-        rows = [row for pair in found for row in _demonstrations(pair, rules, truths, draw)]
+        rows = [row for pair in found for row in _demonstrations(pair, choices, questions, truths, draw)]
         if rows:
             write_rows(options.out / FILES[use], rows)
             said.append(f"{options.out / FILES[use]}: {len(rows)} verdicts on {told_ways(found)}")
@@ -78,28 +78,20 @@ def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:
 
 
 def _demonstrations(
-    pair: Pair, rules: LlmRules, truths: dict[str, str], draw: random.Random
+    pair: Pair, choices: Sequence[str], questions: Questions, truths: dict[str, str], draw: random.Random
 ) -> Iterator[dict[str, Any]]:
-    """Two of a pair; none of what the judge would refuse unasked, or is not asked about."""
-    values = sorted(rules.choices, key=lambda choice: rules.choices[choice])
-    for response, choice in ((pair.better, values[-1]), (pair.worse, values[0])):
-        request = Request(
-            "",
-            0,
-            response,
-            truths.get(pair.prompt.row),
-            prompt=pair.prompt.text,
-            messages=pair.prompt.messages,
-        )
+    """Two of a pair, `choices` from the worst to the best; none of what the judge would refuse unasked, or is not asked about."""
+    truth, prompt = truths.get(pair.prompt.row), pair.prompt
+    for response, choice in ((pair.better, choices[-1]), (pair.worse, choices[0])):
+        request = Request("", 0, response, truth, prompt=prompt.text, messages=prompt.messages)
         nonce = f"{draw.getrandbits(64):016x}"
-        if request.ground_truth is not None and (told := demonstration(rules, request, choice, nonce)):
+        if truth is not None and (told := questions.demonstration(request, choice, nonce)):
             asked, verdict = told
             messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": verdict}]
             yield {"messages": messages, "tag": pair.tag}
 
 
 def _gold(pair: Pair, truths: dict[str, str]) -> Iterator[dict[str, Any]]:
-    asked = list(pair.prompt.messages) if pair.prompt.messages else pair.prompt.text
     for response, right in ((pair.better, True), (pair.worse, False)):
-        row = {"prompt": asked, "response": response, "right": right, "tag": pair.tag}
+        row = {"prompt": pair.asked, "response": response, "right": right, "tag": pair.tag}
         yield row | {"answer": truths.get(pair.prompt.row), "domain": pair.prompt.domain}

@@ -56,10 +56,14 @@ class Pair:
     tag: str
     """How the worse one was made; sampled: both are the model's."""
 
+    @property
+    def asked(self) -> Any:
+        """The prompt as a row has it: messages, or text."""
+        return list(self.prompt.messages) if self.prompt.messages else self.prompt.text
+
     def row(self) -> dict[str, Any]:
         """As `mrl tune` reads it."""
-        asked = list(self.prompt.messages) if self.prompt.messages else self.prompt.text
-        told = {"prompt": asked, "chosen": self.better, "rejected": self.worse}
+        told = {"prompt": self.asked, "chosen": self.better, "rejected": self.worse}
         return told | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
 
 

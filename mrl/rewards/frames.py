@@ -87,7 +87,7 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "verifier": verdict.verifier,
         "version": verdict.version,
         "seconds": verdict.seconds,
-        "token_values": None if tokens is None else [None if v != v else float(v) for v in tokens],
+        "token_values": None if tokens is None else [None if math.isnan(v) else float(v) for v in tokens],
     }
 
 

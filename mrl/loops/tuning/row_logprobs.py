@@ -61,9 +61,8 @@ def row_step_scores(
     """A process reward model's scores of all rows' judged steps, [S] float64 by row; the same on all ranks, called on all together."""
     found: dict[int, np.ndarray] = {}
     for owners, shard, values in _passes(worker, rows, "values", range(len(rows)), batch_rows):
-        parts = zip(shard.cu_seqlens[:-1], shard.cu_seqlens[1:], strict=True)
-        for owner, (start, end) in zip(owners, parts, strict=True):
-            found[owner] = values[start:end][shard.loss_mask[start:end]]
+        for owner, tokens in zip(owners, shard.spans(np.arange(shard.num_samples)), strict=True):
+            found[owner] = values[tokens][shard.loss_mask[tokens]]
     return joined(found)  # type: ignore[arg-type] keys of any kind that sorts
 
 

@@ -95,18 +95,17 @@ def _first(flags: np.ndarray) -> int | None:
 
 def _shares(told: tuple[np.ndarray, np.ndarray], own: np.ndarray) -> dict[str, float]:
     """Of the `own` [R] responses; what has no response is left out."""
-    found = {
-        name: each["share"] for name, each in _intervals(told, own).items() if isinstance(each, dict) and each
-    }
+    found = {name: each["share"] for name, each in _intervals(told, own).items() if each}
     if len(found) == 2:
         low, high = sorted(found.values())
         found["f1"] = 2 * low * high / (low + high) if low else 0.0
     return {f"val/process/{name}": value for name, value in found.items()}
 
 
-def _intervals(told: tuple[np.ndarray, np.ndarray], own: np.ndarray) -> dict[str, Any]:
+def _intervals(told: tuple[np.ndarray, np.ndarray], own: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Of the `own` [R] responses; empty of a kind that none of them is."""
     has_error, agrees = told
-    report: dict[str, Any] = {}
+    report: dict[str, dict[str, Any]] = {}
     for name, group in (("found_error", own & has_error), ("passed_right", own & ~has_error)):
         count, right = int(group.sum()), int(agrees[group].sum())
         report[name] = (

@@ -52,10 +52,9 @@ class LlmVerifier:
 
     def __init__(self, part: RewardPart, rules: LlmRules, folder: Path | None) -> None:
         self._part, self._rules = part, rules
-        self._template = template_of(rules)
-        self._controls = ControlStrings.of_folder(rules.tokenizer)
+        self._questions = Questions(rules)
         said = rules.model_dump(exclude=_NOT_OF_THE_VERDICT)
-        self.version = digest("llm", Endpoint.who(part, rules), said, self._template)[:12]
+        self.version = digest("llm", Endpoint.who(part, rules), said, self._questions.template)[:12]
         self._ledger = Ledger(folder, self.version)
         self._canaries = Ledger(folder, f"{self.version} canaries")
         self._endpoint = Endpoint.of(part, rules)
@@ -70,11 +69,11 @@ class LlmVerifier:
         self._check_canaries()
         self._check_order_flips()
         nonce = self._secret_number(request.sample_id)
-        asked = self._ask(question, reference, text, nonce)
+        asked = self._questions.ask(question, reference, text, nonce)
         value, parts = await self._value(self._ledger, asked), {}
         if self._rules.compare:
             nonce = self._secret_number("other order", request.sample_id)
-            other = self._ask(question, reference, text, nonce, response_first=False)
+            other = self._questions.ask(question, reference, text, nonce, response_first=False)
             value, flip = self._both(value, await self._value(self._ledger, other))
             parts["order_flip"] = float(flip)
         await self._try_canary(request, question, reference)
@@ -85,20 +84,6 @@ class LlmVerifier:
         flip = (value - self._middle) * (other - self._middle) < 0
         self._compared, self._flipped = self._compared + 1, self._flipped + flip
         return (value + other) / 2, flip
-
-    def _ask(
-        self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True
-    ) -> Question:
-        return ask(
-            self._template,
-            self._rules,
-            self._controls,
-            question=question,
-            reference=reference,
-            response=response,
-            nonce=nonce,
-            response_first=response_first,
-        )
 
     async def _value(self, ledger: Ledger, asked: Question) -> float:
         key = digest(asked.text)
@@ -162,7 +147,7 @@ class LlmVerifier:
             return  # a sample that says no more is refused
         nonce = self._secret_number("canary nonce", request.sample_id)
         try:
-            asked = self._ask(question, reference, text, nonce)
+            asked = self._questions.ask(question, reference, text, nonce)
             value = await self._value(self._canaries, asked)
         except RewardError:
             return  # the sample's own call tells what is wrong with the server
@@ -193,30 +178,48 @@ class LlmVerifier:
         return (min(values) + max(values)) / 2
 
 
+class Questions:
+    """What a judge of these rules is asked about responses."""
+
+    def __init__(self, rules: LlmRules) -> None:
+        """ConfigError where the template, or the judge's tokenizer, cannot be read."""
+        self._rules = rules
+        self.template = template_of(rules)
+        self._controls = ControlStrings.of_folder(rules.tokenizer)
+
+    def ask(
+        self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True
+    ) -> Question:
+        """`response_first`: where the response is compared with the reference."""
+        return ask(
+            self.template,
+            self._rules,
+            self._controls,
+            question=question,
+            reference=reference,
+            response=response,
+            nonce=nonce,
+            response_first=response_first,
+        )
+
+    def about(self, request: Request, nonce: str) -> Question:
+        """Of a response in a run."""
+        return self.ask(question_of(request), self._reference(request), request.visible, nonce)
+
+    def demonstration(self, request: Request, choice: str, nonce: str) -> tuple[str, str] | None:
+        """What the judge is asked about a response, and how it says the choice; None where it would not be asked."""
+        if fault_of(request.visible, question_of(request), self._reference(request)):
+            return None
+        said = choice if self._rules.verdict == "choice" else verdict_line(choice, nonce)
+        return self.about(request, nonce).text, said
+
+    def _reference(self, request: Request) -> str:
+        return str(request.ground_truth) if self._rules.reference else ""
+
+
 def shown(rules: LlmRules, request: Request) -> str:
     """What the judge is asked about a response, with a nonce for show."""
-    return _asked_about(rules, request, GUESS).text
-
-
-def demonstration(rules: LlmRules, request: Request, choice: str, nonce: str) -> tuple[str, str] | None:
-    """What the judge is asked about a response, and how it says the choice; None where it would not be asked."""
-    reference = str(request.ground_truth) if rules.reference else ""
-    if fault_of(request.visible, question_of(request), reference):
-        return None
-    said = choice if rules.verdict == "choice" else verdict_line(choice, nonce)
-    return _asked_about(rules, request, nonce).text, said
-
-
-def _asked_about(rules: LlmRules, request: Request, nonce: str) -> Question:
-    return ask(
-        template_of(rules),
-        rules,
-        ControlStrings.of_folder(rules.tokenizer),
-        question=question_of(request),
-        reference=str(request.ground_truth) if rules.reference else "",
-        response=request.visible,
-        nonce=nonce,
-    )
+    return Questions(rules).about(request, GUESS).text
 
 
 def _tokens(reply: dict[str, Any]) -> int:

@@ -90,11 +90,11 @@ class Conversation:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # what the readers of each kind of file raise
             raise ConfigError(f"reward_model.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
         self._controls = ControlStrings.of_folder(folder)
-        self._template = getattr(self._tokenizer, "chat_template", None)
+        self._template = getattr(self.tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
         self.gives_distribution = gives_distribution(config)
         """Whether these are a mean and the logarithm of a deviation."""
@@ -106,14 +106,9 @@ class Conversation:
         self.step_separator = str(about.get("step_separator", ""))
         """What ends such a step."""
         self._last = about.get("end_tokens", [])
-        self._opening = _opening_tokens(self._tokenizer)
+        self._opening = _opening_tokens(self.tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
         self.version = digest(config, self._template, vocabulary, *self._last, *self._opening)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The folder's."""
-        return self._tokenizer
 
     def defuse(self, text: str) -> tuple[str, int]:
         """The text without control strings, and how many it had."""
@@ -145,7 +140,7 @@ class Conversation:
         its mark's place, with the white space before it: a tokenizer may make one token of that and the text's first word."""
         marks = [f"mark{secrets.token_hex(8)}" for _ in said]
         messages = [{"role": role, "content": mark} for (role, _), mark in zip(said, marks, strict=True)]
-        rest = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        rest = self.tokenizer.apply_chat_template(messages, tokenize=False)
         ids, lead = list[int](), ""
         for (_, text), mark in zip(said, marks, strict=True):
             before, there, rest = rest.partition(mark)
@@ -167,7 +162,7 @@ class Conversation:
         return closing[: ends[-1] + 1]
 
     def _encoded(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False) if text else []
+        return self.tokenizer.encode(text, add_special_tokens=False) if text else []
 
 
 def check_heads(conversation: Conversation, rules: RewardModelRules) -> None:
