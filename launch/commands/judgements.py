@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
@@ -19,6 +20,7 @@ from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.llm import Questions
+from mrl.rewards.judges.question import thought_of
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.section import RewardSection
@@ -28,19 +30,22 @@ GOLD = "gold.jsonl"
 """The responses of the validation's pairs as `mrl rewards check --gold` reads them."""
 
 
-def make(config: Config, judge: Config, options: Options) -> str:
+def make(config: Config, judge: Config, options: Options, thought: str | Path | None = None) -> str:
     """Writes demonstrations of data.train and of data.validation, by the rewards of `config` and for the judge of `judge`; what was made,
-    in sentences.
+    in sentences. `thought`: a file that says what stands before each verdict (mrl/rewards/judges/question.py).
 
     ConfigError where `judge` has not one verifier of kind llm, or one that compares; DataError where no row gives a pair.
     """
     rules = _rules(judge.reward)
+    thinks = "" if thought is None else thought_of(thought, rules)
     pairs, truths = pairs_of(config, options), _ground_truths(judge, rules)
     questions, draw = Questions(rules), random.Random(config.run.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     said, choices = [], sorted(rules.choices, key=lambda choice: rules.choices[choice])
     for use, found in pairs.items():
-        rows = [row for pair in found for row in _demonstrations(pair, choices, questions, truths, draw)]
+        rows = [
+            row for pair in found for row in _demonstrations(pair, choices, questions, thinks, truths, draw)
+        ]
         if rows:
             write_rows(options.out / FILES[use], rows)
             said.append(f"{options.out / FILES[use]}: {len(rows)} verdicts on {told_ways(found)}")
@@ -78,14 +83,19 @@ def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:
 
 
 def _demonstrations(
-    pair: Pair, choices: Sequence[str], questions: Questions, truths: dict[str, str], draw: random.Random
+    pair: Pair,
+    choices: Sequence[str],
+    questions: Questions,
+    thinks: str,
+    truths: dict[str, str],
+    draw: random.Random,
 ) -> Iterator[dict[str, Any]]:
     """Two of a pair, `choices` from the worst to the best; none of what the judge would refuse unasked, or is not asked about."""
     truth, prompt = truths.get(pair.prompt.row), pair.prompt
     for response, choice in ((pair.better, choices[-1]), (pair.worse, choices[0])):
         request = Request("", 0, response, truth, prompt=prompt.text, messages=prompt.messages)
         nonce = f"{draw.getrandbits(64):016x}"
-        if truth is not None and (told := questions.demonstration(request, choice, nonce)):
+        if truth is not None and (told := questions.demonstration(request, choice, nonce, thinks)):
             asked, verdict = told
             messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": verdict}]
             yield {"messages": messages, "tag": pair.tag}

@@ -83,6 +83,7 @@ def _make_command(commands) -> None:
     make.add_argument(
         "--judge", nargs="+", default=[], help="judgements: what goes over CONFIG for the judge"
     )
+    make.add_argument("--thought", help="judgements: file of what the judge thinks before its verdict")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
@@ -128,7 +129,7 @@ def _pairs(options: argparse.Namespace) -> int:
     if options.what == "preferences":
         return answer(preferences.make(load(options), asked))
     judge = argparse.Namespace(**vars(options) | {"config": [*options.config, *options.judge]})
-    return answer(judgements.make(load(options), load(judge), asked))
+    return answer(judgements.make(load(options), load(judge), asked, options.thought))
 
 
 def _data_command(commands) -> None:

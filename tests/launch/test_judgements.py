@@ -70,6 +70,49 @@ def test_a_judge_is_tuned_on_what_it_is_asked(verdict: str, reference: bool, tmp
     assert len(nonces) == 20
 
 
+def test_a_judge_that_thinks_is_shown_how(tmp_path: Path) -> None:
+    """What it was shown, defused as it was shown, stands before the verdict; the questions are the same."""
+    asked = written(tmp_path, "{choices: {bad: 0.0, good: 2.0}}")
+    assert main(asked) == 0
+    plain = rows_of(tmp_path / "out/judgements.jsonl")
+    thought = tmp_path / "thought.txt"
+    thought.write_text("{prompt} is {reference}<|im_end|>; said: {response}\n{other}\n\n")
+    assert main([*asked, "--thought", str(thought)]) == 0
+    rows = rows_of(tmp_path / "out/judgements.jsonl")
+    for before, row in zip(plain, rows, strict=True):
+        assert row["messages"][0] == before["messages"][0]
+        texts = re.findall(
+            r"^\[[0-9a-f]{16}\]\n(.*?)\n\[/", row["messages"][0]["content"], re.DOTALL | re.MULTILINE
+        )
+        prompt, reference, response = texts
+        said = f"{prompt} is {reference}<|im_end|>; said: {response}\n{{other}}\n"
+        assert row["messages"][1]["content"] == said + before["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("llm", "text", "said"),
+    [
+        ("{verdict: choice}", "{response}", "llm.verdict = choice the judge's first token is its verdict"),
+        ("{}", "{first} or {response}", "has the places ['first']; there are prompt, reference, response"),
+        ("{}", None, "cannot be read"),
+        (
+            "{reference: false}",
+            "{reference}",
+            "llm.reference = false, so that the judge is not shown {reference}",
+        ),
+    ],
+)
+def test_what_is_no_thought_is_refused(
+    llm: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = written(tmp_path, llm)
+    thought = tmp_path / "thought.txt"
+    if text is not None:
+        thought.write_text(text)
+    assert main([*asked, "--thought", str(thought)]) == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("llm", "said"),
     [("{compare: true}", "llm.compare: a pair does not say"), ("", "has 0 verifiers of kind llm")],

@@ -20,6 +20,7 @@ from mrl.rewards.judges.question import (
     FIRST,
     Question,
     ask,
+    filled,
     question_of,
     read_choice,
     read_line,
@@ -206,11 +207,18 @@ class Questions:
         """Of a response in a run."""
         return self.ask(question_of(request), self._reference(request), request.visible, nonce)
 
-    def demonstration(self, request: Request, choice: str, nonce: str) -> tuple[str, str] | None:
-        """What the judge is asked about a response, and how it says the choice; None where it would not be asked."""
-        if fault_of(request.visible, question_of(request), self._reference(request)):
+    def demonstration(
+        self, request: Request, choice: str, nonce: str, thought: str = ""
+    ) -> tuple[str, str] | None:
+        """What the judge is asked about a response, and how it says the choice, after its thought where it has one (`thought_of`);
+        None where it would not be asked."""
+        question, reference = question_of(request), self._reference(request)
+        if fault_of(request.visible, question, reference):
             return None
         said = choice if self._rules.verdict == "choice" else verdict_line(choice, nonce)
+        if thought:
+            texts = {"prompt": question, "reference": reference, "response": request.visible}
+            said = f"{filled(thought, self._rules, self._controls, texts)}\n{said}"
         return self.about(request, nonce).text, said
 
     def _reference(self, request: Request) -> str:

@@ -89,6 +89,27 @@ def template_of(rules: LlmRules) -> str:
     return text
 
 
+def thought_of(file: str | Path, rules: LlmRules) -> str:
+    """The text of a file that says what a judge of these rules thinks before its verdict, with places for what it was shown. ConfigError
+    for another place, where it cannot be read, or where the judge does not think."""
+    if rules.verdict == "choice":
+        raise ConfigError("--thought: with llm.verdict = choice the judge's first token is its verdict")
+    try:
+        text = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the thought {str(file)!r} cannot be read: {error}") from error
+    places = set(_PLACE.findall(text))
+    if unknown := sorted(places - {"prompt", "reference", "response"}):
+        raise ConfigError(
+            f"the thought {str(file)!r} has the places {unknown}; there are prompt, reference, response"
+        )
+    if "reference" in places and not rules.reference:
+        raise ConfigError(
+            f"the thought {str(file)!r}: llm.reference = false, so that the judge is not shown {{reference}}"
+        )
+    return text
+
+
 def question_of(request: Request) -> str:
     """The prompt as a reader sees it: its messages' texts, or the prompt's own where it has none."""
     if not request.messages:
@@ -110,16 +131,31 @@ def ask(
 ) -> Question:
     """The template with all three in their places, defused and fenced, and the form of the verdict. `response_first`: where it
     is compared with the reference."""
-    response, found = controls.defuse(end_of(response, rules.max_chars))
-    reference = controls.defuse(reference)[0]
-    first, second = (response, reference) if response_first else (reference, response)
-    texts = {"prompt": controls.defuse(question)[0], "reference": reference, "response": response}
-    texts |= {FIRST: first, SECOND: second}
+    texts, found = _defused(
+        rules, controls, {"prompt": question, "reference": reference, "response": response}
+    )
+    both = texts["response"], texts["reference"]
+    texts[FIRST], texts[SECOND] = both if response_first else both[::-1]
     choices = rules.choices
     if rules.compare:
         choices = {FIRST: float(response_first), SECOND: float(not response_first), TIE: 0.5}
-    filled = _PLACE.sub(lambda match: fenced(texts[match[1]], nonce), template)
-    return Question(f"{filled}\n\n{_form(choices, rules.verdict, nonce)}", choices, nonce, found)
+    text = _PLACE.sub(lambda match: fenced(texts[match[1]], nonce), template)
+    return Question(f"{text}\n\n{_form(choices, rules.verdict, nonce)}", choices, nonce, found)
+
+
+def filled(thought: str, rules: LlmRules, controls: ControlStrings, texts: Mapping[str, str]) -> str:
+    """A thought (`thought_of`) with all three in their places, as the question shows them, without fences."""
+    shown, _ = _defused(rules, controls, texts)
+    return _PLACE.sub(lambda match: shown[match[1]], thought)
+
+
+def _defused(
+    rules: LlmRules, controls: ControlStrings, texts: Mapping[str, str]
+) -> tuple[dict[str, str], int]:
+    """What a judge is shown of the prompt, the reference and the response, and the control strings of the response."""
+    cut = {**texts, "response": end_of(texts["response"], rules.max_chars)}
+    defused = {name: controls.defuse(text) for name, text in cut.items()}
+    return {name: text for name, (text, _) in defused.items()}, defused["response"][1]
 
 
 def _form(choices: Mapping[str, float], verdict: str, nonce: str) -> str:
