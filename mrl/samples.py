@@ -177,6 +177,19 @@ class Sample:
         """Tokens of the response that the policy produced."""
         return int(np.count_nonzero(self.loss_mask))
 
+    def version_runs(self) -> list[tuple[int, int, int]]:
+        """(start, end, version) of consecutive tokens that the policy produced with the same weights."""
+        if self.transcript is None and sum(s.end - s.start for s in self.segments) == len(self.loss_mask) > 0:
+            return [
+                (s.start, s.end, s.version) for s in self.segments
+            ]  # one call of numpy a sample is too many
+        told = np.where(self.loss_mask, self.policy_versions, -1)
+        ends = [*(np.flatnonzero(np.diff(told)) + 1).tolist(), len(told)]
+        runs = zip([0, *ends], ends, strict=False)
+        return [
+            (start, end, int(told[start])) for start, end in runs if start < end and self.loss_mask[start]
+        ]
+
     def with_verdict(self, verdict: Verdict) -> Sample:
         """The scored sample; in half the time of dataclasses.replace, because a step does it for every
         sample."""

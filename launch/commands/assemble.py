@@ -48,6 +48,7 @@ from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import PhaseClock
+from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.pool.store import Store
 from mrl.rewards.pool.engines import Engines
@@ -173,8 +174,7 @@ def assembled(
             answers = None if environments else NoEnvironments()
             episodes = stack.enter_context(opened(inputs.acting, config, answers))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
-        gc.collect()
-        gc.freeze()  # what the start made stays: no step pays for looking through it again
+        settle()
         gc.enable()
         stack.callback(gc.unfreeze)
         data = inputs.dataset, prompts, store

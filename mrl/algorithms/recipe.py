@@ -67,15 +67,13 @@ def shape_and_estimate(
     advantages, advantage_metrics = _finish(config, work, outcomes, advantages)
     cut = torch.from_numpy(truncated_away(config, outcomes))
     metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
-    trained = batch.loss_mask & work.rows.on_tokens(work.rows.mask & ~work.rows.segments.spread(cut))
+    left = work.rows.mask & ~work.rows.segments.spread(cut)
+    trained = batch.loss_mask if left.all() else batch.loss_mask & work.rows.on_tokens(left)
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
     if config.loss.reads_scores:
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
         arrays["scores"] = work.rows.segments.spread(rewards)
-    spread = {
-        name: np.where(trained, work.rows.on_tokens(values.float()), np.float32(0))
-        for name, values in arrays.items()
-    }
+    spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
     batch = dataclasses.replace(batch, loss_mask=trained)
     if config.distillation is not None:
         spread["advantages"], taught = distillation.join_advantages(
@@ -83,6 +81,13 @@ def shape_and_estimate(
         )
         metrics |= taught
     return batch.with_arrays(**spread), metrics
+
+
+def _on_trained(rows: Rows, values: Tensor, trained: np.ndarray) -> np.ndarray:
+    """[K] on the batch's tokens, 0 where they are not trained on: [N] float32."""
+    spread = rows.on_tokens(values.to(torch.float32, copy=True))
+    np.copyto(spread, 0, where=~trained)
+    return spread
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

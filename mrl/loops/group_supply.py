@@ -13,7 +13,7 @@ from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
-from mrl.loops.staleness import is_newer
+from mrl.loops.staleness import newest_version
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.samples import Group, Prompt
@@ -86,7 +86,7 @@ class GroupSupply:
         self._stream.restore(state["stream"])
         groups = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
         anew = self._config.routing.replay == "engine"
-        newer = [group.prompt.index for group in groups if is_newer(group, version)]
+        newer = [group.prompt.index for group in groups if newest_version(group) > version]
         size = self._config.loop.samples_per_prompt
         lost = [anew or len(g.samples) != size or g.prompt.index in newer for g in groups]
         self._again = [group.prompt for group, gone in zip(groups, lost, strict=True) if gone]

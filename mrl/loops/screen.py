@@ -18,7 +18,7 @@ from mrl.loops.alikeness import alikeness
 from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.missing_rewards import MissingRewards
-from mrl.loops.staleness import oldest, policy_versions
+from mrl.loops.staleness import newest_version, oldest
 from mrl.loops.witnesses import Witnesses
 from mrl.observe.ledger_log import Standing
 from mrl.pool.ledger import End
@@ -66,8 +66,7 @@ class Screen:
 
     def newest_version(self) -> int:
         """Of their tokens; -1 without any."""
-        newest = [policy_versions(group).max(initial=-1) for group in self._booked]
-        return int(np.max(newest, initial=-1))
+        return max((newest_version(group) for group in self._booked), default=-1)
 
     def look(self, groups: Sequence[Group]) -> Screened:
         """What judged groups are worth. BadNumbers for rewards that are no numbers."""

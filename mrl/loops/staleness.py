@@ -10,26 +10,19 @@ import numpy as np
 from mrl.samples import Group, TrainBatch
 
 
-def policy_versions(group: Group) -> np.ndarray:
-    """[n] of all tokens that the policy produced for one prompt."""
-    versions = [
-        s.policy_versions if s.loss_mask.all() else s.policy_versions[s.loss_mask] for s in group.samples
-    ]
-    return np.concatenate(versions) if versions else np.zeros(0, np.int32)
-
-
-def is_newer(group: Group, version: int) -> bool:
-    """Whether a later version than this one produced a token of the group."""
-    return bool(policy_versions(group).max(initial=-1) > version)
+def newest_version(group: Group) -> int:
+    """Of the policy's tokens of one prompt; -1 without any."""
+    return max((sampled for sample in group.samples for *_, sampled in sample.version_runs()), default=-1)
 
 
 def token_counts(group: Group, version: int) -> np.ndarray:
     """[oldest age + 1] the policy's tokens of one prompt by their age at `version`; 0 for those of a later one."""
-    versions = policy_versions(group)
-    if len(versions) and (newest := int(versions.max())) == versions.min():
-        age = max(version - newest, 0)
-        return np.array([0] * age + [len(versions)])
-    return np.bincount(np.maximum(version - versions, 0))
+    runs = [run for sample in group.samples for run in sample.version_runs()]
+    ages = [max(version - sampled, 0) for *_, sampled in runs]
+    counts = np.zeros(max(ages, default=-1) + 1, np.int64)
+    for age, (start, end, _) in zip(ages, runs, strict=True):
+        counts[age] += end - start
+    return counts
 
 
 def oldest(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -34,8 +34,13 @@ def ages(groups: Sequence[Group], *, version: int) -> np.ndarray:
     """[N] float32, aligned with `pack(groups)`: how many versions before `version` the weights were that sampled each policy
     token; 0 for others."""
     samples = [sample for group in groups for sample in group.samples]
-    own = [(version - s.policy_versions) * s.loss_mask for s in samples]
-    return _after_prompts(samples, own, np.float32)
+    lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
+    found, after = np.zeros(sum(lengths), np.float32), 0
+    for sample, length in zip(samples, lengths, strict=True):
+        response, after = after + len(sample.prompt_tokens), after + length
+        for start, end, sampled in sample.version_runs():
+            found[response + start : response + end] = version - sampled
+    return found
 
 
 def first_versions(groups: Sequence[Group]) -> np.ndarray:

@@ -15,7 +15,7 @@ from mrl.errors import WorkerLost
 from mrl.loops.episodes import Episodes
 from mrl.pool.group_bytes import decode, encode
 from mrl.report.audit import Audit, audit, text
-from mrl.samples import Group
+from mrl.samples import Group, Sample
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
@@ -109,11 +109,14 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
 ) -> None:
     """A checkpoint's group with tokens of a version after its weights is asked anew."""
 
+    def aged(sample: Sample) -> Sample:
+        segments = tuple(dataclasses.replace(s, version=s.version + 50) for s in sample.segments)
+        return dataclasses.replace(sample, policy_versions=sample.policy_versions + 50, segments=segments)
+
     def later(supply: dict[str, Any]) -> None:
         name = "kept" if supply["kept"] else "making"
         group = decode(supply[name][0], prompts.prompt_at)
-        samples = (dataclasses.replace(s, policy_versions=s.policy_versions + 50) for s in group.samples)
-        supply[name][0] = encode(Group(group.prompt, tuple(samples)))
+        supply[name][0] = encode(Group(group.prompt, tuple(map(aged, group.samples))))
         changed.append(group.prompt.index)
 
     changed: list[int] = []

@@ -1,0 +1,39 @@
+"""Of a driver that has started, what a step frees is the next one's: counted in pages that the kernel has to give."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource
+import sys
+
+from mrl.observe.settled import settle
+
+if sys.argv[1] == "settled":
+    settle()
+
+
+def step():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory = [bytearray(48 << 20) for _ in range(3)]
+    for each in memory:
+        each[::4096] = b"x" * len(each[::4096])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+step()
+print(step())
+"""
+
+
+def pages(word: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, timeout=120, check=True
+    )
+    return int(done.stdout)
+
+
+def test_memory_that_a_step_frees_is_the_next_ones() -> None:
+    assert pages("settled") < 1000 < 30_000 < pages("not"), "three arrays of 48 MB are 36,864 pages"
