@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
-import gc
 import itertools
 import json
 import pstats
@@ -34,7 +33,9 @@ from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import RewardWorkers
+from mrl.loops.arrivals.as_they_come import AsTheyCome, RewardWorkers
+from mrl.loops.arrivals.recording import Recording
+from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
@@ -44,14 +45,13 @@ from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
+from mrl.observe.settled import settle
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 
 ROOT = Path(__file__).parents[1]
-TICKS_OF_A_RESPONSE = 8
-"""Calls of an engine in which a mean response comes, where it has a seat."""
 FIGURES = ("time/step_seconds", "perf/driver_seconds", "perf/driver_cpu_seconds", "perf/driver_frac")
 PROCESS = "all threads' processor seconds"
 
@@ -123,8 +123,7 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         run_folder = RunFolder(config.run_folder)
         loop = _loop(options, config, pools, clock, run_folder, stack)
         loop.start()
-        gc.collect()
-        gc.freeze()  # as a run's start does (launch/commands/assemble.py)
+        settle()  # as a run's start does (launch/commands/assemble.py)
         processor = Processor(clock)
         for number in range(options.steps + 2):
             if profile is not None and number == 2:
@@ -177,7 +176,7 @@ def _seats(options: argparse.Namespace) -> int:
 
 
 def _pace(options: argparse.Namespace) -> Pace:
-    """Generating a step's tokens takes about the step, an update half of it; tokens come in few large calls, as on GPUs."""
+    """Generating a step's tokens takes about the step, an update half of it."""
     waves = 8
     return Pace(
         engine_step_seconds=options.step_seconds / waves / options.tokens,
@@ -191,10 +190,7 @@ def _pools(config: Config, clock: PhaseClock, folder: str) -> Iterator[StubPools
     placement = place(config.num_slots, gpus=False, deadline_seconds=120)
     options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": folder}
     train = StubTrain(config, placement, clock, **options)
-    ticks = config.rollout.max_response_tokens // 4 // TICKS_OF_A_RESPONSE
-    rollout = StubRollout(
-        config, placement, clock, sleeps=False, by_index=False, tick_steps=max(1, ticks), **options
-    )
+    rollout = StubRollout(config, placement, clock, sleeps=False, by_index=False, **options)
     try:
         yield StubPools(train, rollout)
     finally:
@@ -216,7 +212,15 @@ def _loop(
     store = group_pool.opened(config, prompts)
     stack.callback(store.remove)
     rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
-    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=_lengths(options, config))
+    record = ScheduleFile(run_folder.path, Header(config.model_dump(mode="json"), 1, "", []))
+    in_flight = InFlight(
+        pools.rollout,
+        rewards,
+        clock,
+        run_seed=0,
+        lengths=_lengths(options, config),
+        arrivals=Recording(AsTheyCome(), record),
+    )
     deadline = config.loop.phase_deadline_seconds
     collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
     producer = Producer(config, prompts, in_flight, store)

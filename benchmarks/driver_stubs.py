@@ -19,7 +19,7 @@ from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.rollout.request import Request, Response, prompt_digest
+from mrl.rollout.request import Request, Response, prompt_digest, sample_of
 from mrl.rollout.texts import Texts
 from mrl.rollout.waiting import Waiting
 from mrl.samples import Role, Segment, Status, TrainBatch
@@ -63,6 +63,12 @@ class StubEngine:
         ended = [name for name, (request, done) in self._running.items() if done >= request.max_tokens]
         return [self._response(*self._running.pop(name), Status.TRUNCATED) for name in ended]
 
+    def works_for(self, prompt: int) -> bool:
+        return any(sample_of(name)[0] <= prompt for name in (*self._running, *self._waiting.first()))
+
+    def goes_on_working(self, wanted: bool) -> bool:
+        return wanted and bool(self._running or len(self._waiting))
+
     def park(self, max_steps: int) -> list[Response]:
         self._waiting.hold()
         parked = [self._response(*running, Status.PARKED) for running in self._running.values()]
@@ -90,6 +96,9 @@ class StubRank:
 
     def step(self) -> dict[str, float]:
         return {"grad_norm": 1.0, "skipped": 0.0}
+
+    def weights_digest(self) -> int:
+        return 0
 
 
 class StubRolloutActor(RolloutActor):

@@ -6,7 +6,7 @@ import dataclasses
 import socket
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
 from mrl.errors import RolloutError
@@ -15,6 +15,7 @@ from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
+from mrl.rollout.stint import Bell, Stint
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
 
@@ -52,6 +53,7 @@ class RolloutActor:
         self.part = Part.of(number, dp=config.rollout.dp)
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
+        self.bell = Bell(self.address())
 
     def address(self) -> str:
         """This process's node."""
@@ -105,13 +107,24 @@ class RolloutActor:
 
         leave(f"{self.part.name} lost its process {worker}", WORKER_LOST_EXIT_CODE)
 
-    def tick(self, asked: Sequence[Round | Request], max_steps: int, goes_on: bool) -> ResponseBatch:
-        """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine so often, or until
-        nothing is left; what finished, with its text."""
+    def tick(
+        self, asked: Sequence[Round | Request], beat_steps: int, goes_on: bool, *numbers: Any
+    ) -> ResponseBatch:
+        """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine, so often in a beat, for as many
+        as the stint of these numbers says, or until nothing is left; what finished, with its text."""
+        stint = Stint(*numbers)
         self._take(asked)
         if goes_on:
             self.engine.go_on()
-        return self._told(self.texts.told(self.engine.step(max_steps)))
+        since, is_awaited = time.monotonic(), self.engine.works_for(stint.awaited)
+        finished, beats = self.engine.step(beat_steps), 1
+        while self.engine.goes_on_working(
+            self.bell.wants_more(stint, made=beats, since=since)
+            and self.engine.works_for(stint.awaited) == is_awaited
+        ):
+            finished += self.engine.step(beat_steps)
+            beats += 1
+        return self._told(self.texts.told(finished), beats=beats)
 
     def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
         """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
@@ -139,9 +152,10 @@ class RolloutActor:
         deadline = time.monotonic() + deadline_seconds
         return self._told(self.engine.generate(share.requests(), deadline=deadline))
 
-    def _told(self, responses: Sequence[Response]) -> ResponseBatch:
-        """What the driver gets of responses: of their routes a handle."""
-        return ResponseBatch.of(responses, route_blocks.kept)
+    def _told(self, responses: Sequence[Response], *, beats: int = 0) -> ResponseBatch:
+        """What the driver gets of responses: of their routes a handle, and where it keeps a record what that says of them."""
+        batch = ResponseBatch.of(responses, route_blocks.kept, recorded=self._config.records_schedule)
+        return dataclasses.replace(batch, beats=beats, bell=self.bell.address)
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be

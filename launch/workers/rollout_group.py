@@ -2,7 +2,8 @@
 (mrl/rollout/request_book.py, routing.py).
 
 An engine steps only inside a call. Two rounds of calls are under way on each engine that has work: while the driver looks at
-what the first brought, the engine runs the second; a call carries the requests that came in the meantime. A round is one call
+what the first brought, the engine runs the second; a call carries the requests that came in the meantime, and lasts longer where
+nobody waits for what it brings (mrl/rollout/stint.py). A round is one call
 of each dp rank, with the same number of steps, also of those without requests: they step together or not at all
 (mrl/rollout/lockstep.py).
 
@@ -16,7 +17,7 @@ import collections
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
@@ -34,6 +35,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
+from mrl.rollout.stint import Address, Beats, Ringer, Stint
 from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TICK_STEPS = 16
-"""Steps of an engine in one call."""
+TICK_STEPS, TICK_BEATS = 16, 4
+"""Steps of an engine in a call that is not to last, and beats in which it makes them: between two an engine looks up from its work."""
 CALLS_UNDER_WAY = 2
 """Rounds of calls."""
 
@@ -66,7 +68,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         *,
         sleeps: bool,
         by_index: bool = True,
-        tick_steps: int = TICK_STEPS,
         **options: Any,
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `by_index`: a prompt's engine follows from its
@@ -85,7 +86,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             own_environments=visible,
             **options,
         )
-        self._sleeps, self.tick_steps = sleeps, tick_steps
+        self._sleeps, self.tick_steps = sleeps, TICK_STEPS
         num_ranks = len(self.actors)
         self._book = RequestBook(num_ranks, by_index=by_index)
         """Of ranks."""
@@ -102,6 +103,15 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
+        self._patience, self._awaited = 0.0, -1
+        """Of the next calls (`be_patient`)."""
+        self._last_call, self._is_long = 0, False
+        """Whether any call under way may last."""
+        self._ringer, self._bells = Ringer(), dict[int, Address]()
+        """Of each rank that has answered."""
+        self._taken: list[tuple[int, int]] = []
+        """(engine, beats) of the calls whose responses were taken, as far as nobody asked for it."""
+        self._to_repeat: dict[int, collections.deque[int]] = {}
         self._fleet = Fleet(
             len(self._rounds),
             clock,
@@ -139,6 +149,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             each.require_fits(self._config.model.max_length)
         self._book.hand_in(requested, serves=bool(self._fleet.serving))
         self._call()
+        # What was handed in waits for the next call; where it would find seats, now is better.
+        free = [
+            rank for rank in self._bells if self._book.waits_in_vain(rank, self._config.rollout.max_num_seqs)
+        ]
+        self._ring(free)
 
     def at_work(self) -> list[int]:
         """The engines that have rounds under way."""
@@ -187,6 +202,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def park(self) -> list[Response]:
         """Takes all requests that were begun out of all engines: those that finished on the way, the others PARKED with
         their tokens so far, so that the engines can take weights or give their memory away. The others wait for `go_on`."""
+        self.be_patient(0.0)
         over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
         for engine in self._awake:
             parks = {rank: self._park(rank) for rank in self._ranks(engine)}
@@ -199,6 +215,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def join(self) -> list[Response]:
         """The engines that rested serve: what the others had not begun comes back PARKED, for all of them once it is handed in
         again. With elastic slots an engine is one process."""
+        self._ring()
         rounds = {engine: {engine: self.start_on(engine, RolloutActor.recall)} for engine in self._awake}
         responses = [r for engine, round_ in rounds.items() for r in self._brought(engine, [round_])]
         self._book.recalled(responses)
@@ -209,6 +226,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def leave(self) -> list[Response]:
         """The engines on the trainer's slots rest: what they had comes back, finished or PARKED, for the others."""
+        self._ring()
         over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
         for engine in self._config.sleepers:
             call = self.start_on(engine, RolloutActor.leave, self._book.to_send(engine), self.tick_steps)
@@ -237,14 +255,15 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             ranks = self._ranks(engine)
             while self._book.has_work(ranks) and len(rounds) < CALLS_UNDER_WAY:
                 self._since[engine] = self._since[engine] if rounds else time.monotonic()
-                rounds.append({rank: self._tick(rank) for rank in ranks})
+                stint = self._stint(engine)
+                rounds.append({rank: self._tick(rank, stint) for rank in ranks})
 
     def _ranks(self, engine: int) -> range:
         return range(engine * self._dp, (engine + 1) * self._dp)
 
-    def _tick(self, rank: int) -> ObjectRef[ResponseBatch]:
+    def _tick(self, rank: int, stint: Stint) -> ObjectRef[ResponseBatch]:
         asked, goes_on = self._book.to_send(rank), self._book.to_go_on(rank)
-        return self.start_on(rank, RolloutActor.tick, asked, self.tick_steps, goes_on)
+        return self.start_on(rank, RolloutActor.tick, asked, self._beat_steps, goes_on, *stint.numbers())
 
     def _park(self, rank: int) -> ObjectRef[ResponseBatch]:
         return self.start_on(rank, RolloutActor.park, self._book.to_send(rank), self.tick_steps)
@@ -257,7 +276,12 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             for rank, call in round_.items()
         }
         batches = self._answers(engine, calls, deadline_seconds=self._seconds(len(rounds)))
-        return [] if batches is None else self._arrived(batches)
+        if batches is None:
+            return []
+        for rank, batch in zip(rounds[-1], batches[-self._dp :], strict=True):
+            self._bells[rank] = batch.bell
+        self._taken += [(engine, batch.beats) for batch in batches[:: self._dp] if batch.beats]
+        return self._arrived(batches)
 
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
@@ -278,6 +302,46 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         batches = list(self.wait(calls).values())
         self._arrived(batches)
         return batches
+
+    # -- how long a call lasts -----------------------------------------------------------------------------------
+
+    def be_patient(self, seconds: float, awaited: int = -1) -> None:
+        """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
+        prompts up to the index `awaited`; with 0 those under way are rung for."""
+        self._patience, self._awaited = seconds, awaited
+        if not seconds:
+            self._ring()
+
+    def take_beats(self) -> Beats:
+        """Of the calls that brought what was taken or parked since this was asked."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
+        """The next calls of each engine make so many beats; no clock is asked."""
+        self._to_repeat = {engine: collections.deque(each) for engine, each in beats.items()}
+
+    @property
+    def _beat_steps(self) -> int:
+        return self.tick_steps // TICK_BEATS
+
+    def _stint(self, engine: int) -> Stint:
+        """Of an engine's next call. One that has not answered yet has no bell, and is not left alone."""
+        self._last_call += 1
+        if to_repeat := self._to_repeat.get(engine):
+            return Stint(self._last_call, to_repeat.popleft())
+        if not self._patience or any(rank not in self._bells for rank in self._ranks(engine)):
+            return Stint(self._last_call, TICK_BEATS)
+        self._is_long = True
+        return Stint(self._last_call, seconds=self._patience, awaited=self._awaited)
+
+    def _ring(self, ranks: Iterable[int] | None = None) -> None:
+        """Ends the calls under way, of these ranks or of all, after the steps that they are at."""
+        if self._is_long:
+            bells = self._bells.values() if ranks is None else [self._bells[rank] for rank in ranks]
+            self._ringer.ring(bells, self._last_call)
+        if ranks is None:
+            self._is_long = False
 
     # -- engines that are lost, and those that come in their places ----------------------------------------------
 
@@ -335,6 +399,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         import ray
 
         (rank,) = self._ranks(engine)
+        self._bells.pop(rank, None)
         ray.kill(self.actors[rank])
         self.actors[rank] = self._make(rank)
         return self.start_on(rank, RolloutActor.start, None), self.start_on(rank, RolloutActor.prepare_sync)

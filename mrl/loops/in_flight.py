@@ -17,11 +17,19 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome, ElasticRollout, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import (
+    Arrivals,
+    AsTheyCome,
+    ElasticRollout,
+    PatientRollout,
+    RewardWorkers,
+    Rollout,
+)
 from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
+from mrl.rollout.stint import Beats
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
 
@@ -67,10 +75,17 @@ class InFlight:
         """Such turns."""
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
+        if isinstance(rollout, PatientRollout):
+            rollout.repeat(self.arrivals.beats)
 
     def pumps(self, *, room: int, beside: bool, timeout_seconds: float) -> bool:
         """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals)."""
         return self.arrivals.pumps(self._rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
+
+    def be_patient(self, seconds: float, awaited: int) -> None:
+        """How long a call of an engine may last, or until it has ended all that it had of prompts up to the index `awaited`."""
+        if isinstance(self._rollout, PatientRollout):
+            self._rollout.be_patient(self.arrivals.patience(seconds), awaited)
 
     # -- to the engines ------------------------------------------------------------------------------------------
 
@@ -82,7 +97,7 @@ class InFlight:
         """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
         self._resting = set(self._making)
         responses = self._rollout.park()
-        self.arrivals.parked(responses)
+        self.arrivals.parked(responses, self._take_beats())
         self._answered(responses)
         return self._drafts.parked()
 
@@ -152,8 +167,11 @@ class InFlight:
     def _take_responses(self, timeout_seconds: float) -> None:
         engines = self.arrivals.engines(self._rollout, timeout_seconds)
         responses = self._rollout.take(engines)
-        self.arrivals.brought(engines, responses)
+        self.arrivals.brought(engines, responses, self._take_beats())
         self._go_on_elsewhere(responses)
+
+    def _take_beats(self) -> Beats:
+        return self._rollout.take_beats() if isinstance(self._rollout, PatientRollout) else ()
 
     def _go_on_elsewhere(self, responses: Sequence[Response]) -> int:
         """Takes responses, of which those that an engine gave up are asked again where engines serve; how many."""

@@ -27,7 +27,7 @@ from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
-from mrl.loops.staleness import ages_of, is_newer
+from mrl.loops.staleness import ages_of, newest_version
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import End, Entry, Ledger, State
@@ -43,6 +43,12 @@ COUNTS: tuple[str, ...] = (
     "stream/reprefill_tokens",
 )
 """Added up from one step's groups to the next."""
+
+CALL_SHARE, MOST_CALL_SECONDS = 0.05, 10.0
+"""How long a call of an engine lasts at most: so much of a step's seconds, and so many."""
+
+FIRST_STEP_SECONDS = 20.0
+"""What a step is taken to last before one was timed."""
 
 HOLDERS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
 """What the oldest group may wait for, and with it all admission; slots: a step and its sync, the group being ready."""
@@ -75,6 +81,8 @@ class Producer:
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._paused, self._beside = True, False
+        self._took, self._step_seconds = 0.0, FIRST_STEP_SECONDS
+        """When the step before took its groups (monotonic; 0 before the first), and how long after the one before it."""
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._held = dict.fromkeys(HOLDERS, 0.0)
         """Seconds of pumps by what held them, since the step before took its groups."""
@@ -93,6 +101,7 @@ class Producer:
         """
         if self._paused:
             return ()
+        self._let_calls_last()
         room = self._admission.room(self._ledger)
         if not self._in_flight.pumps(room=room, beside=self._beside, timeout_seconds=timeout_seconds):
             return self._in_flight.under_way()
@@ -103,6 +112,13 @@ class Producer:
         self._book()
         self._held[holder] += time.monotonic() - start
         return self._in_flight.under_way()
+
+    def _let_calls_last(self) -> None:
+        """Each call of an engine costs the driver the same, whatever it brings: few are enough, as long as the last response that the next
+        step lacks ends one. Environments are not kept waiting."""
+        share = CALL_SHARE if self._config.agent is None else 0.0
+        last = self._ledger.last_of(self._admission.batch)
+        self._in_flight.be_patient(min(MOST_CALL_SECONDS, share * self._step_seconds), last)
 
     @contextlib.contextmanager
     def beside_training(self) -> Iterator[None]:
@@ -120,6 +136,9 @@ class Producer:
         indices = self._admission.next_batch(self._ledger)
         if indices is None:
             return None
+        now = time.monotonic()
+        self._step_seconds = now - self._took if self._took else FIRST_STEP_SECONDS
+        self._took = now
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
         judged, kept = self._store.get(self._ledger.take(indices, version=version)), self._store.metrics()
         screened = self._screen.look(judged)
@@ -307,7 +326,7 @@ class Producer:
             [decode(data, self._prompts.prompt_at) for data in state[name]] for name in ("kept", "making")
         )
         anew = self._config.routing.replay == "engine"
-        newer = {group.prompt.index for group in kept + making if is_newer(group, version)}
+        newer = {group.prompt.index for group in kept + making if newest_version(group) > version}
         lost, size = set(newer), self._sampling.num_samples
         lost |= {group.prompt.index for group in kept if len(group.samples) != size}
         lost |= {g.prompt.index for g in making if any(s.sample_index >= size for s in g.samples)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.kept import Kept
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import Request, Response, sample_of
 from mrl.rollout.waiting import Waiting
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
@@ -181,6 +182,18 @@ class RolloutEngine:
         if not self._running:
             finished += self._settle()
         return finished
+
+    def works_for(self, prompt: int) -> bool:
+        """Whether it has requests of prompts up to this index, those of a validation aside."""
+        names = itertools.chain(self._running, self._waiting.first())
+        return any(0 <= sample_of(name)[0] <= prompt for name in names)
+
+    def goes_on_working(self, wanted: bool) -> bool:
+        """Whether there is work for another step() and that is wanted; the dp ranks of an engine all call it, and agree."""
+        if self.part.dp == 1:
+            return wanted and bool(self.num_unfinished)
+        with lockstep.together(self.part.name, alone=False):
+            return self._busy and not lockstep.largest(int(not wanted), self._engine.dp_group)
 
     def park(self, max_steps: int = 0) -> list[Response]:
         """Takes every request out of vLLM, in the order they came; each comes back PARKED with its tokens so far, none where

@@ -18,6 +18,8 @@ import numpy as np
 import xxhash
 
 from mrl.errors import ConfigError, RolloutError
+from mrl.rollout.fingerprint import fingerprint
+from mrl.rollout.stint import Address
 from mrl.routes import Keep, Routes, in_one_block
 from mrl.samples import Prompt, Segment, Status
 
@@ -190,6 +192,8 @@ class Response:
     routes: Routes | None = None
     """Of the positions that led to these tokens, of the prompt's before them too where it answers a first request; None where
     nobody asked for them."""
+    recorded: tuple[str, str, str] | None = None
+    """`fingerprint`, where the engine's process made it."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -223,10 +227,17 @@ class ResponseBatch:
     texts: tuple[str, ...]
     routes: tuple[Routes | None, ...]
     """[R] in one block."""
+    recorded: tuple[tuple[str, str, str] | None, ...]
+    beats: int = 0
+    """Of the call that brought them (mrl/rollout/stint.py); 0 where it was none that works."""
+    bell: Address = ("", 0)
+    """Of the process that they came from."""
 
     @classmethod
-    def of(cls, responses: Sequence[Response], keep: Keep = lambda block: block) -> ResponseBatch:
-        """`keep`: takes the block of all routes, and gives what stands for it on its way."""
+    def of(
+        cls, responses: Sequence[Response], keep: Keep = lambda block: block, *, recorded: bool = False
+    ) -> ResponseBatch:
+        """`keep`: takes the block of all routes, and gives what stands for it on its way. `recorded`: with fingerprints."""
 
         def join(arrays: list[np.ndarray], kind: type) -> np.ndarray:
             return np.concatenate(arrays) if arrays else np.zeros(0, kind)
@@ -243,6 +254,7 @@ class ResponseBatch:
             ),
             texts=tuple(r.text for r in responses),
             routes=in_one_block([r.routes for r in responses], keep),
+            recorded=tuple(fingerprint(r) if recorded else None for r in responses),
         )
 
     def __len__(self) -> int:
@@ -266,9 +278,18 @@ class ResponseBatch:
                 status,
                 text,
                 own_routes,
+                recorded,
             )
-            for request_id, status, length, end, count, text, own_routes in zip(
-                self.request_ids, self.statuses, lengths, ends, counts, self.texts, self.routes, strict=True
+            for request_id, status, length, end, count, text, own_routes, recorded in zip(
+                self.request_ids,
+                self.statuses,
+                lengths,
+                ends,
+                counts,
+                self.texts,
+                self.routes,
+                self.recorded,
+                strict=True,
             )
         ]
 

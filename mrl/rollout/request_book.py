@@ -131,6 +131,10 @@ class RequestBook:
         """Whether any of these has requests to work at."""
         return any(map(self._router.load, engines))
 
+    def waits_in_vain(self, engine: int, seats: int) -> bool:
+        """Whether something waits to be sent to an engine that works at once at so many, and has fewer."""
+        return bool(self._outbox[engine]) and len(self._open[engine]) <= seats
+
     def engine_of(self, prompt: int) -> int | None:
         """The engine of a prompt's unfinished requests; None without any."""
         return self._router.engine_of(prompt)

@@ -34,6 +34,10 @@ class Waiting:
             self._ids.add(request.request_id)
             heapq.heappush(self._heap, (sample_of(request.request_id), self._num_added, request))
 
+    def first(self) -> list[str]:
+        """The next one's id, where there is one."""
+        return [request.request_id for *_, request in self._heap[:1]]
+
     def take(self, count: int) -> list[Request]:
         """The next `count`, fewer where fewer may be begun."""
         taken = [heapq.heappop(self._heap)[-1] for _ in range(min(count, len(self._heap)))]

@@ -27,8 +27,8 @@ from mrl.errors import ConfigError
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.simulation.leaves import EngineSpeed, Leaves
 
-TICK_STEPS = 16
-"""Steps of an engine in one call (launch/workers/rollout_group.py), of which two are under way."""
+BEAT_STEPS = 4
+"""Steps that an engine makes before it looks up (launch/workers/rollout_group.py), in each of the two calls under way."""
 
 
 def with_engine_slots(config: Config, engine_slots: int) -> Config | None:
@@ -111,7 +111,7 @@ class Places:
             train_fixed_seconds=times.gradient_exchange,
             train_seconds_per_token=(times.log_probs + times.update) / work.tokens,
             sync_seconds=typical.sync_seconds,
-            park_seconds=1.5 * TICK_STEPS * speed.step(speed.capacity, 0.0),
+            park_seconds=1.5 * BEAT_STEPS * speed.step(speed.capacity, 0.0),
             turn_seconds=estimate.offload_seconds if shares else 0.0,
         )
 

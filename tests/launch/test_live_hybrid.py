@@ -206,6 +206,31 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
             assert shifted > 10 * own["policy/rollout_logprob_diff_mean"], (version, other, found)
 
 
+def test_a_call_lasts_until_what_is_awaited_has_ended(live: tuple[Config, Hybrid]) -> None:
+    """Two prompts of one engine: the call ends in the beat in which the first, of 5 tokens, is whole, and the next one with the other."""
+    _, hybrid = live
+    rollout = hybrid.rollout
+    before, *prompts = [Prompt(i, np.array([4, 5, 6], np.int32), "", None) for i in (198, 200, 202)]
+    assert rollout.park() == [], "what a run before has left is a call without requests"
+    rollout.go_on()
+    rollout.submit(Round.of([before], Sampling(1, 1.0, 1, seed=7)))
+    (engine,) = rollout.at_work()
+    assert len(rollout.take([engine])) == 1, "from here on the engine's bell is known"
+    assert rollout.park() == []
+    rollout.go_on()
+    rollout.take_beats()
+    lengths = {200: 5, 202: 23}
+    sampling = Sampling(1, 1.0, 24, seed=7, lengths=lambda prompt, sample: lengths[prompt])
+    rollout.be_patient(600.0, awaited=200)
+    rollout.submit(Round.of(prompts, sampling))
+    first, second = (rollout.take([engine]) for _ in range(2))
+    rollout.be_patient(0.0)
+    assert [(r.request_id, len(r.tokens)) for r in first + second] == [("200.0", 5), ("202.0", 23)]
+    assert rollout.take_beats() == [(engine, 2), (engine, 4)], (
+        "5 tokens are two beats of 4 steps, 15 more are four"
+    )
+
+
 def finished(hybrid: Hybrid, drafts: Drafts) -> list[Response]:
     whole, deadline = [], time.monotonic() + 120
     while len(drafts):

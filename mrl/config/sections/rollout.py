@@ -20,7 +20,7 @@ class RolloutSection(Section):
     """Deal whole experts out over the engine's ranks instead of cutting each by tp."""
     step_deadline_seconds: float = Field(default=300.0, ge=1)
     """Longest wait of an engine's processes for each other, with dp above 1: at the start and in every step. The
-    late one is named. With `replace`, an engine that does not answer a call of 16 steps for so long is lost."""
+    late one is named. With `replace`, an engine that does not answer a call (16 steps, or some seconds) for so long is lost."""
     replace: int = Field(default=0, ge=0)
     """Engines that a start of the run may lose before it ends: each is dropped at once, its unfinished requests are
     started over on the others, and a new one that is started in its place joins at a weight sync. For engines

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from mrl.agents.answer import Answer
 from mrl.agents.tool_calls import ToolCall
 from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.stint import Beats
 from mrl.samples import Prompt, Sample, Verdict
 
 Digests = Callable[[], Sequence[int]]
@@ -49,6 +50,24 @@ class Rollout(Protocol):
 
     def where(self, prompt: int) -> str:
         """The engine that has a prompt's requests, by name."""
+        ...
+
+
+@runtime_checkable
+class PatientRollout(Rollout, Protocol):
+    """Engines whose calls may last (mrl/rollout/stint.py)."""
+
+    def be_patient(self, seconds: float, awaited: int = -1) -> None:
+        """How long a call may last from here on, or until it has ended what its engine had of prompts up to the index `awaited`; with 0
+        those under way end soon."""
+        ...
+
+    def take_beats(self) -> Beats:
+        """Of the calls that brought what was taken or parked since this was asked."""
+        ...
+
+    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
+        """The next calls of each engine are to make so many."""
         ...
 
 
@@ -99,11 +118,20 @@ class Arrivals(Protocol):
         """Whether pumps beside the trainer, which is done by now, are still to come."""
         ...
 
+    @property
+    def beats(self) -> Mapping[int, Sequence[int]]:
+        """What the next calls of each engine are to make."""
+        ...
+
+    def patience(self, seconds: float) -> float:
+        """How long calls of the engines may last, where a schedule would let them last so long."""
+        ...
+
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         """Those whose next calls are taken."""
         ...
 
-    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+    def brought(self, engines: Sequence[int], responses: Sequence[Response], beats: Beats) -> None:
         """What these calls brought."""
         ...
 
@@ -128,7 +156,7 @@ class Arrivals(Protocol):
         """Those that the driver sees now."""
         ...
 
-    def parked(self, responses: Sequence[Response]) -> None:
+    def parked(self, responses: Sequence[Response], beats: Beats) -> None:
         """What the engines brought when they were stopped."""
         ...
 
@@ -158,10 +186,17 @@ class AsTheyCome(Arrivals):
     def owes_pumps(self) -> bool:
         return False
 
+    @property
+    def beats(self) -> Mapping[int, Sequence[int]]:
+        return {}
+
+    def patience(self, seconds: float) -> float:
+        return seconds
+
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         return rollout.ended(timeout_seconds)
 
-    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+    def brought(self, engines: Sequence[int], responses: Sequence[Response], beats: Beats) -> None:
         pass
 
     @property
@@ -180,7 +215,7 @@ class AsTheyCome(Arrivals):
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         return workers.collect(timeout_seconds)
 
-    def parked(self, responses: Sequence[Response]) -> None:
+    def parked(self, responses: Sequence[Response], beats: Beats) -> None:
         pass
 
     def goes_on(self) -> None:

@@ -21,6 +21,7 @@ from mrl.config.sections.stream import StreamSection
 from mrl.errors import RewardError
 from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests, Environments, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
+from mrl.rollout.stint import Beats
 from mrl.samples import Verdict
 
 
@@ -52,6 +53,9 @@ class EngineTime(AsTheyCome):
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         self._beside = 0
 
+    def patience(self, seconds: float) -> float:
+        return 0.0
+
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         return rollout.at_work()
 
@@ -65,7 +69,7 @@ class EngineTime(AsTheyCome):
     def answered(self, names: Sequence[str]) -> None:
         self._due |= dict.fromkeys(names, self._now + self._section.verdict_ticks)
 
-    def parked(self, responses: Sequence[Response]) -> None:
+    def parked(self, responses: Sequence[Response], beats: Beats) -> None:
         self._held = set(self._due)
 
     def goes_on(self) -> None:

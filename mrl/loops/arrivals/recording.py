@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mrl.agents.answer import Answer
-from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import (
+    Arrivals,
+    Digests,
+    Environments,
+    RewardWorkers,
+    Rollout,
+)
 from mrl.loops.arrivals.schedule_file import ScheduleFile, told_answer, told_response, told_verdict
 from mrl.rollout.request import Response
+from mrl.rollout.stint import Beats
 from mrl.samples import Verdict
 
 
@@ -30,13 +37,21 @@ class Recording(Arrivals):
     def owes_pumps(self) -> bool:
         return self._inner.owes_pumps()
 
+    @property
+    def beats(self) -> Mapping[int, Sequence[int]]:
+        return self._inner.beats
+
+    def patience(self, seconds: float) -> float:
+        return self._inner.patience(seconds)
+
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         return self._inner.engines(rollout, timeout_seconds)
 
-    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
-        self._inner.brought(engines, responses)
+    def brought(self, engines: Sequence[int], responses: Sequence[Response], beats: Beats) -> None:
+        self._inner.brought(engines, responses, beats)
         if engines:
-            self._add("took", list(engines), [told_response(response) for response in responses])
+            told = [told_response(response) for response in responses]
+            self._add("took", list(engines), told, beats)
 
     @property
     def awaits_environments(self) -> bool:
@@ -60,9 +75,9 @@ class Recording(Arrivals):
         self._pump = None
         return verdicts
 
-    def parked(self, responses: Sequence[Response]) -> None:
-        self._inner.parked(responses)
-        self._add("park", [told_response(response) for response in responses])
+    def parked(self, responses: Sequence[Response], beats: Beats) -> None:
+        self._inner.parked(responses, beats)
+        self._add("park", [told_response(response) for response in responses], beats)
 
     def goes_on(self) -> None:
         self._inner.goes_on()

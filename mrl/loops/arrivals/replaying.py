@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from mrl.loops.arrivals.schedule_file import (
     verdict_told,
 )
 from mrl.rollout.request import Response
+from mrl.rollout.stint import Beats
 from mrl.samples import Prompt, Sample, Verdict
 
 
@@ -85,6 +87,18 @@ class Replaying(Arrivals):
     def owes_pumps(self) -> bool:
         return self._peek() == "beside"
 
+    @property
+    def beats(self) -> Mapping[int, Sequence[int]]:
+        """Of all calls of the record."""
+        found: collections.defaultdict[int, list[int]] = collections.defaultdict(list)
+        for name, *values in self._events:
+            for engine, beats in values[-1] if name in ("took", "park") else ():
+                found[engine].append(beats)
+        return found
+
+    def patience(self, seconds: float) -> float:
+        return 0.0
+
     def engines(self, rollout: Rollout, timeout_seconds: float) -> Sequence[int]:
         if self._peek() != "took":
             return []
@@ -94,9 +108,9 @@ class Replaying(Arrivals):
         self._moved = True
         return engines
 
-    def brought(self, engines: Sequence[int], responses: Sequence[Response]) -> None:
+    def brought(self, engines: Sequence[int], responses: Sequence[Response], beats: Beats) -> None:
         if engines:
-            _, recorded = self._next("took", "responses")
+            _, recorded, _ = self._next("took", "responses")
             self._compare(recorded, responses)
 
     def said(self, answers: Sequence[Answer]) -> None:
@@ -114,8 +128,8 @@ class Replaying(Arrivals):
         self._moved = True
         return [answer_told(each) for each in told]
 
-    def parked(self, responses: Sequence[Response]) -> None:
-        (recorded,) = self._next("park", "to park")
+    def parked(self, responses: Sequence[Response], beats: Beats) -> None:
+        recorded, _ = self._next("park", "to park")
         self._compare(recorded, responses)
 
     def answered(self, names: Sequence[str]) -> None:

@@ -7,16 +7,15 @@ One file for each start of a run, `schedule/attempt-NNN.jsonl`, a JSON value a l
 |---|---|
 | start | version, digests of the trainer ranks' weights |
 | pump, beside | prompts admitted; what follows came in one pump, with a trainer at work or without |
-| took | engines whose next calls were taken, their responses |
+| took | engines whose next calls were taken, their responses, [engine, beats] of each call (mrl/rollout/stint.py) |
 | answers | [key, turn, messages, reward, end of the episode or null, reason, seconds] each |
 | verdicts | [sample, kind, value, what else there is] each |
-| park | responses |
+| park | responses, [engine, beats] of each call that was under way |
 | trained | step, prompts of its groups, digests of the weights made of them |
 | lost | before the end of a step: an engine was lost in it or before, and what came is no function of this record any more |
 | end | step |
 
-A response is [sample, attempt, status, tokens, digest of tokens, digest of log-probs, marks]. Marks are what finds the first
-token that differs: one byte, of a hash of all tokens and log-probs so far, for each of at most 64 equal parts of the response.
+A response is [sample, attempt, status, tokens, digest of tokens, digest of log-probs, marks] (mrl/rollout/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from mrl.agents.answer import Answer
 from mrl.agents.episode import EndedBy
 from mrl.errors import ReplayError
 from mrl.observe.metrics_log import append_lines
+from mrl.rollout.fingerprint import ends_of_parts, fingerprint
 from mrl.rollout.request import Response
 from mrl.samples import Verdict, VerdictKind
 
-FOLDER, FORMAT = "schedule", 1
-MOST_MARKS = 64
+FOLDER, FORMAT = "schedule", 2
 NUM_VALUES = {
     "start": 2,
     "pump": 1,
     "beside": 1,
-    "took": 2,
+    "took": 3,
     "answers": 1,
     "verdicts": 1,
-    "park": 1,
+    "park": 2,
     "trained": 3,
 }
 NUM_VALUES |= {"lost": 0, "end": 1}
@@ -183,33 +182,8 @@ def _header(path: Path, first: Sequence[Any]) -> Header:
 def told_response(response: Response) -> Event:
     """What the record says of a response, or of a segment of one."""
     attempt = response.segments[0].attempt if response.segments else 0
-    marks = base64.b64encode(_marks(response)).decode()
-    return [
-        response.request_id,
-        attempt,
-        response.status.value,
-        len(response.tokens),
-        f"{xxhash.xxh3_64_intdigest(response.tokens.astype(np.int32).tobytes()):016x}",
-        f"{xxhash.xxh3_64_intdigest(response.logprobs.astype(np.float32).tobytes()):016x}",
-        marks,
-    ]
-
-
-def _marks(response: Response) -> bytes:
-    count = len(response.tokens)
-    tokens = response.tokens.astype(np.uint64)
-    bits = response.logprobs.astype(np.float32).view(np.uint32).astype(np.uint64)
-    mixed = (tokens << np.uint64(32) | bits) * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.arange(count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    so_far = np.cumsum(mixed, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
-    return (so_far[_ends(count) - 1] >> np.uint64(56)).astype(np.uint8).tobytes()
-
-
-def _ends(count: int) -> np.ndarray:
-    """One past the last token of each part."""
-    size = max(1, -(-count // MOST_MARKS))
-    return np.minimum(np.arange(size, count + size, size), count) if count else np.zeros(0, np.int64)
+    digests = response.recorded or fingerprint(response)
+    return [response.request_id, attempt, response.status.value, len(response.tokens), *digests]
 
 
 def difference(recorded: Event, came: Event) -> str:
@@ -232,7 +206,7 @@ def _where(recorded: Event, came: Event) -> str:
         return ""
     theirs, ours = (np.frombuffer(base64.b64decode(told[6]), np.uint8) for told in (recorded, came))
     differ = np.flatnonzero(theirs != ours)
-    ends = _ends(came[3])
+    ends = ends_of_parts(came[3])
     part = int(differ[0]) if len(differ) else len(ends) - 1
     first, last = (int(ends[part - 1]) if part else 0), int(ends[part]) - 1
     place = f"token {first}" if first == last else f"tokens {first} to {last}"

@@ -5,6 +5,7 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -42,6 +43,7 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Request, Response, Round, sample_of, seed_of_request
+from mrl.rollout.stint import Beats
 from mrl.routes import Routes, Rows
 from mrl.samples import (
     Group,
@@ -216,6 +218,8 @@ class TableEngines:
         self.rests = False
         self.synced: list[int] = []
         """Versions, in order."""
+        self._patience, self._taken = 0.0, list[tuple[int, int]]()
+        self._to_repeat = collections.deque[int]()
 
     def sync(self, version: int) -> dict[str, float]:
         assert not self.open, "a response would mix versions"
@@ -247,11 +251,29 @@ class TableEngines:
     def take(self, engines: Sequence[int]) -> list[Response]:
         if not engines:
             return []
-        for _ in range(self.tokens_per_poll):
+        beats = self._beats()
+        self._taken.append((0, beats))
+        for _ in range(self.tokens_per_poll * beats):
             for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
                 self._step(opened)
         ended = [name for name, opened in self.open.items() if self._has_ended(opened)]
         return [self._response(self.open.pop(name), Status.FINISHED) for name in ended]
+
+    def _beats(self) -> int:
+        """Of a call, which ends by a clock where it may last."""
+        if self._to_repeat:
+            return self._to_repeat.popleft()
+        return self.dice.randint(1, 3) if self.dice is not None and self._patience else 1
+
+    def be_patient(self, seconds: float, awaited: int = -1) -> None:
+        self._patience = seconds
+
+    def take_beats(self) -> Beats:
+        taken, self._taken = self._taken, []
+        return taken
+
+    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
+        self._to_repeat = collections.deque(beats.get(0, ()))
 
     def park(self) -> list[Response]:
         """Those that have a token now leave; the others wait."""

@@ -103,6 +103,27 @@ def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> 
     assert pair.both(fifteen_steps, [], []) == [[], []]
 
 
+def two_steps_and_more(engine: RolloutEngine, requests: list[Request]) -> int:
+    """Ticks of two steps, until another is not wanted; the first rank wants five at most. How many there were."""
+    engine.submit(requests)
+    engine.step(2)
+    ticks = 1
+    while engine.goes_on_working(engine.part.dp_rank == 1 or ticks < 5):
+        engine.step(2)
+        ticks += 1
+    return ticks
+
+
+@pytest.mark.integration
+def test_ranks_agree_how_long_a_call_lasts(pair: Pair) -> None:
+    """One that wants no more ends it for both, whoever has work; without work it ends too."""
+    share = driving.requests(2, max_tokens=16, seed=12, ignore_stop=True)
+    assert pair.both(two_steps_and_more, [], share) == [5, 5]
+    ticks = pair.both(two_steps_and_more, [], [])
+    assert ticks[0] == ticks[1] <= 5, "six tokens are left: three ticks, and where that is seen"
+    assert pair.both(two_steps_and_more, [], []) == [1, 1]
+
+
 @pytest.mark.integration
 def test_parked_requests_go_on_at_the_other_rank(pair: Pair, tiny_model: Path) -> None:
     """The second rank could end its own in the ten steps that both have left for it; the first could not, so both park."""

@@ -21,6 +21,7 @@ from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.replaying import NoEnvironments, Replaying
 from mrl.loops.arrivals.schedule_file import (
+    FORMAT,
     Header,
     ScheduleFile,
     ScheduleRecord,
@@ -104,6 +105,21 @@ def test_a_replay_of_episodes_asks_no_environment(lateness: int, clock: str, tmp
     next(answer for answer in told if answer[1] > 0 and answer[4] is None)[4] = "env_done"
     with pytest.raises(ReplayError, match="parts from the record"):
         replayed(tmp_path, record, episodes=lambda: table_episodes(NoEnvironments()))
+
+
+def test_calls_that_last_are_repeated_to_the_beat(tmp_path: Path) -> None:
+    """How many beats a call makes depends on a clock (here on dice); what it brings, and what a park cuts, on nothing else."""
+    first = recorded(tmp_path)
+    record = read_record(tmp_path / "run")
+    calls = [n for event in record.events if event[0] in ("took", "park") for _, n in event[-1]]
+    assert {1, 2, 3} <= set(calls) and sum(event[0] == "park" for event in record.events) > 1
+    again, replay = replayed(tmp_path, record)
+    assert replay.beats == {0: calls}
+    assert samples(again) == samples(first) and torch.equal(again.train.table, first.train.table)
+    took = next(event for event in record.events if event[0] == "took" and event[2] and event[-1][0][1] == 3)
+    took[-1] = [[0, 1]]
+    with pytest.raises(ReplayError, match="parts from the record"):
+        replayed(tmp_path, record)
 
 
 def samples(run: TableRun) -> list[list[bytes]]:
@@ -193,7 +209,7 @@ def test_a_record_that_is_cut_is_read_to_its_last_whole_step(tmp_path: Path) -> 
         path.write_text(lines[0][:cut])
         with pytest.raises(ReplayError, match=r"is empty or cut in its first line.*--attempt"):
             read_record(tmp_path / "run")
-    path.write_text(lines[0].replace('"format": 1', '"format": 99'))
+    path.write_text(lines[0].replace(f'"format": {FORMAT}', '"format": 99'))
     with pytest.raises(ReplayError, match=r"no record of this release \(format 99"):
         read_record(tmp_path / "run")
     with pytest.raises(ReplayError, match=r"no record of attempt 7 \(there: attempt-001\)"):
