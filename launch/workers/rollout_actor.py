@@ -120,7 +120,7 @@ class RolloutActor:
         finished, beats = self.engine.step(beat_steps), 1
         while self.engine.goes_on_working(
             self.bell.wants_more(stint, made=beats, since=since)
-            and self.engine.works_for(stint.awaited) == is_awaited
+            and not (is_awaited and not self.engine.works_for(stint.awaited))
         ):
             finished += self.engine.step(beat_steps)
             beats += 1

@@ -103,8 +103,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
-        self._patience, self._awaited = 0.0, -1
-        """Of the next calls (`be_patient`)."""
+        self._patience, self._awaited, self._longest = 0.0, -1, 0.0
+        """Of the next calls (`be_patient`), and the most seconds that any had."""
         self._last_call, self._is_long = 0, False
         """Whether any call under way may last."""
         self._ringer, self._bells = Ringer(), dict[int, Address]()
@@ -309,6 +309,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
         prompts up to the index `awaited`; with 0 those under way are rung for."""
         self._patience, self._awaited = seconds, awaited
+        self._longest = max(self._longest, seconds)
         if not seconds:
             self._ring()
 
@@ -360,7 +361,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             return None
 
     def _seconds(self, rounds: int) -> float | None:
-        return self._config.rollout.step_deadline_seconds * rounds if self._fleet.replaces else None
+        deadline = self._config.rollout.step_deadline_seconds + self._longest
+        return deadline * rounds if self._fleet.replaces else None
 
     def watch(self) -> None:
         """Drops the engines whose processes are gone and looks after those that are started. WorkerLost where the run
@@ -381,8 +383,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 number = self._ranks(engine)[0]
                 self._lose(
                     number,
-                    f"{self.name(number)} did not answer within rollout.step_deadline_seconds = {seconds:g} s in phase "
-                    f"{self._clock.current}",
+                    f"{self.name(number)} did not answer within {seconds:g} s (rollout.step_deadline_seconds, and what a call may last) "
+                    f"in phase {self._clock.current}",
                 )
 
     def _lose(self, number: int, cause: str) -> None:

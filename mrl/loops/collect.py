@@ -28,13 +28,19 @@ class Collector:
     def __init__(self, in_flight: InFlight, *, clock: PhaseClock, deadline_seconds: float) -> None:
         self._in_flight = in_flight
         self.clock, self._deadline_seconds = clock, deadline_seconds
+        self._round_seconds = 0.0
+        """What the last round of training prompts took to its last response."""
 
     def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
         """All prompts' groups with verdicts, in the prompts' order. Every sample is in its group, those without a reward too."""
         indices = [prompt.index for prompt in prompts]
+        trains, start = max(indices, default=-1) >= 0, time.monotonic()
         with self.clock.phase("generate"):
+            self._in_flight.let_calls_last(self._round_seconds if trains else 0.0, max(indices, default=-1))
             self._in_flight.ask(prompts, sampling)
             self._await_responses(indices)
+        if trains:
+            self._round_seconds = time.monotonic() - start
         with self.clock.phase("reward"):
             self._await_verdicts(indices)
         return [self._in_flight.take(index) for index in indices]

@@ -32,6 +32,9 @@ from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, req
 from mrl.rollout.stint import Beats
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
+CALL_SHARE, MOST_CALL_SECONDS = 0.05, 10.0
+"""How long a call of an engine lasts at most: so much of a step's seconds, and so many."""
+
 
 @dataclasses.dataclass(slots=True)
 class _Making:
@@ -82,9 +85,11 @@ class InFlight:
         """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals)."""
         return self.arrivals.pumps(self._rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
 
-    def be_patient(self, seconds: float, awaited: int) -> None:
-        """How long a call of an engine may last, or until it has ended all that it had of prompts up to the index `awaited`."""
+    def let_calls_last(self, step_seconds: float, awaited: int) -> None:
+        """Each call of an engine costs the driver the same, whatever it brings: a few in a step that takes so long are enough, as long as
+        the last response to the prompts up to the index `awaited` ends one. Environments are not kept waiting."""
         if isinstance(self._rollout, PatientRollout):
+            seconds = min(MOST_CALL_SECONDS, CALL_SHARE * step_seconds) if self._episodes is None else 0.0
             self._rollout.be_patient(self.arrivals.patience(seconds), awaited)
 
     # -- to the engines ------------------------------------------------------------------------------------------

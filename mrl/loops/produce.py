@@ -44,9 +44,6 @@ COUNTS: tuple[str, ...] = (
 )
 """Added up from one step's groups to the next."""
 
-CALL_SHARE, MOST_CALL_SECONDS = 0.05, 10.0
-"""How long a call of an engine lasts at most: so much of a step's seconds, and so many."""
-
 FIRST_STEP_SECONDS = 20.0
 """What a step is taken to last before one was timed."""
 
@@ -101,7 +98,7 @@ class Producer:
         """
         if self._paused:
             return ()
-        self._let_calls_last()
+        self._in_flight.let_calls_last(self._step_seconds, self._ledger.last_of(self._admission.batch))
         room = self._admission.room(self._ledger)
         if not self._in_flight.pumps(room=room, beside=self._beside, timeout_seconds=timeout_seconds):
             return self._in_flight.under_way()
@@ -112,13 +109,6 @@ class Producer:
         self._book()
         self._held[holder] += time.monotonic() - start
         return self._in_flight.under_way()
-
-    def _let_calls_last(self) -> None:
-        """Each call of an engine costs the driver the same, whatever it brings: few are enough, as long as the last response that the next
-        step lacks ends one. Environments are not kept waiting."""
-        share = CALL_SHARE if self._config.agent is None else 0.0
-        last = self._ledger.last_of(self._admission.batch)
-        self._in_flight.be_patient(min(MOST_CALL_SECONDS, share * self._step_seconds), last)
 
     @contextlib.contextmanager
     def beside_training(self) -> Iterator[None]:

@@ -228,6 +228,7 @@ class ResponseBatch:
     routes: tuple[Routes | None, ...]
     """[R] in one block."""
     recorded: tuple[tuple[str, str, str] | None, ...]
+    """[R] what a record says of them, where one is kept."""
     beats: int = 0
     """Of the call that brought them (mrl/rollout/stint.py); 0 where it was none that works."""
     bell: Address = ("", 0)
