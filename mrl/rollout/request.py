@@ -231,7 +231,7 @@ class ResponseBatch:
     """[R] what a record says of them, where one is kept."""
     beats: int = 0
     """Of the call that brought them (mrl/rollout/stint.py); 0 where it was none that works."""
-    bell: Address = ("", 0)
+    bell: Address = ("", 0, b"")
     """Of the process that they came from."""
 
     @classmethod

@@ -2,19 +2,20 @@
 
 A call runs an engine for some beats of a few steps each. While the driver has no need of what it brings, a call lasts: each costs the
 driver a message to and fro, whatever is in it. Whoever needs the engines then rings. A datagram is enough: one that is lost, or
-that a firewall drops, leaves a call its whole time, and a stranger's can only end it early.
+that a firewall drops, leaves a call its whole time. It has a key, so that strangers cannot ring.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
 
-Address = tuple[str, int]
-"""Host and port."""
+Address = tuple[str, int, bytes]
+"""Host, port and key of a bell."""
 Beats = Sequence[tuple[int, int]]
 """(engine, beats that it made) of calls, in order."""
 _NUMBER = struct.Struct("<q")
@@ -46,7 +47,8 @@ class Bell:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((host, 0))
         self._socket.setblocking(False)
-        self.address: Address = self._socket.getsockname()
+        self._key = secrets.token_bytes(16)
+        self.address: Address = (*self._socket.getsockname(), self._key)
         self._rang = -1
 
     def wants_more(self, stint: Stint, *, made: int, since: float) -> bool:
@@ -59,11 +61,12 @@ class Bell:
         """The last call that somebody rang for; all before it are meant too."""
         while True:
             try:
-                said = self._socket.recv(_NUMBER.size + 1)
+                said = self._socket.recv(len(self._key) + _NUMBER.size + 1)
             except BlockingIOError:
                 return self._rang
-            if len(said) == _NUMBER.size:
-                self._rang = max(self._rang, *_NUMBER.unpack(said))
+            key, number = said[: len(self._key)], said[len(self._key) :]
+            if secrets.compare_digest(key, self._key) and len(number) == _NUMBER.size:
+                self._rang = max(self._rang, *_NUMBER.unpack(number))
 
 
 class Ringer:
@@ -75,8 +78,8 @@ class Ringer:
 
     def ring(self, addresses: Iterable[Address], number: int) -> None:
         """Ends the calls up to this one; what cannot be sent is as good as lost."""
-        for address in addresses:
+        for host, port, key in addresses:
             try:
-                self._socket.sendto(_NUMBER.pack(number), address)
+                self._socket.sendto(key + _NUMBER.pack(number), (host, port))
             except OSError:
                 continue

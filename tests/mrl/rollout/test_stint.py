@@ -60,15 +60,16 @@ def test_a_call_makes_its_ticks_whoever_rings(bell: Bell) -> None:
 
 def test_strangers_are_not_heard(bell: Bell) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for said in (b"", b"ring", b"x" * 9, b"x" * 4000):
-            stranger.sendto(said, bell.address)
+        host, port, key = bell.address
+        for said in (b"", b"ring", b"x" * 24, b"x" * 4000, key, key + b"\xff" * 7, b"x" * 16 + b"\x01" * 8):
+            stranger.sendto(said, (host, port))
     Ringer().ring([bell.address], 1)
     assert ends(bell, Stint(1, seconds=HOUR)) and goes_on(bell, Stint(2, seconds=HOUR))
 
 
 def test_nobody_is_there(bell: Bell) -> None:
     """The others are rung for."""
-    Ringer().ring([("", 0), ("255.255.255.255", 9), bell.address], 5)
+    Ringer().ring([("", 0, b""), ("255.255.255.255", 9, b"key"), bell.address], 5)
     assert ends(bell, Stint(5, seconds=HOUR))
 
 
