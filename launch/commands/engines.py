@@ -75,8 +75,8 @@ def with_engines(config: Config) -> Iterator[Config]:
 
 @contextlib.contextmanager
 def without_gpus_of(section: RewardSection) -> Iterator[None]:
-    """What is started inside does not see the engines' GPUs."""
-    used = {gpu for engine in section.engines.values() for gpu in engine.gpus}
+    """What is started inside does not see the engines' GPUs, but for those that are slots too."""
+    used = {gpu for engine in section.engines.values() if not engine.shares_slots for gpu in engine.gpus}
     if not used:
         yield
         return

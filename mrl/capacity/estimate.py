@@ -12,6 +12,7 @@ from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import host_moments, object_store_bytes, pool_bytes
+from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
@@ -134,6 +135,7 @@ class Estimate:
             kv_cache=self.engine.kv_cache,
             buckets=4 * self.config.sync.bucket_bytes,  # two to send from, two to receive in
             staging=max(expert, table) * DTYPE_BYTES[rollout.dtype],
+            judges=judge_bytes(self.config.reward.engines, self.hardware),
         )
 
     @cached_property

@@ -36,6 +36,8 @@ class SlotMemory:
     buckets: int
     staging: int
     """The largest module that is materialised while its windows arrive."""
+    judges: int = 0
+    """Of reward.engines that share slots, on the GPU that has most of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
         "trainer process": hardware.trainer_process_bytes,
         "engine process": hardware.engine_process_bytes,
         "buckets": memory.buckets,
+        "judges": memory.judges,
     }
     trainer = {"trainer weights": memory.weights}
     state = {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
@@ -89,7 +92,7 @@ def timeline(memory: SlotMemory, hardware: Hardware, *, sleeps: bool, offloads: 
 
 def timeline_of_pools(memory: SlotMemory, hardware: Hardware) -> list[Event]:
     """The events of a slot of the trainer's, then those of an engine's; each has its own half of the buckets."""
-    buckets = {"buckets": memory.buckets // 2}
+    buckets = {"buckets": memory.buckets // 2, "judges": memory.judges}
     trainer = {"trainer process": hardware.trainer_process_bytes, "trainer weights": memory.weights} | buckets
     trainer |= {"gradients": memory.gradients, "optimizer": memory.optimizer, "critic": memory.critic}
     engine = {"engine process": hardware.engine_process_bytes, "rollout weights": memory.engine_weights}

@@ -133,9 +133,10 @@ def reward_engines(config: Config, *, gpus: int, joins: bool) -> list[str]:
             "reward.engines with gpus on a Ray cluster that is there already: its GPUs are Ray's; start the server yourself and "
             "give its path"
         ]
-    if used and config.num_slots > gpus - len(used):
+    own = sum(len(engine.gpus) for engine in engines.values() if not engine.shares_slots)
+    if own and config.num_slots > gpus - own:
         return [
-            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - len(used)}"
+            f"the layout needs {config.num_slots} GPUs; beside those of reward.engines there are {gpus - own}"
         ]
     return []
 

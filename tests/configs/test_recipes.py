@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.report import capacity_report
 from mrl.capacity.requirements import engines_over_nodes
@@ -197,6 +198,27 @@ def test_gpus_of_reward_engines_are_none_of_the_layouts_by_the_plan_too(
         engines.check_engines(config)
     (line,) = report.tree["errors"]
     assert said in line and line == str(refused.value).splitlines()[-1]
+
+
+def test_a_reward_engine_on_slots_is_counted_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3-30B-A3B on two of the eight: half of its weights, its cache and vLLM's process, in every event of the slot."""
+    judge = (
+        "model: weights/Qwen3-30B-A3B, tp: 2, gpus: [6, 7], kv_cache_bytes: 1000000000, shares_slots: true"
+    )
+    word = f"reward={{kind: llm, engine: j, engines: {{j: {{{judge}}}}}}}"
+    alone, hardware = load(files_of("qwen3_30b_a3b")), load_hardware("8x80gb")
+    shared = load(files_of("qwen3_30b_a3b"), [word])
+    assert Estimate(shared, hardware).unmet == Estimate(alone, hardware).unmet == []
+    events = zip(Estimate(alone, hardware).timeline, Estimate(shared, hardware).timeline, strict=True)
+    more = {after.total - before.total for before, after in events}
+    assert more == {30_532_122_624 + 1_000_000_000 + hardware.engine_process_bytes}
+    monkeypatch.setattr(engines, "own_gpus", lambda: 8)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert engines._gpu_faults(shared) == []
+    with engines.without_gpus_of(shared.reward):
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+    twice = load(files_of("qwen3_30b_a3b"), [word.replace("[6, 7]", "[6, 8]")])
+    assert "names the GPUs [8]" in Estimate(twice, hardware).unmet[0]
 
 
 @pytest.mark.parametrize(("files", "nodes", "hardware"), cases())

@@ -42,10 +42,11 @@ def expressions(rng: random.Random) -> Iterator[Case]:
 
 
 def _letters(rng: random.Random, letters: list[str], number: int) -> Iterator[Case]:
-    x, y, z = letters
+    x, y, _ = letters
     turned = rng.sample(letters, 3)
     yield boxed("".join(turned), "".join(letters), True, "letters in another order")
-    yield boxed(f"{number}{z}{x}^2{y}", f"{number}{x}^2{y}{z}", True, "factors in another order")
+    # Letters of no unit: 26m^2yd is a volume in one order and a product in another.
+    yield boxed(f"{number}zx^2w", f"{number}x^2wz", True, "factors in another order")
     yield boxed(f"{number}{y}", f"{number}{x}", False, "another letter")
     yield boxed(f"{x}+{y}", f"{x}{y}", False, "a sum for a product")
     yield boxed(f"{x}_{{1}}+{x}_2", f"{x}_2+{x}_1", True, "indices")

@@ -17,8 +17,10 @@ class EngineSection(Section):
     tp: int = Field(default=1, ge=1)
     """Tensor-parallel size."""
     gpus: tuple[int, ...] = ()
-    """GPUs of this machine that are its own, as many as `tp`; the run's slots are on others. None on a machine
+    """GPUs of this machine that are its own, as many as `tp`; the run's slots are on others, unless `shares_slots`. None on a machine
     without."""
+    shares_slots: bool = False
+    """Its GPUs are slots of the run too: of their memory it keeps its weights and `kv_cache_bytes` all the time."""
     max_length: int | None = Field(default=None, ge=2)
     """Longest question and reply, in tokens; null: what the model's folder says."""
     max_num_seqs: int = Field(default=64, ge=1)
@@ -44,6 +46,10 @@ class EngineSection(Section):
         if self.gpus and len(set(self.gpus)) != self.tp:
             raise ValueError(
                 f"gpus = {list(self.gpus)} with tp = {self.tp}: a rank is one GPU; name {self.tp} of them"
+            )
+        if self.shares_slots and not (self.gpus and self.kv_cache_bytes):
+            raise ValueError(
+                "shares_slots needs gpus, and kv_cache_bytes: vLLM would take nine tenths of what the slots have"
             )
         return self
 

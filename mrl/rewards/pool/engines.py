@@ -236,6 +236,8 @@ def _words(section: EngineSection, port: int) -> list[str]:
         words += ["--max-model-len", str(section.max_length)]
     if cache := section.kv_cache_bytes or (0 if section.gpus else CPU_CACHE_BYTES):
         words += ["--kv-cache-memory-bytes", str(cache)]
+    if section.shares_slots:  # what vLLM wants to find free when it starts; the cache's size is said
+        words += ["--gpu-memory-utilization", "0.01"]
     return [*words, "--enforce-eager"] if section.enforce_eager else words
 
 

@@ -209,6 +209,14 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
         ),
         (
             {
+                "kind": "llm",
+                "engine": "a",
+                "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}},
+            },
+            "shares_slots needs gpus, and kv_cache_bytes",
+        ),
+        (
+            {
                 "parts": [{"kind": "llm", "engine": "a"}, {"kind": "reward_model", "engine": "a"}],
                 "engines": {"a": {"model": "m"}},
             },
