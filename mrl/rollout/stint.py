@@ -1,7 +1,7 @@
 """How long an engine works on one call, and how it is told that nobody waits any longer.
 
 A call runs an engine for some beats of a few steps each. While the driver has no need of what it brings, a call lasts: each costs the
-driver a message to and fro, whatever is in it. Whoever needs the engines then rings. A datagram is enough: one that is lost, or
+driver a message and its answer, whatever is in it. Whoever needs the engines then rings. A datagram is enough: one that is lost, or
 that a firewall drops, leaves a call its whole time. It has a key, so that strangers cannot ring.
 """
 
