@@ -127,7 +127,8 @@ class Producer:
         if indices is None:
             return None
         now = time.monotonic()
-        self._step_seconds = now - self._took if self._took else FIRST_STEP_SECONDS
+        if self._took:
+            self._step_seconds = now - self._took
         self._took = now
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
         judged, kept = self._store.get(self._ledger.take(indices, version=version)), self._store.metrics()
