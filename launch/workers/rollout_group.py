@@ -35,7 +35,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
-from mrl.rollout.stint import Address, Beats, Ringer, Stint
+from mrl.rollout.stint import Beats, Stint, Stints
 from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
@@ -103,15 +103,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
-        self._patience, self._awaited, self._longest = 0.0, -1, 0.0
-        """Of the next calls (`be_patient`), and the most seconds that any had."""
-        self._last_call, self._is_long = 0, False
-        """Whether any call under way may last."""
-        self._ringer, self._bells = Ringer(), dict[int, Address]()
-        """Of each rank that has answered."""
+        self._stints = Stints(TICK_BEATS)
         self._taken: list[tuple[int, int]] = []
         """(engine, beats) of the calls whose responses were taken, as far as nobody asked for it."""
-        self._to_repeat: dict[int, collections.deque[int]] = {}
         self._fleet = Fleet(
             len(self._rounds),
             clock,
@@ -150,10 +144,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._book.hand_in(requested, serves=bool(self._fleet.serving))
         self._call()
         # What was handed in waits for the next call; where it would find seats, now is better.
-        free = [
-            rank for rank in self._bells if self._book.waits_in_vain(rank, self._config.rollout.max_num_seqs)
-        ]
-        self._ring(free)
+        seats = self._config.rollout.max_num_seqs
+        self._stints.ring([rank for rank in self._stints.ranks if self._book.waits_in_vain(rank, seats)])
 
     def at_work(self) -> list[int]:
         """The engines that have rounds under way."""
@@ -215,7 +207,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def join(self) -> list[Response]:
         """The engines that rested serve: what the others had not begun comes back PARKED, for all of them once it is handed in
         again. With elastic slots an engine is one process."""
-        self._ring()
+        self._stints.ring()
         rounds = {engine: {engine: self.start_on(engine, RolloutActor.recall)} for engine in self._awake}
         responses = [r for engine, round_ in rounds.items() for r in self._brought(engine, [round_])]
         self._book.recalled(responses)
@@ -226,7 +218,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def leave(self) -> list[Response]:
         """The engines on the trainer's slots rest: what they had comes back, finished or PARKED, for the others."""
-        self._ring()
+        self._stints.ring()
         over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
         for engine in self._config.sleepers:
             call = self.start_on(engine, RolloutActor.leave, self._book.to_send(engine), self.tick_steps)
@@ -255,7 +247,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             ranks = self._ranks(engine)
             while self._book.has_work(ranks) and len(rounds) < CALLS_UNDER_WAY:
                 self._since[engine] = self._since[engine] if rounds else time.monotonic()
-                stint = self._stint(engine)
+                stint = self._stints.next(engine, ranks)
                 rounds.append({rank: self._tick(rank, stint) for rank in ranks})
 
     def _ranks(self, engine: int) -> range:
@@ -263,7 +255,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def _tick(self, rank: int, stint: Stint) -> ObjectRef[ResponseBatch]:
         asked, goes_on = self._book.to_send(rank), self._book.to_go_on(rank)
-        return self.start_on(rank, RolloutActor.tick, asked, self._beat_steps, goes_on, *stint.numbers())
+        return self.start_on(
+            rank, RolloutActor.tick, asked, self.tick_steps // TICK_BEATS, goes_on, *stint.numbers()
+        )
 
     def _park(self, rank: int) -> ObjectRef[ResponseBatch]:
         return self.start_on(rank, RolloutActor.park, self._book.to_send(rank), self.tick_steps)
@@ -279,7 +273,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         if batches is None:
             return []
         for rank, batch in zip(rounds[-1], batches[-self._dp :], strict=True):
-            self._bells[rank] = batch.bell
+            self._stints.heard(rank, batch.bell)
         self._taken += [(engine, batch.beats) for batch in batches[:: self._dp] if batch.beats]
         return self._arrived(batches)
 
@@ -307,11 +301,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def be_patient(self, seconds: float, awaited: int = -1) -> None:
         """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
-        prompts up to the index `awaited`; with 0 those under way are rung for."""
-        self._patience, self._awaited = seconds, awaited
-        self._longest = max(self._longest, seconds)
-        if not seconds:
-            self._ring()
+        prompts up to the index `awaited`; with 0 those under way end soon."""
+        self._stints.be_patient(seconds, awaited)
 
     def take_beats(self) -> Beats:
         """Of the calls that brought what was taken or parked since this was asked."""
@@ -320,29 +311,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
         """The next calls of each engine make so many beats; no clock is asked."""
-        self._to_repeat = {engine: collections.deque(each) for engine, each in beats.items()}
-
-    @property
-    def _beat_steps(self) -> int:
-        return self.tick_steps // TICK_BEATS
-
-    def _stint(self, engine: int) -> Stint:
-        """Of an engine's next call. One that has not answered yet has no bell, and is not left alone."""
-        self._last_call += 1
-        if to_repeat := self._to_repeat.get(engine):
-            return Stint(self._last_call, to_repeat.popleft())
-        if not self._patience or any(rank not in self._bells for rank in self._ranks(engine)):
-            return Stint(self._last_call, TICK_BEATS)
-        self._is_long = True
-        return Stint(self._last_call, seconds=self._patience, awaited=self._awaited)
-
-    def _ring(self, ranks: Iterable[int] | None = None) -> None:
-        """Ends the calls under way, of these ranks or of all, after the steps that they are at."""
-        if self._is_long:
-            bells = self._bells.values() if ranks is None else [self._bells[rank] for rank in ranks]
-            self._ringer.ring(bells, self._last_call)
-        if ranks is None:
-            self._is_long = False
+        self._stints.repeat(beats)
 
     # -- engines that are lost, and those that come in their places ----------------------------------------------
 
@@ -361,7 +330,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             return None
 
     def _seconds(self, rounds: int) -> float | None:
-        deadline = self._config.rollout.step_deadline_seconds + self._longest
+        deadline = self._config.rollout.step_deadline_seconds + self._stints.longest
         return deadline * rounds if self._fleet.replaces else None
 
     def watch(self) -> None:
@@ -401,7 +370,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         import ray
 
         (rank,) = self._ranks(engine)
-        self._bells.pop(rank, None)
+        self._stints.forget(rank)
         ray.kill(self.actors[rank])
         self.actors[rank] = self._make(rank)
         return self.start_on(rank, RolloutActor.start, None), self.start_on(rank, RolloutActor.prepare_sync)

@@ -7,12 +7,13 @@ that a firewall drops, leaves a call its whole time. It has a key, so that stran
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Address = tuple[str, int, bytes]
 """Host, port and key of a bell."""
@@ -83,3 +84,62 @@ class Ringer:
                 self._socket.sendto(key + _NUMBER.pack(number), (host, port))
             except OSError:
                 continue
+
+
+class Stints:
+    """Of a run's engines, as their driver gives them. A rank is a process of an engine."""
+
+    def __init__(self, usual_beats: int) -> None:
+        """`usual_beats`: of a call that is not to last."""
+        self._usual_beats, self._ringer = usual_beats, Ringer()
+        self._bells: dict[int, Address] = {}
+        """Of each rank that has answered."""
+        self._seconds, self._awaited = 0.0, -1
+        """Of the next calls."""
+        self.longest = 0.0
+        """The most seconds that calls had."""
+        self._last_call, self._is_long = 0, False
+        """Whether any call under way may last."""
+        self._to_repeat: dict[int, collections.deque[int]] = {}
+
+    @property
+    def ranks(self) -> Collection[int]:
+        """Those that can be rung for."""
+        return self._bells.keys()
+
+    def heard(self, rank: int, bell: Address) -> None:
+        self._bells[rank] = bell
+
+    def forget(self, rank: int) -> None:
+        """Another process is in its place, and has not answered yet."""
+        self._bells.pop(rank, None)
+
+    def be_patient(self, seconds: float, awaited: int) -> None:
+        """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
+        prompts up to the index `awaited`; with 0 those under way are rung for."""
+        self._seconds, self._awaited = seconds, awaited
+        self.longest = max(self.longest, seconds)
+        if not seconds:
+            self.ring()
+
+    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
+        """The next calls of each engine make so many beats; no clock is asked."""
+        self._to_repeat = {engine: collections.deque(each) for engine, each in beats.items()}
+
+    def next(self, engine: int, ranks: Iterable[int]) -> Stint:
+        """Of an engine's next call, with these ranks. One that has not answered yet has no bell, and is not left alone."""
+        self._last_call += 1
+        if to_repeat := self._to_repeat.get(engine):
+            return Stint(self._last_call, to_repeat.popleft())
+        if not self._seconds or any(rank not in self._bells for rank in ranks):
+            return Stint(self._last_call, self._usual_beats)
+        self._is_long = True
+        return Stint(self._last_call, seconds=self._seconds, awaited=self._awaited)
+
+    def ring(self, ranks: Iterable[int] | None = None) -> None:
+        """Ends the calls under way, of these ranks or of all, after the beat that they are at."""
+        if self._is_long:
+            bells = self._bells.values() if ranks is None else [self._bells[rank] for rank in ranks]
+            self._ringer.ring(bells, self._last_call)
+        if ranks is None:
+            self._is_long = False
