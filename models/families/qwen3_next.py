@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from mrl.config.sections.model import NewModelSection
-from mrl.errors import ConfigError
 from mrl.models import delta_net, rows
 from mrl.models.delta_net import DeltaNet
 from mrl.models.engine_rows import EngineRows
@@ -45,12 +44,11 @@ class Qwen3Next(Qwen3Moe):
         return ("mtp.",)
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
-        if layout.cp > 1:
-            raise ConfigError(
-                f"training.layout.cp = {layout.cp}: delta nets pass a state along the whole of a segment, and {self.model_type} "
-                "is not implemented with context parallelism; set cp = 1"
-            )
-        divide(field(hf, "linear_num_key_heads"), layout.tp, what="key heads of delta nets over tp")
+        divide(
+            field(hf, "linear_num_key_heads"),
+            layout.tp * layout.cp,
+            what="key heads of delta nets over tp x cp",
+        )
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         net, layers = delta_net.delta_net(hf), range(field(hf, "num_hidden_layers"))

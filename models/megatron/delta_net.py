@@ -4,7 +4,9 @@ Megatron's own module (megatron.core.ssm.gated_delta_net, 0.19.2) cannot be buil
 flash-linear-attention, whose kernels need a GPU, and its torch form refuses packed sequences. Here the rule is
 models/kernels/delta_net.py's, or flash-linear-attention's where the layer choice says so; the projections are
 Megatron's. All parameters lie by key head, so that tensor parallelism cuts them like any other: a rank has
-whole key heads with their value heads. Families refuse context parallelism.
+whole key heads with their value heads. A state passes along the whole of a segment, so that under context
+parallelism the ranks exchange tokens for heads before the rule and back after it (as DeepSpeed-Ulysses does for
+attention, arXiv 2309.14509): each computes its share of the key heads, for all tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel import checkpoint
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import all_to_all_hp2sp, all_to_all_sp2hp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -27,6 +30,7 @@ from megatron.core.transformer.utils import (
 from torch import Tensor
 
 from mrl.models.kernels.delta_net import gated_delta_rule, gates, short_convolution
+from mrl.models.kernels.slots import to_slots
 from mrl.models.layout import divide
 from mrl.models.megatron.packed_segments import PackedSegments
 
@@ -79,7 +83,8 @@ class PackedDeltaNet(MegatronModule):
     ) -> None:
         """`fused`: flash-linear-attention's kernels compute the rule. The rest Megatron passes to attention."""
         super().__init__(config)
-        self.layer_number, self.tp_group, self.fused = layer_number, pg_collection.tp, fused
+        self.layer_number, self.fused = layer_number, fused
+        self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
         tp = self.tp_group.size()
         self.key_heads = divide(config.linear_num_key_heads or 0, tp, what="key heads of delta nets over tp")
         self.value_heads = divide(
@@ -138,10 +143,28 @@ class PackedDeltaNet(MegatronModule):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """hidden_states [N / tp, 1, hidden] -> the same; segments say it all, a mask is never given."""
-        projected = self.in_proj(hidden_states)[0].view(-1, self.key_heads, self.projected)
+        projected = self._of_all_tokens(self.in_proj(hidden_states)[0].squeeze(1), packed_seq_params)
         core = functools.partial(self._core, packed=packed_seq_params)
         mixed = checkpoint(core, False, projected) if self._recomputes else core(projected)
-        return self.out_proj(mixed.unsqueeze(1))[0], None
+        return self.out_proj(self._of_all_heads(mixed, packed_seq_params).unsqueeze(1))[0], None
+
+    def _of_all_tokens(self, x: Tensor, packed: PackedSegments) -> Tensor:
+        """[this rank's tokens, all its heads' channels] -> [all tokens in order, the channels of its share of the heads]."""
+        if self.cp_group.size() == 1:
+            return x
+        order = packed.zigzag
+        return to_slots(all_to_all_sp2hp(x, group=self.cp_group), order.rows, order.tokens)
+
+    def _of_all_heads(self, x: Tensor, packed: PackedSegments) -> Tensor:
+        """The way back of `_of_all_tokens`."""
+        if self.cp_group.size() == 1:
+            return x
+        order = packed.zigzag
+        return all_to_all_hp2sp(to_slots(x, order.tokens, order.rows), group=self.cp_group)
+
+    def _share(self, parameter: Tensor) -> Tensor:
+        """The rows of the heads that this context-parallel rank computes."""
+        return parameter.chunk(self.cp_group.size())[self.cp_group.rank()]
 
     @property
     def _recomputes(self) -> bool:
@@ -150,14 +173,15 @@ class PackedDeltaNet(MegatronModule):
         return chosen and "core_attn" in (self.config.recompute_modules or ())
 
     def _core(self, projected: Tensor, *, packed: PackedSegments) -> Tensor:
-        """[N, G, projected] -> [N, H x V]."""
+        """[N, G x projected] -> [N, H x V], of the G key heads and H value heads that this rank computes."""
         share, value_width = self.share, self.value_width
+        projected = projected.unflatten(1, (-1, self.projected))
         mixed, gate, b, a = projected.split([self.convolved, share * value_width, share, share], dim=-1)
-        mixed = short_convolution(mixed.flatten(1), self.conv_weight[:, 0], packed.places)
+        mixed = short_convolution(mixed.flatten(1), self._share(self.conv_weight)[:, 0], packed.places)
         sizes = [self.key_width, self.key_width, share * value_width]
-        query, key, value = mixed.view(len(mixed), self.key_heads, -1).split(sizes, dim=-1)
-        value, gate = (x.reshape(len(x), self.value_heads, value_width) for x in (value, gate))
-        decay, beta = gates(a.flatten(1), b.flatten(1), self.A_log, self.dt_bias)
+        query, key, value = mixed.unflatten(1, (-1, self.convolved)).split(sizes, dim=-1)
+        value, gate = (x.reshape(len(x), -1, value_width) for x in (value, gate))
+        decay, beta = gates(a.flatten(1), b.flatten(1), self._share(self.A_log), self._share(self.dt_bias))
         if self.fused:
             out = _fused_rule(query, key, value, decay, beta, packed.cu_seqlens_q)
         else:

@@ -15,6 +15,17 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from mrl.models.kernels.buckets import SegmentBuckets, positions, segment_buckets
 from mrl.models.kernels.delta_net import Chunks, chunk_segments
 from mrl.models.kernels.rotary import RotaryTable
+from mrl.models.kernels.zigzag import kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Zigzag:
+    """The tokens of all context-parallel ranks, which have early and late chunks of segments, put in order and back."""
+
+    rows: torch.Tensor
+    """[N] int64: of each token of the segments its row, rank after rank."""
+    tokens: torch.Tensor
+    """[N] int64: the token of each row."""
 
 
 @dataclasses.dataclass
@@ -33,6 +44,8 @@ class PackedSegments(PackedSeqParams):
     """For our own attention; Transformer Engine's reads the bounds."""
     lengths: Any = None
     """[B] tokens of each segment, in numpy."""
+    cp: int = 1
+    """Ranks that share the segments."""
 
     @functools.cached_property
     def chunks(self) -> Chunks:
@@ -41,8 +54,15 @@ class PackedSegments(PackedSeqParams):
 
     @functools.cached_property
     def places(self) -> torch.Tensor:
-        """[N] the tokens' places inside their segments, without context parallelism."""
+        """The places inside their segments of all tokens, of all context-parallel ranks, in order."""
         return torch.from_numpy(positions(self.lengths)).to(self.cos.device)
+
+    @functools.cached_property
+    def zigzag(self) -> Zigzag:
+        """For what needs all tokens under context parallelism; made by the first layer that asks."""
+        tokens = np.concatenate([kept(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)])
+        rows, tokens = (torch.from_numpy(x).to(self.cos.device) for x in (np.argsort(tokens), tokens))
+        return Zigzag(rows, tokens)
 
 
 def pack_segments(
@@ -77,4 +97,5 @@ def pack_segments(
         if bucketed
         else None,
         lengths=lengths,
+        cp=cp,
     )

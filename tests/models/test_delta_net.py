@@ -146,8 +146,8 @@ NEXT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("layout", "named"),
     [
-        (Layout(cp=2), "training.layout.cp = 2: delta nets pass a state"),
-        (Layout(tp=4), "key heads of delta nets over tp"),
+        (Layout(tp=2, cp=2), "key heads of delta nets over tp x cp"),
+        (Layout(tp=4), "key heads of delta nets over tp x cp"),
     ],
 )
 def test_layouts_that_delta_nets_are_not_implemented_in_are_refused_by_name(

@@ -31,6 +31,7 @@ from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.delta_net import gated_delta_rule, gates, short_convolution
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped, grouped_swiglu
 from mrl.models.kernels.rotary import RotaryTable, rotate, rotate_pairs
+from mrl.models.kernels.slots import to_slots
 from mrl.models.kernels.zigzag import padded
 from mrl.models.layout import Layout
 from mrl.models.megatron.adapters import LowRankPair
@@ -226,6 +227,9 @@ def delta_net() -> None:
     out, _ = gated_delta_rule(query, key, value, decay, beta, packed.chunks)
     normed = once(lambda: GatedNorm(_config(), WIDTH // 2))(out, out)
     (normed.sum() + mixed.sum()).backward()
+    order = prepared(passes(*LAYOUTS["transformer engine"]), BATCH).packed.zigzag
+    put = to_slots(made(len(order.rows), HEADS // 2 * WIDTH), order.rows, order.tokens)
+    put.sum().backward()
 
 
 def experts(*, clamped: bool, tokens: int = BATCH.num_tokens) -> None:

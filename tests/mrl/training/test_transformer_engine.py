@@ -20,6 +20,7 @@ LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_moe", {}),
     ("qwen3_moe", {"tp": 2, "ep": 2}),
     ("deepseek_v3", {"tp": 2, "ep": 2}),
+    ("qwen3_next", {"tp": 2, "ep": 2}),
 ]
 LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen2_moe", {"tp": 2, "ep": 2}),
@@ -31,6 +32,11 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("minimax_m2", {"tp": 2, "ep": 2}),
     ("deepseek_v3", {"pp": 2, "vpp": 2}),
     ("deepseek_v3", {"ep": 2, "dp": 2}),
+    ("qwen3_next", {}),
+    ("qwen3_next", {"pp": 2, "ep": 2, "dp": 2}),
+    ("qwen3_next", {"cp": 2, "ep": 2}),
+    ("qwen3_5", {"tp": 2}),
+    ("qwen3_5_moe", {"tp": 2, "ep": 2}),
 ]
 
 
@@ -52,22 +58,40 @@ def test_long_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, 
     check(family, layout, one_rank_of, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
 def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
     """The stand-in's attention refuses float32, and keys and values of unequal width, as DeepSeek-V3's are."""
     folder, expected = one_rank_of.of(family)
     changes = {"spec": "transformer_engine", "dtype": "bfloat16"}
-    (found,) = run_ranks(
-        scenarios.forward_update_export, 1, str(folder), {}, str(tmp_path), changes, stand_ins=FOLDER
+    found, local = (
+        run_ranks(
+            scenarios.forward_update_export,
+            1,
+            str(folder),
+            {},
+            str(tmp_path / changes["spec"]),
+            changes,
+            stand_ins=FOLDER,
+        )[0]
+        for changes in (changes, changes | {"spec": "local"})
     )
-    gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
-    assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
-    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+    gap, rounding = (
+        np.median(np.abs(x["arrays"]["logprobs"] - expected["arrays"]["logprobs"])) for x in (found, local)
+    )
+    assert 0 < gap < 1.5 * rounding  # the median: a near tie sends a token to other experts
+    for ours, plain, exact in zip(*(x["metrics"] for x in (found, local, expected)), strict=True):
+        assert ours["loss"] == pytest.approx(exact["loss"], rel=0.02)
+        rounding = abs(plain["grad_norm"] - exact["grad_norm"])
+        assert ours["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05, abs=1.5 * rounding)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", pytest.param("deepseek_v3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_moe",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("deepseek_v3", "qwen3_next")),
+    ],
+)
 @pytest.mark.parametrize("specs", [("transformer_engine", "local"), ("local", "transformer_engine")], ids=str)
 def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     specs: tuple[str, str], family: str, one_rank_of: OneRank, tmp_path: Path
@@ -81,7 +105,7 @@ def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming, stand_ins=FOLDER)
     assert after["steps"] == 2
     for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-5)
+        assert ours == pytest.approx(theirs, abs=2e-5, rel=3e-5)
     trained, expected = (
         load_file(tmp_path / name / "model.safetensors") for name in ("resumed", "after-0-2")
     )
