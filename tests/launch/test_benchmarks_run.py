@@ -14,16 +14,23 @@ TINY = {
     "driver": "--prompts 4 --samples 4 --tokens 40 --engines 2 --step-seconds 1 --steps 1",
     "driver_parts": "--prompts 2 --samples 2 --tokens 20",
     "episodes": "--prompts 2 --samples 2 --turn-seconds 0.05 --turn-tokens 8 --answer-seconds 0.05",
+    "against_trl": "--workloads tiny --steps 1 --rounds 1 --eager --out {out}",
 }
-SAYS = {"driver": "the driver's own", "driver_parts": "rewards to advantages", "episodes": "driver share"}
+SAYS = {
+    "driver": "the driver's own",
+    "driver_parts": "rewards to advantages",
+    "episodes": "driver share",
+    "against_trl": "| step |",
+}
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_measurement_of_the_docs_runs(name: str) -> None:
+def test_a_measurement_of_the_docs_runs(name: str, tmp_path: Path) -> None:
+    words = TINY[name].format(out=tmp_path).split()
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *TINY[name].split()],
+        [sys.executable, "-m", f"benchmarks.{name}", *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

@@ -1,0 +1,124 @@
+"""A GRPO step of ours beside TRL's, the same workload in turn on one machine, and beside the two engines called alone.
+
+    python -m venv work/trl && work/trl/bin/pip install trl==1.16.0
+    python -m benchmarks.against_trl --trl work/trl/bin/python --out work/against_trl [--workloads W2 W3] [--rounds 2]
+
+Nothing else should run: threads of both wait for each other by spinning, so that half a core of other work makes a step several
+times as long. A round is one run of each; figures are medians over the steps of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.against_trl import ours
+from benchmarks.against_trl.workloads import WORKLOADS
+
+HERE = Path(__file__).parent
+MICROBATCH_SAMPLES = {"tiny": 4, "W": 256, "W2": 128, "W3": 32}
+"""Samples of a pass of TRL's: the whole step, or what fits into memory when all are as long as the longest."""
+MICROBATCH_TOKENS = 8192
+DEADLINE_SECONDS = 3600.0
+Spent = dict[str, list[float]]
+"""By phase, seconds of each step."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against_trl",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--trl", type=Path, help="the Python of an environment with TRL; without it TRL is left out"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["W", "W2", "W3"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="of a run, after one of warm-up")
+    parser.add_argument("--eager", action="store_true", help="vLLM without its compiler, here and alone")
+    parser.add_argument("words", nargs="*", help="settings of our runs, as of mrl train")
+    options = parser.parse_args()
+    for name in options.workloads:
+        folder = options.out / name
+        rounds = [_round(name, folder / f"round-{number}", options) for number in range(options.rounds)]
+        (folder / "rounds.json").write_text(json.dumps(rounds, indent=1) + "\n")
+        print("\n".join(_table(name, rounds)), flush=True)
+
+
+def _round(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Spent]:
+    """By who ran: ours, TRL (trl), the engines alone."""
+    words = [*options.words, *(["rollout.enforce_eager=true"] if options.eager else [])]
+    made = ours.measure(
+        WORKLOADS[name], folder, steps=options.steps, microbatch_tokens=MICROBATCH_TOKENS, words=words
+    )
+    theirs: Spent = {}
+    if options.trl:
+        script = (str(options.trl), str(HERE / "theirs.py"), name, "--steps", str(options.steps))
+        theirs = _run(*script, "--microbatch", str(MICROBATCH_SAMPLES[name]), out=folder / "trl.json")
+    alone: Spent = {}
+    for which in ("vllm", "megatron"):
+        command = (
+            sys.executable,
+            "-m",
+            "benchmarks.against_trl.bare",
+            which,
+            name,
+            "--repeats",
+            str(options.steps),
+        )
+        eager = ("--eager",) if options.eager else ()
+        alone |= _run(*command, *eager, out=folder / f"{which}.json")
+    return {"ours": made, "trl": theirs, "alone": alone}
+
+
+def _run(*command: str, out: Path) -> Spent:
+    """What a program measured. CalledProcessError, TimeoutExpired."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "2",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    words = [*command, "--out", str(out)]
+    with out.with_suffix(".log").open("w") as log:
+        subprocess.run(
+            words, stdout=log, stderr=subprocess.STDOUT, env=environment, check=True, timeout=DEADLINE_SECONDS
+        )
+    return json.loads(out.read_text())
+
+
+def _table(name: str, rounds: list[dict[str, Spent]]) -> Iterator[str]:
+    """Markdown: a row for each phase, and the step."""
+    yield f"| {name} | ours s | TRL s | TRL / ours | alone s | ours / alone |"
+    yield "|---|---|---|---|---|---|"
+    for phase in ("generate", "recompute", "update", "sync", "step"):
+        own, theirs, alone = (_median(rounds, side, phase) for side in ("ours", "trl", "alone"))
+        cells = [_told(own), _told(theirs), _over(theirs, own), _told(alone), _over(own, alone)]
+        yield f"| {phase} | {' | '.join(cells)} |"
+    lengths = (_told(_median(rounds, side, "response_tokens")) for side in ("ours", "trl"))
+    yield f"| response tokens | {' | '.join(lengths)} | | | |"
+
+
+def _median(rounds: list[dict[str, Spent]], side: str, phase: str) -> float | None:
+    values = [value for each in rounds for value in each[side].get(phase, [])]
+    return statistics.median(values) if values else None
+
+
+def _told(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"
+
+
+def _over(first: float | None, second: float | None) -> str:
+    return f"{first / second:.2f}" if first and second and second > 0.05 else ""
+
+
+if __name__ == "__main__":
+    main()

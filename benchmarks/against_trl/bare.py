@@ -1,0 +1,246 @@
+"""vLLM and megatron-core called alone on a workload: how fast a step could be if only the two ran.
+
+python -m benchmarks.against_trl.bare vllm W2 --out vllm.json
+python -m benchmarks.against_trl.bare megatron W2 --out megatron.json
+
+vLLM generates the workload's responses; Megatron's own GPTModel, layers and optimizer make the log-probs of as many tokens, and
+one update of them. Its microbatches have `--microbatch-tokens`, padded to their longest sample, as it has no other form on CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.against_trl.workloads import WORKLOADS, Workload, tell, write_model, write_tokenizer
+
+WARM_UP = 1
+THREADS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("which", choices=("vllm", "megatron"))
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--microbatch-tokens", type=int, default=8192)
+    parser.add_argument("--eager", action="store_true", help="vLLM without its compiler")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    work, repeats = WORKLOADS[options.workload], WARM_UP + options.repeats
+    if options.which == "vllm":
+        seconds = {"generate": _generate(work, repeats, eager=options.eager)}
+    else:
+        seconds = _train(work, repeats, options.microbatch_tokens)
+    tell({name: values[WARM_UP:] for name, values in seconds.items()}, options.out)
+
+
+def _generate(work: Workload, repeats: int, *, eager: bool) -> list[float]:
+    """Seconds of generating a step's responses."""
+    import torch
+    from vllm import LLM, SamplingParams
+
+    folder = tempfile.mkdtemp(prefix="bare-vllm-")
+    write_model(Path(folder), work)
+    write_tokenizer(Path(folder), work)
+    torch.set_num_threads(THREADS)
+    engine = LLM(
+        model=folder,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=eager,
+        max_model_len=work.max_length,
+        max_num_seqs=256,
+        kv_cache_memory_bytes=1 << 29,
+        generation_config="vllm",
+        seed=0,
+    )
+    prompts, spent = work.drawn(work.prompts * repeats), []
+    for number in range(repeats):
+        step = prompts[number * work.prompts : (number + 1) * work.prompts]
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=work.response_length,
+            logprobs=0,
+            detokenize=False,
+            stop_token_ids=[0] if work.is_ragged else None,
+        )
+        asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in step for _ in range(work.samples)]
+        start = time.perf_counter()
+        engine.generate(asked, params, use_tqdm=False)
+        spent.append(time.perf_counter() - start)
+    return spent
+
+
+def _train(work: Workload, repeats: int, most: int) -> dict[str, list[float]]:
+    """Seconds of a pass for log-probs, and of one update."""
+    import torch
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from mrl.models.layout import Layout
+    from mrl.training.platform.parallel import start_process_groups
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start_process_groups(
+        Layout(),
+        rank=0,
+        world_size=1,
+        master_address="127.0.0.1",
+        master_port=port,
+        seed=1,
+        collective_seconds=600,
+    )
+    torch.set_num_threads(THREADS)
+    model: Any = _model(work)
+    model.config.finalize_model_grads_func = finalize_model_grads
+    wrapped = DistributedDataParallel(
+        model.config,
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
+        model,
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam", lr=work.rate, weight_decay=0.0, clip_grad=1.0, params_dtype=torch.float32
+        ),
+        [wrapped],
+        use_gloo_process_groups=False,
+    )
+    batches = list(_microbatches(work, most))
+
+    def logprobs(batch: Any, net: Any) -> Any:
+        count, length = batch.shape
+        positions = torch.arange(length).expand(count, length)
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+        return -net(batch, positions, mask, labels=batch.roll(-1, dims=1))
+
+    def score() -> list[Any]:
+        with torch.no_grad():
+            return [logprobs(batch, wrapped) for batch in batches]
+
+    def update(old: list[Any]) -> None:
+        def forward_step(data: Iterator[int], net: Any) -> tuple[Any, Callable[[Any], Any]]:
+            number = next(data)
+
+            def loss_of(new: Any) -> tuple[Any, dict[str, Any]]:
+                ratio = (new - old[number]).exp()
+                loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.2)).mean() / len(batches)
+                return loss, {"loss": loss.detach()}
+
+            return logprobs(batches[number], net), loss_of
+
+        wrapped.zero_grad_buffer()
+        optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(range(len(batches))),
+            model=[wrapped],
+            num_microbatches=len(batches),
+            seq_length=work.max_length,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        optimizer.step()
+
+    seconds: dict[str, list[float]] = {"recompute": [], "update": []}
+    for _ in range(repeats):
+        start = time.perf_counter()
+        old = score()
+        scored = time.perf_counter()
+        update(old)
+        seconds["recompute"].append(scored - start)
+        seconds["update"].append(time.perf_counter() - scored)
+    return seconds
+
+
+def _model(work: Workload) -> Any:
+    """Megatron's GPTModel of the workload's shape with its own random weights; only the norm is ours, as Megatron's needs a GPU."""
+    import torch
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from mrl.models.megatron.layer_modules import RMSNorm
+
+    config = TransformerConfig(
+        num_layers=work.layers,
+        hidden_size=work.hidden,
+        num_attention_heads=work.heads,
+        num_query_groups=2,
+        kv_channels=32,
+        ffn_hidden_size=2 * work.hidden,
+        moe_ffn_hidden_size=work.expert_width,
+        num_moe_experts=work.experts,
+        moe_router_topk=2,
+        moe_router_load_balancing_type="none",
+        moe_aux_loss_coeff=0.0,
+        moe_token_dispatcher_type="alltoall",
+        moe_router_dtype="fp32",
+        use_cpu_initialization=True,
+        params_dtype=torch.float32,
+        pipeline_dtype=torch.float32,
+        normalization="RMSNorm",
+        qk_layernorm=True,
+        layernorm_epsilon=1e-6,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+    layer: Any = get_gpt_layer_local_spec(
+        num_experts=work.experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RMSNorm
+    return GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer] * work.layers, layer_norm=RMSNorm),  # type: ignore[arg-type]
+        vocab_size=work.vocabulary,
+        max_sequence_length=work.max_length,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+    )
+
+
+def _microbatches(work: Workload, most: int) -> Iterator[Any]:
+    """[samples, longest] tokens of a step, as many samples as fit beside the padding, from short to long."""
+    import torch
+
+    dice = torch.Generator().manual_seed(0)
+    lengths = []
+    for prompt in work.drawn(work.prompts):
+        drawn = torch.empty(work.samples).geometric_(1 / 128, generator=dice).clamp(max=work.response_length)
+        responses = drawn.long().tolist() if work.is_ragged else [work.response_length] * work.samples
+        lengths += [len(prompt) + response for response in responses]
+    batch: list[int] = []
+    for length in sorted(lengths):
+        if batch and (len(batch) + 1) * length > most:
+            yield torch.randint(1, work.vocabulary, (len(batch), batch[-1]), generator=dice)
+            batch = []
+        batch.append(length)
+    yield torch.randint(1, work.vocabulary, (len(batch), batch[-1]), generator=dice)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""TRL's GRPOTrainer on a workload, in an environment that has TRL (`pip install trl`), on CPU.
+
+python benchmarks/against_trl/theirs.py W2 --steps 4 --out trl.json
+
+A step is the time from the end of one optimizer step to the end of the next, so that nothing is left out. Generation is
+transformers' own: of TRL's ways to generate on CPU it is the one that needs no second copy of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+THREADS = os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from workloads import WORKLOADS, reward, tell, text_of, write_model, write_tokenizer  # noqa: E402
+
+WARM_UP = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument(
+        "--microbatch", type=int, help="samples of a forward and backward pass; the whole step by default"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    work = WORKLOADS[options.workload]
+
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(int(THREADS))
+    folder = tempfile.mkdtemp(prefix="against-trl-")
+    write_model(Path(folder), work)
+    write_tokenizer(Path(folder), work, needs_end=True)
+    ends: list[float] = []
+    generating: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends.append(time.perf_counter())
+
+    class Timed(GRPOTrainer):
+        def _generate_single_turn(self, *values: Any, **names: Any) -> Any:
+            start = time.perf_counter()
+            result = super()._generate_single_turn(*values, **names)
+            generating.append(time.perf_counter() - start)
+            return result
+
+    count, steps = work.prompts * work.samples, WARM_UP + options.steps
+    size = options.microbatch or count
+    trainer = Timed(
+        model=folder,
+        reward_funcs=lambda completion_ids, **_: [reward(ids) for ids in completion_ids],
+        args=GRPOConfig(
+            output_dir=tempfile.mkdtemp(prefix="against-trl-"),
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=count // size,
+            num_generations=work.samples,
+            max_completion_length=work.response_length,
+            temperature=1.0,
+            num_iterations=1,
+            beta=0.0,
+            epsilon=0.2,
+            loss_type="grpo",
+            router_aux_loss_coef=0.0,
+            learning_rate=work.rate,
+            lr_scheduler_type="constant",
+            optim="adamw_torch",
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            max_steps=steps,
+            shuffle_dataset=False,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            model_init_kwargs={
+                "dtype": "float32",
+                "attn_implementation": "sdpa",
+                "experts_implementation": "eager",
+            },
+        ),
+        train_dataset=Dataset.from_list(
+            [{"prompt": text_of(prompt)} for prompt in work.drawn(work.prompts * steps)]
+        ),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    spent = [after - before for before, after in itertools.pairwise(ends)]
+    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
+    tell(
+        {"step": spent[WARM_UP:], "generate": generating[WARM_UP:], "response_tokens": lengths[WARM_UP:]},
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

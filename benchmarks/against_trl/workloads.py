@@ -1,0 +1,131 @@
+"""The steps that both trainers make: model, prompts, lengths, reward. Imports nothing of either, as each has its own environment.
+
+A step is one GRPO update of float32 weights by Adam at a constant rate; W and W2 have fixed lengths, W3 is ragged: its prompts
+have 16 tokens and more, and its responses end at each token with a probability of about 1/128.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Sizes of a step; lengths in tokens."""
+
+    layers: int
+    hidden: int
+    heads: int
+    experts: int
+    expert_width: int
+    vocabulary: int
+    prompts: int
+    samples: int
+    prompt_length: int
+    response_length: int
+    shortest_prompt: int | None = None
+    """Set where lengths are ragged: prompts have between these, responses end when the model says so."""
+    rate: float = 1e-4
+    """Learning rate; nearly none where the policy would learn to end at once."""
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.shortest_prompt is not None
+
+    @property
+    def max_length(self) -> int:
+        return self.prompt_length + self.response_length
+
+    def drawn(self, count: int) -> list[list[int]]:
+        """The first prompts of the workload's endless row; token 0 ends a response where there is an end."""
+        dice, first = random.Random(1234), int(self.is_ragged)
+        lengths = (
+            dice.randint(self.shortest_prompt, self.prompt_length)
+            if self.shortest_prompt
+            else self.prompt_length
+            for _ in range(count)
+        )
+        return [[dice.randrange(first, self.vocabulary) for _ in range(length)] for length in lengths]
+
+
+W2 = Workload(8, 256, 4, 16, 128, 2048, prompts=16, samples=8, prompt_length=64, response_length=128)
+WORKLOADS = {
+    "tiny": Workload(2, 64, 4, 4, 32, 64, prompts=2, samples=2, prompt_length=4, response_length=6),
+    "W": Workload(4, 128, 4, 8, 64, 512, prompts=32, samples=8, prompt_length=16, response_length=32),
+    "W2": W2,
+    "W3": dataclasses.replace(W2, prompt_length=256, response_length=512, shortest_prompt=16, rate=1e-8),
+}
+END_LOGIT = 1.52
+"""Weight of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/128."""
+_CONSTANT = 0.5
+
+
+def reward(response: list[int]) -> float:
+    """The share of even tokens."""
+    return sum(token % 2 == 0 for token in response) / max(1, len(response))
+
+
+def text_of(tokens: list[int]) -> str:
+    """Words that `write_tokenizer`'s tokenizer reads as these tokens."""
+    return " ".join(f"t{token}" for token in tokens)
+
+
+def write_model(folder: Path, work: Workload) -> None:
+    """A Qwen3-MoE with random weights (seed 0) as transformers writes it."""
+    import torch
+    import transformers
+
+    end = 0 if work.is_ragged else None
+    fields: dict[str, Any] = {
+        "vocab_size": work.vocabulary,
+        "hidden_size": work.hidden,
+        "intermediate_size": 2 * work.hidden,
+        "num_hidden_layers": work.layers,
+        "num_attention_heads": work.heads,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_experts": work.experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": work.expert_width,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 1024,
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": end,
+    }
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields))
+    if work.is_ragged:
+        with torch.no_grad():
+            model.model.embed_tokens.weight[:, 0] = _CONSTANT
+            model.lm_head.weight[:, 0] = 0.0
+            model.lm_head.weight[0] = 0.0
+            model.lm_head.weight[0, 0] = END_LOGIT
+    model.save_pretrained(str(folder))
+
+
+def write_tokenizer(folder: Path, work: Workload, *, needs_end: bool = False) -> None:
+    """The word "t17" is token 17. Where no response ends, there is no end token; a trainer that needs one gets one outside the
+    model's vocabulary, which is never sampled."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{token}": token for token in range(work.vocabulary)}
+    special: dict[str, str] = {"eos_token": "t0", "pad_token": "t0"} if work.is_ragged else {}
+    if needs_end and not special:
+        words["<end>"] = work.vocabulary
+        special = {"eos_token": "<end>", "pad_token": "<end>"}
+    read = Tokenizer(models.WordLevel(words, unk_token="t0"))
+    read.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(tokenizer_object=read, padding_side="left", **special).save_pretrained(
+        str(folder)
+    )
+
+
+def tell(figures: dict[str, Any], out: Path) -> None:
+    """Figures of a run as JSON."""
+    out.write_text(json.dumps(figures, indent=1) + "\n")
