@@ -1,83 +1,106 @@
-"""python -m benchmarks.stream_forecast: the measured schedules of docs/benchmarks.md, forecast from the on_policy line of each table.
+"""Runs that the simulator never saw, forecast from another one and then made.
 
-The lengths are those of the measurements, response by response. Of the on_policy line two figures are used: what a step waits for
-its groups gives the decode step (with 64 sequences 1.5 times as long as with one: assumed), the rest of the step the trainer's rate.
+    mrl make arithmetic --out work/bench
+    python -m benchmarks.stream_forecast --out work/forecast configs/quickstart.yaml [the words of `mrl bench stream`]
+
+One run of stream with slots of the engines' own gives the times (mrl/simulation/calibrate.py). Six others that differ from it in
+one thing are forecast, with the lengths that their responses will have, and the forecasts are written down
+(OUT/forecasts.json) before the first of them starts.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import statistics
+from pathlib import Path
 
+from mrl.config.load import load
+from mrl.config.root import Config
 from mrl.launch.commands.bench_load import LogNormalLengths
-from mrl.pool.ledger import Admission
+from mrl.launch.commands.bench_stream import measured
+from mrl.pool.room import admission_of
+from mrl.simulation.calibrate import leaves_of
 from mrl.simulation.leaves import EngineSpeed, Leaves
 from mrl.simulation.load import Load, log_normal
-from mrl.simulation.world import StepTimes, World
+from mrl.simulation.world import World
 
-BATCH, SAMPLES, MEAN, MOST, PROMPT = 16, 8, 48, 384, 6
-WARM_UP, STEPS = 3, 16
+SIGMA = 0.9
+WARM_UP = 4
+CALIBRATED = ("loop.schedule=stream", "stream.max_age=1")
+CASES: dict[str, tuple[float, tuple[str, ...]]] = {
+    "on policy": (1.0, ("stream.max_age=0",)),
+    "max_age 2": (1.0, ("stream.max_age=2",)),
+    "max_age 4": (1.0, ("stream.max_age=4",)),
+    "twice the prompts a step": (1.0, ("loop.prompts_per_step=32",)),
+    "responses of half the length": (0.5, ()),
+    "32 sequences at once": (1.0, ("rollout.max_num_seqs=32",)),
+}
+"""Factor of the mean length, and settings beside the calibrated run's."""
+PROMPT_TOKENS = 6
 
 
 class MeasuredLoad(Load):
-    """The lengths of `mrl bench stream`."""
+    """The lengths of `mrl bench stream`, response by response."""
 
-    def __init__(self) -> None:
-        super().__init__(log_normal(SAMPLES, mean=MEAN, sigma=0.9, most=MOST), prompt_tokens=PROMPT)
-        self._lengths = LogNormalLengths(MEAN, 0.9, MOST, seed=0)
+    def __init__(self, config: Config, mean: float) -> None:
+        samples, longest = config.loop.samples_per_prompt, config.rollout.max_response_tokens
+        super().__init__(
+            log_normal(samples, mean=mean, sigma=SIGMA, most=longest), prompt_tokens=PROMPT_TOKENS
+        )
+        self._lengths = LogNormalLengths(mean, SIGMA, longest, config.run.seed)
 
     def lengths(self, index: int) -> list[int]:
-        return [self._lengths(index, sample) for sample in range(SAMPLES)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """One of docs/benchmarks.md: mean seconds."""
-
-    name: str
-    engines: int
-    concurrency: int
-    shares_slots: bool
-    step: float
-    """Of on_policy."""
-    waiting: float
-    """Of on_policy, for its groups."""
-    by_age: dict[int, float]
-    """Of streams, which the forecast does not use."""
-
-
-TABLES = (
-    Table("colocated", 2, 256, True, 3.006, 1.902, {2: 2.496}),
-    Table("separate", 1, 384, False, 2.000, 1.095, {1: 1.361, 2: 1.165}),
-)
+        return [self._lengths(index, sample) for sample in range(self.samples)]
 
 
 def main() -> None:
-    load = MeasuredLoad()
-    print("slots, max_age: forecast and measured mean seconds of a step")
-    for table in TABLES:
-        leaves = _calibrated(table, load)
-        for age, measured in table.by_age.items():
-            found = _mean([row.seconds for row in _steps(leaves, age, load)])
-            print(f"{table.name}, {age}: {found:.3f} and {measured:.3f}, {found / measured - 1:+.0%}")
-
-
-def _calibrated(table: Table, load: Load) -> Leaves:
-    unit = Leaves(EngineSpeed.linear(table.concurrency, 1.0, 0.5 / 64), table.engines, table.shares_slots)
-    rows = _steps(unit, 0, load)
-    one = table.waiting / _mean([row.waited_seconds for row in rows])
-    return dataclasses.replace(
-        unit,
-        engine=EngineSpeed.linear(table.concurrency, one, one * 0.5 / 64),
-        train_seconds_per_token=(table.step - table.waiting) / _mean([row.tokens for row in rows]),
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.stream_forecast",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mean", type=float, default=48.0, help="tokens of a response")
+    parser.add_argument("--steps", type=int, default=16, help="of a run, after the warm-up")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def config_of(*words: str) -> Config:
+        return load([options.config], [*options.words, *CALIBRATED, *words])
+
+    def run(config: Config, mean: float) -> list[dict[str, float]]:
+        return measured(config, steps=WARM_UP + options.steps, sigma=SIGMA, mean=mean)[WARM_UP:]
+
+    first = config_of()
+    leaves = leaves_of(first, run(first, options.mean), MeasuredLoad(first, options.mean))
+    configs = {name: (config_of(*words), factor * options.mean) for name, (factor, words) in CASES.items()}
+    forecasts = {
+        name: forecast(leaves, config, mean, steps=options.steps) for name, (config, mean) in configs.items()
+    }
+    (options.out / "forecasts.json").write_text(json.dumps(forecasts, indent=1) + "\n")
+    print("| run | forecast s | measured s | |\n|---|---|---|---|", flush=True)
+    errors = []
+    for name, (config, mean) in configs.items():
+        found = statistics.fmean(row["time/step_seconds"] for row in run(config, mean))
+        errors.append(abs(forecasts[name] / found - 1))
+        print(
+            f"| {name} | {forecasts[name]:.3f} | {found:.3f} | {forecasts[name] / found - 1:+.1%} |",
+            flush=True,
+        )
+    print(f"Median of the errors {statistics.median(errors):.1%}, largest {max(errors):.1%}.")
 
 
-def _steps(leaves: Leaves, age: int, load: Load) -> list[StepTimes]:
-    return World(leaves, Admission(BATCH, age), load, by_index=not age).run(WARM_UP + STEPS)[WARM_UP:]
-
-
-def _mean(values: list[float] | list[int]) -> float:
-    return sum(values) / len(values)
+def forecast(leaves: Leaves, config: Config, mean: float, *, steps: int) -> float:
+    """Mean seconds of a step."""
+    speed, most = leaves.engine.step_seconds, config.rollout.max_num_seqs
+    linear = EngineSpeed.linear(most, speed[0], speed[1] - speed[0])
+    leaves = dataclasses.replace(leaves, engine=linear)
+    world = World(leaves, admission_of(config), MeasuredLoad(config, mean))
+    return statistics.fmean(row.seconds for row in world.run(WARM_UP + steps)[WARM_UP:])
 
 
 if __name__ == "__main__":

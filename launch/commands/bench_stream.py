@@ -62,14 +62,18 @@ def bench_stream(
     for _ in range(ROUNDS):
         for name, config in configs.items():
             count = warm_up + -(-num_steps // ROUNDS)
-            found = rows_of(_loaded(config), _run, num_steps=count, lengths=_lengths(config, sigma, mean))
-            rows[name] += found[warm_up:]
+            rows[name] += measured(config, steps=count, sigma=sigma, mean=mean)[warm_up:]
     figures = {name: _figures(found) for name, found in rows.items()}
     first = next(iter(figures.values()))
     for found in figures.values():
         for speed_up, seconds in (("speed_up", "step_seconds"), ("mean_speed_up", "mean_step_seconds")):
             found[speed_up] = first[seconds] / found[seconds]
     return figures
+
+
+def measured(config: Config, *, steps: int, sigma: float, mean: float | None) -> list[dict[str, Any]]:
+    """The rows of one run under the load; `mean`, `sigma` as in bench_stream()."""
+    return rows_of(_loaded(config), _run, num_steps=steps, lengths=_lengths(config, sigma, mean))
 
 
 def _loaded(config: Config) -> Config:

@@ -271,7 +271,7 @@ def _plan_command(commands) -> None:
         "--from",
         dest="run_folder",
         metavar="RUN",
-        help="take times and lengths from this on_policy run, and its configuration; CONFIG then changes settings of it",
+        help="take times and lengths from this run, and its configuration; CONFIG then changes settings of it",
     )
     stream.add_argument("--max-age", type=int, default=4, help="largest stream.max_age that is tried")
     stream.add_argument("--mean", type=float, help="mean tokens of a response; by the hardware's file else")

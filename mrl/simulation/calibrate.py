@@ -1,12 +1,16 @@
-"""The times of the simulator's parts from the metrics of one on_policy run.
+"""The times of the simulator's parts from the metrics of one run.
 
 | leaf | from |
 |---|---|
 | lengths | log-normal with the mean and the 99th percentile of the run's responses |
-| a decode step of b sequences, a + c b | generate's seconds over the steps and tokens that such lengths take, least squares, neither below 0 |
-| training, fixed + tokens / rate | recompute, estimate and update over the step's tokens, likewise; the rate goes with the trainer's slots |
-| verdicts, weight sync | medians of reward and sync |
-| turn | what is left of a step, median |
+| a decode step of b sequences, a + c b: on_policy | generate's seconds over the steps and tokens that such lengths take, least squares, neither below 0 |
+| the same: stream | what makes a simulated run of the same configuration wait for its groups as long as the run did; c is assumed |
+| training, fixed + tokens / rate | recompute, estimate and update over the step's tokens, least squares; the rate goes with the trainer's slots |
+| verdicts, weight sync, park | medians of reward, sync and park |
+| turn, or on own slots a part of training's fixed one | what is left of a step, median |
+
+In a run of stream with slots of the engines' own both work at once, so that what they take from each other on one machine is in
+the times; those of an on_policy run are of each alone.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.observe import metrics_log
+from mrl.pool.room import admission_of
 from mrl.simulation.leaves import EngineSpeed, Leaves
 from mrl.simulation.load import Load, log_normal
 from mrl.simulation.places import with_engine_slots
+from mrl.simulation.world import World
 
 FEWEST_ROWS = 3
 """Steps of a run that are asked for; the first one warms up and does not count."""
@@ -33,6 +39,12 @@ DRAWS = 16
 """Of the lengths of each step."""
 _NORMAL_99 = 2.3263
 """Standard deviations below which 99 % of a normal distribution lie."""
+SLOWER_AT_64 = 0.5
+"""A decode step of 64 sequences takes so much longer than that of one (assumed where a stream tells one figure)."""
+LEAST_WAIT = 0.02
+"""Share of a stream's step that its groups were waited for, below which it says nothing of the engines."""
+_MOST_SKIPPED = 8
+"""Of the steps before the first row that counts, which are simulated too: the engines get as far ahead as they may."""
 
 Row = Mapping[str, float]
 
@@ -76,11 +88,7 @@ class RunPlaces:
 
 
 def calibrated(config: Config, folder: Path) -> Calibration:
-    """From the metrics of a run of this configuration. ConfigError where it was no on_policy run, or has too few steps."""
-    if config.loop.schedule != "on_policy":
-        raise ConfigError(
-            f"{folder}: a run of loop.schedule = {config.loop.schedule}, whose phases overlap; calibrate from one of on_policy"
-        )
+    """From the metrics of a run of this configuration. ConfigError where it has too few steps, or tells nothing of its engines."""
     rows = [row for row in metrics_log.read(folder / "metrics.jsonl") if row.get("rollout/samples")][1:]
     if len(rows) < FEWEST_ROWS:
         raise ConfigError(
@@ -95,7 +103,14 @@ def calibrated(config: Config, folder: Path) -> Calibration:
     load = Load(
         draw, prompt_tokens=max(0, prompt), filtered=filtered if has_filter else 0.0, seed=config.run.seed
     )
-    return Calibration(load, RunPlaces(config, _leaves(config, rows)), len(rows))
+    return Calibration(load, RunPlaces(config, leaves_of(config, rows, load)), len(rows))
+
+
+def leaves_of(config: Config, rows: Sequence[Row], load: Load) -> Leaves:
+    """The times of a run from its rows. ConfigError for a stream whose groups were never waited for."""
+    if config.loop.schedule == "on_policy":
+        return dataclasses.replace(_beside_engines(config, rows), engine=_decoding(config, rows))
+    return _of_stream(config, rows, load)
 
 
 def _lengths(rows: Sequence[Row]) -> tuple[float, float]:
@@ -116,29 +131,71 @@ def _prompt_tokens(row: Row, config: Config) -> float:
     return tokens / trained - row["rollout/response_tokens_mean"]
 
 
-def _leaves(config: Config, rows: Sequence[Row]) -> Leaves:
-    engines, most = config.num_engines * config.rollout.dp, config.rollout.max_num_seqs
-    counted = [_decoded(config, row, engines) for row in rows]
-    fixed, each = _fit(counted, [row["time/generate_seconds"] for row in rows])
+def _beside_engines(config: Config, rows: Sequence[Row]) -> Leaves:
+    """All but the engines' speed."""
     tokens = [
         row["perf/tokens_per_second_per_device"] * row["time/step_seconds"] * config.num_slots for row in rows
     ]
     learning = [sum(row.get(f"time/{name}_seconds", 0.0) for name in LEARNING) for row in rows]
     train_fixed, per_token = _fit([(1.0, n) for n in tokens], learning)
-    named = (*LEARNING, "generate", "reward", "sync")
-    rest = [
-        row["time/step_seconds"] - sum(row.get(f"time/{name}_seconds", 0.0) for name in named) for row in rows
-    ]
+    named = (*LEARNING, "generate", "reward", "sync", "park")
+    rest = max(
+        0.0,
+        statistics.median(
+            row["time/step_seconds"] - sum(row.get(f"time/{name}_seconds", 0.0) for name in named)
+            for row in rows
+        ),
+    )
+    shares = not config.launch.engine_slots
     return Leaves(
-        engine=EngineSpeed.linear(most, fixed, each),
-        num_engines=engines,
-        shares_slots=not config.launch.engine_slots,
-        train_fixed_seconds=train_fixed,
+        engine=EngineSpeed.linear(config.rollout.max_num_seqs, 1.0),
+        num_engines=config.num_engines * config.rollout.dp,
+        shares_slots=shares,
+        train_fixed_seconds=train_fixed + (0.0 if shares else rest),
         train_seconds_per_token=per_token,
         sync_seconds=statistics.median(row.get("time/sync_seconds", 0.0) for row in rows),
-        turn_seconds=max(0.0, statistics.median(rest)),
+        park_seconds=statistics.median(row.get("time/park_seconds", 0.0) for row in rows),
+        turn_seconds=rest if shares else 0.0,
         verdict_seconds=statistics.median(row.get("time/reward_seconds", 0.0) for row in rows),
     )
+
+
+def _decoding(config: Config, rows: Sequence[Row]) -> EngineSpeed:
+    """Of an on_policy run, whose steps generate alone."""
+    engines = config.num_engines * config.rollout.dp
+    counted = [_decoded(config, row, engines) for row in rows]
+    fixed, each = _fit(counted, [row["time/generate_seconds"] for row in rows])
+    return EngineSpeed.linear(config.rollout.max_num_seqs, fixed, each)
+
+
+def _of_stream(config: Config, rows: Sequence[Row], load: Load) -> Leaves:
+    """With engines as fast as makes the simulated run wait as long as this one."""
+    beside = _beside_engines(config, rows)
+    waited = statistics.fmean(
+        row["time/generate_seconds"] + row.get("time/reward_seconds", 0.0) for row in rows
+    )
+    step = statistics.fmean(row["time/step_seconds"] for row in rows)
+    if waited < LEAST_WAIT * step:
+        raise ConfigError(
+            f"the run waited {waited:.3f} s of its steps of {step:.3f} s for its groups, which says nothing of how fast its engines "
+            "are; calibrate from a run with a smaller stream.max_age or fewer engines"
+        )
+
+    def with_step(seconds: float) -> Leaves:
+        speed = EngineSpeed.linear(config.rollout.max_num_seqs, seconds, seconds * SLOWER_AT_64 / 64)
+        return dataclasses.replace(beside, engine=speed)
+
+    skipped = min(_MOST_SKIPPED, int(rows[0]["step"]) - 1)
+
+    def simulated(seconds: float) -> float:
+        found = World(with_step(seconds), admission_of(config), load).run(skipped + len(rows))
+        return statistics.fmean(row.waited_seconds for row in found[skipped:])
+
+    low, high = 0.0, step
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
+    return with_step((low + high) / 2)
 
 
 LEARNING: tuple[str, ...] = ("recompute", "estimate", "update")

@@ -55,7 +55,7 @@ def planned(
 def planned_from(
     config: Config, folder: Path, *, most_age: int = AGES, every_choice: bool = False
 ) -> StreamPlan:
-    """The plan of a configuration on its own slots, from the metrics of its on_policy run in `folder`."""
+    """The plan of a configuration on its own slots, from the metrics of its run in `folder`."""
     found = calibrated(config, folder)
     origin = f"times and lengths of {found.steps} steps of {folder}"
     return plan_of(config, found.places, found.load, origin, most_age=most_age, every_choice=every_choice)

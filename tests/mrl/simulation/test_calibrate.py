@@ -4,6 +4,7 @@ import json
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from mrl.simulation.calibrate import calibrated
 from mrl.simulation.forecast import Choice, Planner
 from mrl.simulation.leaves import EngineSpeed, Leaves
 from mrl.simulation.load import Load, log_normal
-from mrl.simulation.world import World
+from mrl.simulation.world import StepTimes, World
 
 PROMPT, MEAN, MOST = 5, 48, 384
+FAST = 6
+"""Slots as fast as a trainer must be that its engine keeps waiting."""
 
 
 def config_of(*words: str) -> Config:
@@ -48,15 +51,32 @@ def machine(*, shares_slots: bool, num_engines: int, trainer_slots: int) -> Leav
 
 def write_run(folder: Path, config: Config, steps: int = 40) -> None:
     """The files of a run that `machine` made; lengths move a little from step to step, as they do."""
+    leaves, dice = machine(shares_slots=True, num_engines=2, trainer_slots=2), random.Random(0)
+    found = []
+    for step in range(steps):
+        draw = log_normal(8, mean=MEAN * dice.uniform(0.8, 1.2), sigma=0.9, most=MOST)
+        known = Load(draw, prompt_tokens=PROMPT, seed=step + 1)
+        found.append((World(leaves, Admission(16), known, by_index=True).run(1)[0], known, 0))
+    write_rows(folder, config, leaves, found)
+
+
+def write_stream(folder: Path, config: Config, steps: int = 60) -> None:
+    """The same of a stream whose engine has a slot of its own."""
+    leaves = machine(shares_slots=False, num_engines=1, trainer_slots=FAST)
+    known = Load(log_normal(8, mean=MEAN, sigma=0.9, most=MOST), prompt_tokens=PROMPT, seed=7)
+    rows = World(leaves, Admission(16, config.stream.max_age), known).run(steps)
+    write_rows(folder, config, leaves, [(row, known, 16 * step) for step, row in enumerate(rows)])
+
+
+def write_rows(
+    folder: Path, config: Config, leaves: Leaves, found: Sequence[tuple[StepTimes, Load, int]]
+) -> None:
+    """`found`: each step, what was asked, and the first prompt that it trained."""
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(config))
-    leaves, dice = machine(shares_slots=True, num_engines=2, trainer_slots=2), random.Random(0)
     with (folder / "metrics.jsonl").open("w") as file:
-        for step in range(1, steps + 1):
-            draw = log_normal(8, mean=MEAN * dice.uniform(0.8, 1.2), sigma=0.9, most=MOST)
-            known = Load(draw, prompt_tokens=PROMPT, seed=step)
-            (row,) = World(leaves, Admission(16), known, by_index=True).run(1)
-            lengths = sorted(n for index in range(16) for n in known.lengths(index))
+        for step, (row, known, first) in enumerate(found, 1):
+            lengths = sorted(n for index in range(first, first + 16) for n in known.lengths(index))
             written = {
                 "step": step,
                 "rollout/samples": 128.0,
@@ -97,6 +117,32 @@ def test_other_schedules_are_forecast_from_one_run(run: Path, engine_slots: int,
     assert found.load.prompt_tokens == PROMPT
 
 
+OWN_SLOTS = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.schedule=stream")
+
+
+@pytest.mark.parametrize("max_age", [0, 2, 3])
+def test_other_ages_are_forecast_from_a_stream(max_age: int, tmp_path: Path) -> None:
+    """Its engine is never alone: its speed is what explains the waiting."""
+    config = config_of(*OWN_SLOTS, "stream.max_age=1")
+    write_stream(tmp_path / "run", config)
+    found = calibrated(config, tmp_path / "run")
+    forecast = Planner(found.places, Admission(16), found.load, steps=60).forecast(Choice(max_age, 1, 256))
+    leaves = machine(shares_slots=False, num_engines=1, trainer_slots=FAST)
+    known = Load(log_normal(8, mean=MEAN, sigma=0.9, most=MOST), prompt_tokens=PROMPT, seed=99)
+    rows = World(leaves, Admission(16, max_age), known).run(80)[20:]
+    assert forecast.step_seconds == pytest.approx(statistics.fmean(r.seconds for r in rows), rel=0.1)
+
+
+def test_a_stream_that_never_waited_tells_nothing_of_its_engines(tmp_path: Path) -> None:
+    config = config_of(*OWN_SLOTS, "stream.max_age=4")
+    write_stream(tmp_path / "run", config)
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    idle = [row | {"time/generate_seconds": 0.0, "time/reward_seconds": 0.0} for row in rows]
+    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in idle))
+    with pytest.raises(ConfigError, match="says nothing of how fast its engines are"):
+        calibrated(config, tmp_path / "run")
+
+
 def test_a_plan_from_a_run_needs_its_folder_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--stream", "--from", str(run), "--max-age", "1", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
@@ -108,7 +154,4 @@ def test_runs_that_tell_no_times_are_refused(tmp_path: Path, capsys: pytest.Capt
     write_run(tmp_path / "short", config, steps=2)
     with pytest.raises(ConfigError, match="has 1 steps of training"):
         calibrated(config, tmp_path / "short")
-    stream = config_of("training.layout={ep: 1, dp: 2}", "loop.schedule=stream")
-    with pytest.raises(ConfigError, match="calibrate from one of on_policy"):
-        calibrated(stream, tmp_path / "short")
     assert main(["plan"]) == 2 and "--from RUN" in capsys.readouterr().err
