@@ -54,29 +54,31 @@ class Calibration:
     """What one run told."""
 
     load: Load
-    places: RunPlaces
+    leaves: Leaves
+    """Of the run's own placement."""
     steps: int
     """That were looked at."""
 
 
 class RunPlaces:
-    """The placements of a run's slots, with its times."""
+    """The placements of a configuration's slots, with the times of a run of the same model."""
 
-    def __init__(self, config: Config, measured: Leaves) -> None:
-        """`measured`: the leaves of the placement that the configuration has."""
+    def __init__(self, config: Config, measured: Leaves, *, trainer_slots: int) -> None:
+        """`measured`: of the run, whose trainer had so many slots."""
         found = {n: with_engine_slots(config, n) for n in range(0, config.num_slots, config.rollout.ranks)}
         self._configs = {n: placed for n, placed in found.items() if placed is not None}
-        self._measured, self._trainer_slots = measured, config.training.layout.world_size
+        self._measured, self._trainer_slots = measured, trainer_slots
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._configs)
 
     def leaves(self, engine_slots: int) -> Leaves:
         """Engines as they were; the trainer's rate by its slots; nobody takes turns where engines have their own."""
-        config = self._configs[engine_slots]
+        config, speed = self._configs[engine_slots], self._measured.engine.step_seconds
         slower = self._trainer_slots / config.training.layout.world_size
         return dataclasses.replace(
             self._measured,
+            engine=EngineSpeed.linear(config.rollout.max_num_seqs, speed[0], speed[1] - speed[0]),
             num_engines=config.num_engines * config.rollout.dp,
             shares_slots=not engine_slots,
             train_seconds_per_token=self._measured.train_seconds_per_token * slower,
@@ -87,23 +89,30 @@ class RunPlaces:
         return []
 
 
-def calibrated(config: Config, folder: Path) -> Calibration:
-    """From the metrics of a run of this configuration. ConfigError where it has too few steps, or tells nothing of its engines."""
+def calibrated(run: Config, folder: Path, *, asked: Config | None = None) -> Calibration:
+    """From the metrics of a run of the configuration `run`; the load is that of `asked`, which may differ in samples and longest
+    response. ConfigError where it has too few steps, or tells nothing of its engines."""
     rows = [row for row in metrics_log.read(folder / "metrics.jsonl") if row.get("rollout/samples")][1:]
     if len(rows) < FEWEST_ROWS:
         raise ConfigError(
             f"{folder}/metrics.jsonl has {len(rows)} steps of training after the first; at least {FEWEST_ROWS} are needed"
         )
-    samples = config.loop.samples_per_prompt
+    own = _load(run, rows, like=run)
+    wanted = own if asked is None else _load(run, rows, like=asked)
+    return Calibration(wanted, leaves_of(run, rows, own), len(rows))
+
+
+def _load(run: Config, rows: Sequence[Row], *, like: Config) -> Load:
     mean, sigma = _lengths(rows)
-    prompt = round(statistics.median(_prompt_tokens(row, config) for row in rows))
-    draw = log_normal(samples, mean=mean, sigma=sigma, most=config.rollout.max_response_tokens)
-    filtered = 1 - statistics.fmean(row.get("group/kept_frac", 1.0) for row in rows)
-    has_filter = config.algorithm.filter is not None
-    load = Load(
-        draw, prompt_tokens=max(0, prompt), filtered=filtered if has_filter else 0.0, seed=config.run.seed
+    prompt = round(statistics.median(_prompt_tokens(row, run) for row in rows))
+    draw = log_normal(
+        like.loop.samples_per_prompt, mean=mean, sigma=sigma, most=like.rollout.max_response_tokens
     )
-    return Calibration(load, RunPlaces(config, leaves_of(config, rows, load)), len(rows))
+    filtered = 1 - statistics.fmean(row.get("group/kept_frac", 1.0) for row in rows)
+    has_filter = run.algorithm.filter is not None
+    return Load(
+        draw, prompt_tokens=max(0, prompt), filtered=filtered if has_filter else 0.0, seed=run.run.seed
+    )
 
 
 def leaves_of(config: Config, rows: Sequence[Row], load: Load) -> Leaves:

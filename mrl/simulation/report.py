@@ -9,10 +9,11 @@ from typing import Any
 
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.step_time import work_of
+from mrl.config.load import load as load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.pool.room import admission_of
-from mrl.simulation.calibrate import calibrated
+from mrl.simulation.calibrate import RunPlaces, calibrated
 from mrl.simulation.forecast import Choice, Forecast, Placements, Planner
 from mrl.simulation.load import Load, log_normal
 from mrl.simulation.places import Places
@@ -55,10 +56,13 @@ def planned(
 def planned_from(
     config: Config, folder: Path, *, most_age: int = AGES, every_choice: bool = False
 ) -> StreamPlan:
-    """The plan of a configuration on its own slots, from the metrics of its run in `folder`."""
-    found = calibrated(config, folder)
+    """The plan of a configuration on its own slots, from the times that a run in `folder` took; it may differ from the run's in
+    all but the model."""
+    run = load_config([folder / "config.yaml"])
+    found = calibrated(run, folder, asked=config)
+    places = RunPlaces(config, found.leaves, trainer_slots=run.training.layout.world_size)
     origin = f"times and lengths of {found.steps} steps of {folder}"
-    return plan_of(config, found.places, found.load, origin, most_age=most_age, every_choice=every_choice)
+    return plan_of(config, places, found.load, origin, most_age=most_age, every_choice=every_choice)
 
 
 def plan_of(

@@ -15,7 +15,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.pool.ledger import Admission
-from mrl.simulation.calibrate import calibrated
+from mrl.simulation.calibrate import RunPlaces, calibrated
 from mrl.simulation.forecast import Choice, Planner
 from mrl.simulation.leaves import EngineSpeed, Leaves
 from mrl.simulation.load import Load, log_normal
@@ -105,7 +105,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_other_schedules_are_forecast_from_one_run(run: Path, engine_slots: int, max_age: int) -> None:
     """Within 10 % of what the machine takes, which the calibration never saw in these schedules."""
     found = calibrated(config_of("training.layout={ep: 1, dp: 2}"), run)
-    planner = Planner(found.places, Admission(16), found.load, steps=60)
+    places = RunPlaces(config_of("training.layout={ep: 1, dp: 2}"), found.leaves, trainer_slots=2)
+    planner = Planner(places, Admission(16), found.load, steps=60)
     forecast = planner.forecast(Choice(max_age, engine_slots, 256))
     trainer = 2 - engine_slots
     leaves = machine(shares_slots=not engine_slots, num_engines=engine_slots or 2, trainer_slots=trainer)
@@ -126,7 +127,8 @@ def test_other_ages_are_forecast_from_a_stream(max_age: int, tmp_path: Path) -> 
     config = config_of(*OWN_SLOTS, "stream.max_age=1")
     write_stream(tmp_path / "run", config)
     found = calibrated(config, tmp_path / "run")
-    forecast = Planner(found.places, Admission(16), found.load, steps=60).forecast(Choice(max_age, 1, 256))
+    places = RunPlaces(config, found.leaves, trainer_slots=1)
+    forecast = Planner(places, Admission(16), found.load, steps=60).forecast(Choice(max_age, 1, 256))
     leaves = machine(shares_slots=False, num_engines=1, trainer_slots=FAST)
     known = Load(log_normal(8, mean=MEAN, sigma=0.9, most=MOST), prompt_tokens=PROMPT, seed=99)
     rows = World(leaves, Admission(16, max_age), known).run(80)[20:]
@@ -147,6 +149,18 @@ def test_a_plan_from_a_run_needs_its_folder_alone(run: Path, capsys: pytest.Capt
     assert main(["plan", "--stream", "--from", str(run), "--max-age", "1", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["advised"]["speed_up"] >= 1 and tree["origin"].startswith("times and lengths of 39 steps")
+
+
+def test_what_is_planned_may_differ_from_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The times are the run's own, however the words change it: half the samples train in half the time, and wait as long for the
+    longest response."""
+    words = ["plan", "--stream", "--from", str(run), "--max-age", "1", "--json"]
+    steps = []
+    for samples in (8, 4):
+        changes = [f"loop.samples_per_prompt={samples}", "rollout.max_num_seqs=512"]
+        assert main([*words, "launch.engine_slots=1", "training.layout={ep: 1, dp: 1}", *changes]) == 0
+        steps.append(json.loads(capsys.readouterr().out)["asked"]["step_seconds"])
+    assert 0.5 < steps[1] / steps[0] < 0.75
 
 
 def test_runs_that_tell_no_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
