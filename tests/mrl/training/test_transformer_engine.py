@@ -20,7 +20,7 @@ LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen3_moe", {}),
     ("qwen3_moe", {"tp": 2, "ep": 2}),
     ("deepseek_v3", {"tp": 2, "ep": 2}),
-    ("qwen3_next", {"tp": 2, "ep": 2}),
+    ("qwen3_next", {"cp": 2, "ep": 2}),
 ]
 LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("qwen2_moe", {"tp": 2, "ep": 2}),
@@ -34,7 +34,7 @@ LONG_LAYOUTS: list[tuple[str, dict[str, int]]] = [
     ("deepseek_v3", {"ep": 2, "dp": 2}),
     ("qwen3_next", {}),
     ("qwen3_next", {"pp": 2, "ep": 2, "dp": 2}),
-    ("qwen3_next", {"cp": 2, "ep": 2}),
+    ("qwen3_next", {"tp": 2, "ep": 2}),
     ("qwen3_5", {"tp": 2}),
     ("qwen3_5_moe", {"tp": 2, "ep": 2}),
 ]
