@@ -1,7 +1,7 @@
 """The steps that both trainers make: model, prompts, lengths, reward. Imports nothing of either, as each has its own environment.
 
 A step is one GRPO update of float32 weights by Adam at a constant rate; W and W2 have fixed lengths, W3 is ragged: its prompts
-have 16 tokens and more, and its responses end at each token with a probability of about 1/128.
+have 16 tokens and more, and its responses end at each token with a probability of about 1/80, 512 at the latest.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WORKLOADS = {
     "W3": dataclasses.replace(W2, prompt_length=256, response_length=512, shortest_prompt=16, rate=1e-8),
 }
 END_LOGIT = 1.52
-"""Weight of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/128."""
+"""Weight of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/80."""
 _CONSTANT = 0.5
 
 
