@@ -31,9 +31,10 @@ class SeededCpuWorker(CPUWorker):
         super().init_device()
 
     def mrl_capture_routes(self) -> dict[str, Any]:
-        """From now on the first rank of the engine keeps the routes of its requests, for mrl_take_routes."""
+        """From now on the first rank of the engine keeps the routes of its requests, for mrl_take_routes; so do the others where each
+        routes a part of the tokens only, because what listens gathers these."""
         try:
-            if self.rank == 0:
+            if self.rank == 0 or self.parallel_config.use_sequence_parallel_moe:
                 self._routes = CapturedRoutes(self.model_runner, self.model_config.max_model_len)
             return {}
         except Exception:
@@ -41,7 +42,8 @@ class SeededCpuWorker(CPUWorker):
 
     def mrl_take_routes(self, asked: list[tuple[str, int, int]]) -> dict[str, Any]:
         """{routes}: CapturedRoutes.take() on the first rank."""
-        return {} if self._routes is None else {"routes": self._routes.take(asked)}
+        taken = self._routes.take(asked) if self._routes is not None else None
+        return {"routes": taken} if self.rank == 0 else {}
 
     def execute_model(self, scheduler_output: Any) -> Any:
         result = super().execute_model(scheduler_output)
