@@ -175,12 +175,13 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
 
 def listen_on_own_node(address: str | None = None) -> None:
     """gloo's groups of this process, and of those it starts, listen on the interface that has its node's `address`
-    (Ray's by default), so that they are reached where the node is. By itself gloo takes the address that the host's name
-    has, which on many systems is a loopback's. GLOO_SOCKET_IFNAME is the user's where it is set."""
+    (Ray's by default), and vLLM's queues at that address, so that they are reached where the node is. By itself gloo takes the
+    address that the host's name has, which on many systems is a loopback's. GLOO_SOCKET_IFNAME is the user's where it is set."""
     import psutil
     import ray
 
     own = address or ray.util.get_node_ip_address()
+    os.environ["VLLM_HOST_IP"] = own
     for name, addresses in psutil.net_if_addrs().items():
         if own in (entry.address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

@@ -71,13 +71,14 @@ class ActorGroup[A: Actor]:
         threads: int = 1,
         environment: Mapping[str, str],
         own_environments: Sequence[Mapping[str, str]] = (),
+        told: Sequence[Any] = (),
         python: str | None = None,
         log_folder: str,
     ) -> None:
         """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it
         reserves of a slot and its GPU; `threads`: calls of it that may run at once; `environment`: of all
-        processes, `own_environments`: of each beside it; `python`: the command that starts them in place of
-        this process's Python."""
+        processes, `own_environments`: of each beside it; `told`: what each is told of itself, its number where nothing is
+        given; `python`: the command that starts them in place of this process's Python."""
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
@@ -86,10 +87,10 @@ class ActorGroup[A: Actor]:
         strategies = list(strategies)
         environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
         command = {} if python is None else {"py_executable": python}
-        places = list(zip(strategies, environments, strict=True))
+        places = list(zip(strategies, environments, told or range(len(strategies)), strict=True))
 
         def make(number: int) -> Any:
-            strategy, variables = places[number]
+            strategy, variables, own = places[number]
             return actor.options(
                 max_restarts=0,
                 max_task_retries=0,
@@ -99,15 +100,21 @@ class ActorGroup[A: Actor]:
                 resources=resources,
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": variables, **command},
-            ).remote(config, number, log_folder)
+            ).remote(config, own, log_folder)
 
         self._make = make
-        """A process of a number, where and as the first one was."""
         self._log_folder = Path(log_folder)
         self.actors = [make(number) for number in range(len(places))]
         self._owed = [0] * len(self.actors)
         self._pulls: dict[int, ObjectRef[Any]] = {}
         self._pump: Pump | None = None
+
+    def make_anew(self, number: int) -> None:
+        """Ends the process of a number, and makes another one where and as it was."""
+        import ray
+
+        ray.kill(self.actors[number])
+        self.actors[number] = self._make(number)
 
     @contextlib.contextmanager
     def meanwhile(self, pump: Pump) -> Iterator[None]:

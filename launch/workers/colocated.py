@@ -146,7 +146,7 @@ class Hybrid:
     def close(self) -> None:
         """Closes all workers; one that is gone already is not an error here."""
         self._clock.listeners = [each for each in self._clock.listeners if each not in self._listeners]
-        close_all((self.rollout, self.train), deadline_seconds=CLOSE_SECONDS)
+        close_all((self.rollout, self.rollout.further, self.train), deadline_seconds=CLOSE_SECONDS)
 
 
 def stats(results: list[Any]) -> dict[str, float]:

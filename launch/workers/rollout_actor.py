@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import socket
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from mrl.config.root import Config
-from mrl.errors import RolloutError
-from mrl.launch.workers import route_blocks
+from mrl.errors import PeerLost, RolloutError
+from mrl.launch.workers import headless_actor, route_blocks
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.rollout import vllm_start
 from mrl.rollout.part import Part
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.stint import Bell, Stint
@@ -21,10 +23,27 @@ from mrl.rollout.texts import Texts
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
-    from mrl.rollout.vllm_start import Meeting
 
-WORKER_LOST_EXIT_CODE = 71
 _MOST_PROBES = 100
+BLAME_SECONDS = 5.0
+"""In which the death of a process on a living node is known everywhere."""
+
+
+def _blames[**P, R](
+    call: Callable[Concatenate[RolloutActor, P], R],
+) -> Callable[Concatenate[RolloutActor, P], R]:
+    """Where others are gone and one may be of another node of this rank's, the call fails only after that would have ended this
+    process, by its name."""
+
+    @functools.wraps(call)
+    def waited(actor: RolloutActor, *arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return call(actor, *arguments, **options)
+        except PeerLost:
+            time.sleep(BLAME_SECONDS if actor.part.nodes > 1 else 0.0)
+            raise
+
+    return waited
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,17 +59,16 @@ class EngineRank:
 
 
 class RolloutActor:
-    """An engine, or one dp rank of it, stepped in this process."""
+    """An engine, or one dp rank of it, stepped in this process, which is on the first of its nodes."""
 
     engine: RolloutEngine
     texts: Texts
 
-    def __init__(self, config: Config, number: int, log_folder: str) -> None:
+    def __init__(self, config: Config, part: Part, log_folder: str) -> None:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
-        self._config = config
-        self.part = Part.of(number, dp=config.rollout.dp)
+        self._config, self.part = config, part
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
         self.bell = Bell(self.address())
@@ -61,7 +79,7 @@ class RolloutActor:
 
         return ray.util.get_node_ip_address()
 
-    def meeting(self) -> Meeting:
+    def meeting(self) -> vllm_start.Meeting:
         """Where the processes of this engine find each other: two ports in a row that are free on this node; asked of an
         engine's first process before `start`."""
         for _ in range(_MOST_PROBES):
@@ -75,38 +93,30 @@ class RolloutActor:
                 return self.address(), port
         raise RolloutError(f"{self.part.name}: no two ports in a row are free on {self.address()}")
 
-    def start(self, meeting: Meeting | None) -> None:
-        """Starts vLLM with the model's shape and no weights; it serves after the first weight sync."""
+    def start(self, meeting: vllm_start.Meeting | None, *further: Any) -> None:
+        """Starts vLLM with the model's shape and no weights; it serves after the first weight sync. `further`: the actors of its
+        other nodes (headless_actor.py), in their order, which are started at the same time."""
         from mrl.data.tokenise import decoder, load_tokenizer
         from mrl.rollout.engine import RolloutEngine
 
-        path, trusted = self._config.model.path, self._config.model.trust_remote_code
-        tokenizer = load_tokenizer(path, trust_remote_code=trusted)
+        names = [part.name for part in self.part.further()]
+        headless_actor.watch(dict(zip(names, further, strict=True)), self._leave)
+        path, options = self._config.model.path, vllm_start.of_run(self._config, self.part, meeting)
+        tokenizer = load_tokenizer(path, trust_remote_code=self._config.model.trust_remote_code)
         ends = end_of_text(tokenizer, path)
         self.texts = Texts(decoder(tokenizer, ends))
         self.engine = RolloutEngine(
-            self._config.rollout,
-            path,
+            **options,
             sync=self._config.sync,
             stop_token_ids=ends,
-            max_length=self._config.model.max_length,
-            seed=self._config.run.seed,
-            part=self.part,
-            meeting=meeting,
-            deterministic=self._config.loop.deterministic,
-            trust_remote_code=trusted,
-            routes=self._config.routing.replay == "engine",
             keeps=self._config.keeps_caches,
             on_worker_lost=self._leave,
         )
 
-    def _leave(self, worker: str) -> None:
-        """Ends this process, because an engine without one of its workers can do nothing more; the driver
-        hears of it at once."""
-        from mrl.launch.workers.actor_log import leave
+    def _leave(self, process: str) -> None:
+        headless_actor.leave_without(self.part, process)
 
-        leave(f"{self.part.name} lost its process {worker}", WORKER_LOST_EXIT_CODE)
-
+    @_blames
     def tick(
         self, asked: Sequence[Round | Request], beat_steps: int, goes_on: bool, *numbers: Any
     ) -> ResponseBatch:
@@ -126,6 +136,7 @@ class RolloutActor:
             beats += 1
         return self._told(self.texts.told(finished), beats=beats)
 
+    @_blames
     def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
         """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
         others, `asked` too, wait."""
@@ -136,6 +147,7 @@ class RolloutActor:
         """What was not begun, PARKED; the rest goes on."""
         return self._told(self.texts.told(self.engine.recall()))
 
+    @_blames
     def leave(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
         """park(), and what was not begun comes back PARKED too: nothing is left."""
         self._take(asked)
@@ -147,6 +159,7 @@ class RolloutActor:
             self.texts.expect(requests)
             self.engine.submit(requests)
 
+    @_blames
     def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
         """All responses to this engine's prompts in one call, without their texts."""
         deadline = time.monotonic() + deadline_seconds

@@ -24,7 +24,9 @@ from mrl.config.root import Config
 from mrl.errors import WeightSyncError, WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.actor_log import last_word
+from mrl.launch.workers.engine_places import places
 from mrl.launch.workers.fleet import Fleet, RankFacts, Start
+from mrl.launch.workers.headless_actor import HeadlessActor, HeadlessGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
 from mrl.models.families import family_of
@@ -32,7 +34,7 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.rollout.part import Part
+from mrl.rollout.part import schedulers
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
 from mrl.rollout.stint import Beats, Stint, Stints
@@ -55,7 +57,8 @@ CALLS_UNDER_WAY = 2
 class RolloutGroup(ActorGroup[RolloutActor]):
     """The vLLM engines of a run; engine e has the e-th dp x tp slots of those that engines are on
     (`Config.engine_slots`), and a process for each dp rank (mrl/rollout/part.py). A rank here is a dp
-    rank of some engine, numbered through all engines."""
+    rank of some engine, numbered through all engines. Where its tp slots lie on several nodes its process is on the first of
+    them, and `further` has those of the others."""
 
     kind = "engine"
     actor_class: type[RolloutActor] = RolloutActor
@@ -72,20 +75,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `by_index`: a prompt's engine follows from its
         index alone. `options`: environment and log folder of the actors."""
-        self._dp, tp = config.rollout.dp, config.rollout.tp
-        first_slots = config.engine_slots[::tp]
-        # An engine takes no GPU of Ray's: its slots' trainer ranks have, or nobody, and the slots are the run's.
-        visible = [placement.visible(range(first, first + tp)) for first in first_slots]
-        super().__init__(
-            self.actor_class,
-            config,
-            clock,
-            strategies=placement.strategies(first_slots),
-            slot_share=0.5,
-            gpus=0.0,
-            own_environments=visible,
-            **options,
-        )
+        self._dp = config.rollout.dp
+        self._parts = schedulers(config, placement.nodes)
+        super().__init__(self.actor_class, config, clock, **places(self._parts, config, placement), **options)
+        further = [each for part in self._parts for each in part.further()]
+        self.further = HeadlessGroup(config, clock, **places(further, config, placement), **options)
         self._sleeps, self.tick_steps = sleeps, TICK_STEPS
         num_ranks = len(self.actors)
         self._book = RequestBook(num_ranks, by_index=by_index)
@@ -118,20 +112,28 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [rank for engine in self._fleet.serving for rank in self._ranks(engine)]
 
     def name(self, number: int) -> str:
-        return Part.of(number, dp=self._dp).name
+        return self._parts[number].name
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts vLLM everywhere; the caller waits for it."""
-        if self._dp == 1:
-            return self.start_on_all(RolloutActor.start, None)
-        firsts = range(0, len(self.actors), self._dp)
+        firsts = [n for n, part in enumerate(self._parts) if not (part.is_whole or part.dp_rank)]
         deadline = self._config.launch.start_deadline_seconds
         asked = {self.name(first): self.start_on(first, RolloutActor.meeting) for first in firsts}
-        meetings = list(self.wait(asked, deadline_seconds=deadline).values())
-        return {
-            self.name(n): self.start_on(n, RolloutActor.start, meetings[n // self._dp])
-            for n in range(len(self.actors))
+        meetings = dict(zip(firsts, self.wait(asked, deadline_seconds=deadline).values(), strict=True))
+        calls: dict[str, ObjectRef[None]] = {}
+        for number, part in enumerate(self._parts):
+            calls |= self._start(number, meetings.get(number - part.dp_rank))
+        return calls
+
+    def _start(self, number: int, meeting: Any) -> dict[str, ObjectRef[None]]:
+        """Starts a rank, on all its nodes."""
+        beside = self.further.beside(self._parts[number])
+        handles = [self.further.actors[n] for n in beside]
+        calls = {self.name(number): self.start_on(number, RolloutActor.start, meeting, *handles)}
+        others = {
+            self.further.name(n): self.further.start_on(n, HeadlessActor.start, meeting) for n in beside
         }
+        return calls | others
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -366,14 +368,16 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._rounds[engine].clear()
 
     def _replace(self, engine: int) -> Start:
-        """Another process in the place of an engine, whose first one is ended."""
-        import ray
-
+        """Other processes in the place of an engine, whose first ones are ended."""
         (rank,) = self._ranks(engine)
+        part = self._parts[rank]
         self._stints.forget(rank)
-        ray.kill(self.actors[rank])
-        self.actors[rank] = self._make(rank)
-        return self.start_on(rank, RolloutActor.start, None), self.start_on(rank, RolloutActor.prepare_sync)
+        self.make_anew(rank)
+        for number in self.further.beside(part):
+            self.further.make_anew(number)
+        meeting = None if part.is_whole else self.start_on(rank, RolloutActor.meeting)
+        calls = self._start(rank, meeting)
+        return calls[self.name(rank)], self.start_on(rank, RolloutActor.prepare_sync)
 
     def _await_engine(self, timeout_seconds: float) -> None:
         """While none serves: waits for one that is started, and has it brought in where that is possible now."""

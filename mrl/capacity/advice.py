@@ -13,6 +13,7 @@ from mrl.capacity.memory_timeline import Event
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
 from mrl.resharding.planner.trainer_manifests import from_layout
+from mrl.rollout.part import on_each_node
 
 FULL_SHARE = 0.08
 """Free share of the device below which an event is called tight."""
@@ -42,6 +43,7 @@ def advise(estimate: Estimate) -> Advice:
         ],
         warnings=[
             *layout_warnings(estimate),
+            *engine_warnings(estimate),
             *expert_warnings(estimate),
             *traffic_warnings(estimate),
             *memory_warnings(estimate),
@@ -132,6 +134,19 @@ def layout_warnings(estimate: Estimate) -> list[str]:
             "every group's weights arrive in pieces"
         )
     return lines
+
+
+def engine_warnings(estimate: Estimate) -> list[str]:
+    """Says that an engine's tp ranks lie on several nodes, and what goes over the network then."""
+    facts, tp = estimate.facts, estimate.config.rollout.tp
+    most = max(map(len, on_each_node(estimate.config, estimate.nodes)))
+    if most == 1:
+        return []
+    remedy = "; rollout.dp over the nodes keeps them inside one" * bool(facts.num_experts)
+    return [
+        f"rollout.tp = {tp}: the tp ranks of an engine lie on {most} nodes, and the two sums of each layer ({facts.num_layers} x 2 of "
+        f"{facts.hidden} numbers a token) cross the network, which the times here do not count{remedy}"
+    ]
 
 
 def expert_warnings(estimate: Estimate) -> list[str]:

@@ -49,13 +49,17 @@ class Estimate:
     @cached_property
     def unmet(self) -> list[str]:
         """Why `mrl train` would not start; the other parts can only be read where this is empty."""
-        per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
-        nodes = requirements.node_numbers(self.config.num_slots, per_node)
         gpus = self.hardware.gpus_per_node * self.on_gpus
         return [
-            *requirements.unmet(self.config, self.facts.hf, nodes, gpus=self.on_gpus),
-            *requirements.reward_engines(self.config, gpus=gpus, joins=nodes[-1] > 0),
+            *requirements.unmet(self.config, self.facts.hf, self.nodes, gpus=self.on_gpus),
+            *requirements.reward_engines(self.config, gpus=gpus, joins=self.nodes[-1] > 0),
         ]
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        """The number of each slot's node."""
+        per_node = self.config.launch.slots_per_node or self.hardware.gpus_per_node
+        return requirements.node_numbers(self.config.num_slots, per_node)
 
     @property
     def sleeps(self) -> bool:

@@ -18,6 +18,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, positions
 from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
+from mrl.rollout.part import Part, on_each_node
 
 
 def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
@@ -181,17 +182,24 @@ def divisions(config: Config, hf: dict[str, Any]) -> list[str]:
 
 
 def engines_over_nodes(config: Config, nodes: Sequence[int]) -> list[str]:
-    """Names the first tp ranks that would lie on several nodes: they start on one. The dp ranks of an engine may lie anywhere."""
+    """Names the first engine whose slots nodes share unequally: those of a dp rank must have equally many of its tp ranks, and the
+    dp ranks of an engine must lie on equally many nodes."""
     rollout, slots = config.rollout, config.engine_slots
-    for first in range(0, len(slots), rollout.tp):
-        own = sorted({nodes[slot] for slot in slots[first : first + rollout.tp]})
-        if len(own) > 1:
-            after = f" and the {slots[0]} slots of the trainer before them" * bool(slots[0])
-            engine, rank = divmod(first // rollout.tp, rollout.dp)
-            which = f"engine {engine}" + f", dp rank {rank}," * (rollout.dp > 1)
+    after = f" and the {slots[0]} slots of the trainer before them" * bool(slots[0])
+    remedy = f"choose a rollout.tp that divides the slots of a node{after}, or that they divide"
+    shares = on_each_node(config, nodes)
+    for number, share in enumerate(shares):
+        part = Part.of(number, dp=rollout.dp)
+        if len(set(share)) > 1:
+            own = sorted({nodes[slot] for slot in slots[number * rollout.tp :][: rollout.tp]})
             return [
-                f"rollout.tp = {rollout.tp}: tp ranks start on one node, and {which} would lie on nodes {own}; choose a "
-                f"rollout.tp that divides the slots of a node{after}"
+                f"rollout.tp = {rollout.tp}: {part.name} would have {' + '.join(map(str, share))} of its tp ranks on nodes {own}, "
+                f"which must share them equally; {remedy}"
+            ]
+        if len(share) != len(others := shares[number - part.dp_rank]):
+            return [
+                f"rollout.tp = {rollout.tp}: {part.name} would lie on {len(share)} nodes and dp rank 0 on {len(others)}, which "
+                f"must be equally many; {remedy}"
             ]
     return []
 

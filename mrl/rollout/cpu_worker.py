@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mrl.resharding.wire import gloo
@@ -28,6 +29,9 @@ class SeededCpuWorker(CPUWorker):
 
     def init_device(self) -> None:
         gloo.share_device()
+        if self.parallel_config.nnodes_within_dp > 1:
+            # By the devices that a node is said to have vLLM tells which workers share one; it believes in one on a CPU.
+            set_assigned_physical_gpu_ids(list(range(self.parallel_config.local_world_size)))
         super().init_device()
 
     def mrl_capture_routes(self) -> dict[str, Any]:

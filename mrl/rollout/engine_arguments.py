@@ -17,7 +17,7 @@ from typing import Any
 from mrl.errors import ConfigError
 
 _DP = "decided by rollout.dp and the launcher, which starts a process for each dp rank of an engine"
-_NODES = "not supported: the tp ranks of an engine lie on one node; with rollout.dp its dp ranks lie on as many as they need"
+_NODES = "decided by the slots: where those of rollout.tp lie on several nodes, the launcher starts a process on each"
 _NO_RANKS = "not supported: an engine's ranks are rollout.dp x tp, each beside the trainer rank that feeds it or on a slot of its own"
 _DISTRIBUTION = (
     "decided by rollout.temperature, top_p, top_k and min_p, with which the trainer's log-probs are compared"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
+from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout import cpu_limits, engine_arguments, engine_routes, environment, quantised, text_part
@@ -18,16 +21,56 @@ Meeting = tuple[str, int]
 """(address, port) where the processes of one engine find each other; the port after it is theirs too."""
 
 
-def start_engine(rollout: RolloutSection, model_path: str, **options: Any) -> Any:
+def of_run(config: Config, part: Part, meeting: Meeting | None) -> dict[str, Any]:
+    """What all processes of an engine of a run are told alike: the arguments of `arguments`."""
+    return {
+        "rollout": config.rollout,
+        "model_path": config.model.path,
+        "max_length": config.model.max_length,
+        "seed": config.run.seed,
+        "part": part,
+        "meeting": meeting,
+        "deterministic": config.loop.deterministic,
+        "trust_remote_code": config.model.trust_remote_code,
+        "routes": config.routing.replay == "engine",
+    }
+
+
+def start_engine(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
     """An LLMEngine in this process; `options` are those of `arguments`. ConfigError where vLLM refuses them together."""
-    chosen = arguments(rollout, model_path, **options)
+    chosen = arguments(rollout, model_path, part=part, **options)
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    with _refusals(model_path):
+        return LLMEngine.from_vllm_config(_vllm_config(chosen, part), disable_log_stats=True)
+
+
+def start_headless(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
+    """The executor of a further node of an engine: its workers, which are up, and nobody here who asks them for anything."""
+    chosen = arguments(rollout, model_path, part=part, **options)
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    with _refusals(model_path):
+        return MultiprocExecutor(_vllm_config(chosen, part), monitor_workers=False)
+
+
+@contextlib.contextmanager
+def _refusals(model_path: str) -> Iterator[None]:
+    """ConfigError for what vLLM says of settings that it does not take together."""
     try:
-        return LLMEngine.from_engine_args(chosen)
+        yield
     except ValidationError as error:
         said = "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors())
         raise ConfigError(f"vLLM does not start an engine of {model_path}: {said}") from error
+
+
+def _vllm_config(chosen: Any, part: Part) -> Any:
+    """vLLM counts the nodes of all dp ranks, and refuses in its arguments that these are more than a dp rank's tp divides into."""
+    config = chosen.create_engine_config(headless=part.node > 0)
+    if part.nodes > 1:
+        config.parallel_config.nnodes = part.dp * part.nodes
+        config.parallel_config.node_rank = part.dp_rank * part.nodes + part.node
+    return config
 
 
 def arguments(
@@ -112,9 +155,9 @@ def is_eager(rollout: RolloutSection, *, on_cpu: bool, routes: bool) -> bool:
 
 
 def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:
-    if seen < (wanted := rollout.tp):
+    if seen < (wanted := rollout.tp // part.nodes):
         raise RolloutError(
-            f"{part.name} needs {wanted} GPUs (rollout.tp) and sees {seen}: CUDA_VISIBLE_DEVICES="
+            f"{part.name} needs {wanted} GPUs (of rollout.tp = {rollout.tp}) and sees {seen}: CUDA_VISIBLE_DEVICES="
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
         )
 
@@ -143,4 +186,12 @@ def _of_parts(rollout: RolloutSection, part: Part, meeting: Meeting | None) -> d
         # With asynchronous scheduling some steps run no forward pass, and the ranks would no longer run the same number; the
         # sizes of batches are told over gloo, which has a deadline that NCCL's kernels do not have.
         fields |= {"async_scheduling": False, "disable_nccl_for_dp_synchronization": True}
+    if part.nodes > 1:
+        address, port = meeting
+        fields |= {
+            "nnodes": part.nodes,
+            "node_rank": part.node,
+            "master_addr": address,
+            "master_port": port + 1,
+        }
     return fields

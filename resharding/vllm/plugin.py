@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -112,8 +113,10 @@ class WorkerExtension:
     rank: int
 
     def mrl_prepare_sync(self, deadline_seconds: float, host: str | None) -> dict[str, Any]:
-        """{address}: where this worker's sender connects."""
+        """{address}: where this worker's sender connects. `host`: the address of the engine's node; VLLM_HOST_IP is that of this
+        worker's, which may be a further one."""
         try:
+            host = host and (envs.VLLM_HOST_IP or host)
             self.init_weight_transfer_engine({"deadline_seconds": deadline_seconds, "host": host})  # type: ignore[attr-defined]
             assert self.weight_transfer_engine.receiver is not None
             return {"address": self.weight_transfer_engine.receiver.address}

@@ -98,6 +98,12 @@ def sampled(
     return [found[name] for name in wanted.request_ids()]
 
 
+def poll_to_the_end(hybrid: Hybrid) -> None:
+    """Takes all that engines have to give."""
+    while hybrid.rollout.under_way():
+        hybrid.rollout.take(hybrid.rollout.ended(60.0))
+
+
 def pairs_of_prompts() -> list[np.ndarray]:
     """Eight short prompts, each twice."""
     rng = np.random.default_rng(0)

@@ -153,8 +153,12 @@ WORD_FAULTS = [
         "attention heads (2) do not divide into rollout.tp = 4",
     ),
     (
-        ("training.layout={dp: 4, ep: 1}", "rollout.tp=2", "launch.slots_per_node=3"),
-        "engine 1 would lie on nodes [0, 1]",
+        (
+            "training.layout={dp: 4, ep: 1}",
+            "rollout={dp: 2, tp: 2, expert_parallel: true, max_response_tokens: 8}",
+            "launch.slots_per_node=3",
+        ),
+        "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1",
     ),
     (("rollout.stop_token_ids=[3,100000]",), "rollout.stop_token_ids: [100000]; the model's tokens are 0 to"),
     (

@@ -16,7 +16,7 @@ from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from mrl.rollout.request import Round, Sampling
-from tests.launch.hybrid_runs import agree, pairs_of_prompts, running, tiny_config
+from tests.launch.hybrid_runs import agree, pairs_of_prompts, poll_to_the_end, running, tiny_config
 from tests.mrl.training.layouts import CORRECTION
 from tests.tiny_models import write_model
 
@@ -145,11 +145,6 @@ def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
     finally:
         if how is signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
-
-
-def poll_to_the_end(hybrid: Hybrid) -> None:
-    while hybrid.rollout.under_way():
-        hybrid.rollout.take(hybrid.rollout.ended(60.0))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is refused of a layout on its nodes: engines larger than a node, dp ranks without experts to share."""
+"""What is refused of a layout on its nodes: engines that nodes share unequally, dp ranks without experts to share."""
 
 import os
 import socket
@@ -11,6 +11,7 @@ from mrl.cli import main
 from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import RunFolder
+from mrl.rollout.part import schedulers
 from mrl.training.hf.folder import read_config
 from tests.tiny_models import tiny_config, write_model
 
@@ -40,19 +41,39 @@ def test_engines_that_fit_their_nodes_pass(task: Path, gpus: bool) -> None:
     assert found(task / "model", *words, nodes=[0, 0, 1, 1], gpus=gpus) == []
 
 
-def test_an_engine_over_two_nodes_is_refused_with_a_way_out(task: Path) -> None:
+@pytest.fixture(scope="module")
+def four_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("heads"), num_attention_heads=4, num_key_value_heads=4)
+
+
+def test_an_engine_over_nodes_has_equal_shares_or_is_refused_with_a_way_out(four_heads: Path) -> None:
+    words = (
+        "training.layout={dp: 4, ep: 1}",
+        "rollout={tp: 4, expert_parallel: true, max_response_tokens: 8}",
+    )
+    assert found(four_heads, *words, nodes=[0, 0, 1, 1], gpus=True) == []
+    assert found(four_heads, *words, nodes=[0, 1, 2, 3], gpus=True) == []
+    (line,) = found(four_heads, *words, nodes=[0, 0, 0, 1], gpus=True)
+    assert "rollout.tp = 4: engine 0 would have 3 + 1 of its tp ranks on nodes [0, 1]" in line
+    assert "choose a rollout.tp that divides the slots of a node, or that they divide" in line
+
+
+def test_an_engine_that_begins_inside_a_node_may_end_in_the_next(task: Path) -> None:
     words = ("training.layout={dp: 4}", "rollout.tp=2")
-    (line,) = found(task / "model", *words, nodes=[0, 0, 0, 1], gpus=True)
-    assert "engine 1 would lie on nodes [0, 1]; choose a rollout.tp that divides" in line
+    assert found(task / "model", *words, nodes=[0, 0, 0, 1], gpus=True) == []
+    config = load([QUICKSTART], words)
+    (first, second) = schedulers(config, [0, 0, 0, 1])
+    assert first.further() == [] and [part.name for part in second.further()] == ["engine 1, node 1"]
 
 
-def test_an_engine_of_a_pool_over_two_nodes_is_refused_with_a_way_out(task: Path) -> None:
-    """Its slots follow the trainer's: an engine that fills a node must begin on one."""
-    pool = ("training.layout={dp: 2}", "rollout.tp=2", "launch.engine_slots=2")
-    assert found(task / "model", *pool, nodes=[0, 0, 1, 1], gpus=True) == []
-    assert found(task / "model", *pool, nodes=[0, 0, 0, 0], gpus=False) == []
-    (line,) = found(task / "model", *pool, nodes=[0, 0, 0, 1], gpus=True)
-    assert "engine 0 would lie on nodes [0, 1]" in line
+def test_an_engine_of_a_pool_that_nodes_share_unequally_is_refused_with_a_way_out(four_heads: Path) -> None:
+    """Its slots follow the trainer's."""
+    pool = ("training.layout={dp: 2, ep: 1}", "launch.engine_slots=4")
+    pool += ("rollout={tp: 4, expert_parallel: true, max_response_tokens: 8}",)
+    assert found(four_heads, *pool, nodes=[0, 0, 1, 1, 1, 1], gpus=True) == []
+    assert found(four_heads, *pool, nodes=[0, 0, 0, 0, 1, 1], gpus=True) == []
+    (line,) = found(four_heads, *pool, nodes=[0, 0, 0, 1, 1, 1], gpus=True)
+    assert "engine 0 would have 1 + 3 of its tp ranks on nodes [0, 1]" in line
     assert "divides the slots of a node and the 2 slots of the trainer before them" in line
 
 
@@ -139,8 +160,9 @@ def test_dp_ranks_may_lie_on_any_nodes(task: Path, gpus: bool) -> None:
         "rollout={dp: 2, tp: 2, expert_parallel: true, max_response_tokens: 8}",
     )
     assert found(task / "model", *words, nodes=[0, 0, 1, 1], gpus=gpus) == []
+    assert found(task / "model", *words, nodes=[0, 1, 2, 3], gpus=gpus) == []
     (line,) = found(task / "model", *words, nodes=[0, 0, 0, 1], gpus=gpus)
-    assert "engine 0, dp rank 1, would lie on nodes [0, 1]" in line
+    assert "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1" in line
 
 
 def test_dp_needs_experts(task: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ class RolloutSection(Section):
     """The vLLM side."""
 
     tp: int = Field(default=1, ge=1)
-    """Tensor parallel size of one engine; engines = training world / (dp x tp)."""
+    """Tensor parallel size of one engine; engines = training world / (dp x tp). Where its slots lie on several nodes, these
+    have equal shares of them, and each layer's sums go over the network."""
     dp: int = Field(default=1, ge=1)
     """Data parallel size of one engine's attention: each of dp ranks, on tp slots, has requests and a KV cache
     of its own, and whole experts are dealt out over all dp x tp slots (needs expert_parallel). For models
@@ -19,7 +20,7 @@ class RolloutSection(Section):
     expert_parallel: bool = False
     """Deal whole experts out over the engine's ranks instead of cutting each by tp."""
     step_deadline_seconds: float = Field(default=300.0, ge=1)
-    """Longest wait of an engine's processes for each other, with dp above 1: at the start and in every step. The
+    """Longest wait of an engine's processes for each other, with dp above 1 or tp over nodes: at the start and in every step. The
     late one is named. With `replace`, an engine that does not answer a call (16 steps, or some seconds) for so long is lost."""
     replace: int = Field(default=0, ge=0)
     """Engines that a start of the run may lose before it ends: each is dropped at once, its unfinished requests are

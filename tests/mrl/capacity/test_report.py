@@ -104,8 +104,8 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
             "does not begin on a block of 128; lower rollout.tp",
         ),
         (
-            ("rollout.tp=16", "training.layout.dp=4"),
-            "engine 0 would lie on nodes [0, 1]; choose a rollout.tp that divides the slots of a node",
+            ("rollout.tp=8", "launch.slots_per_node=6"),
+            "engine 0 would have 6 + 2 of its tp ranks on nodes [0, 1], which must share them equally; choose a rollout.tp",
         ),
     ],
 )
@@ -139,6 +139,10 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
             "cuts 18432 tensors inside blocks of 128",
         ),
         (("training.layout.tp=16",), "spans nodes of 8"),
+        (
+            ("rollout.tp=16", "training.layout.dp=4"),
+            "tp ranks of an engine lie on 2 nodes, and the two sums of each layer (48 x 2 of 2048 numbers a token) cross",
+        ),
         (("training.router_aux_loss=0.001",), "pulls against the reward"),
         (
             ("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),

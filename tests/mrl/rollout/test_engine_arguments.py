@@ -27,7 +27,7 @@ from tests.engines import EngineHost
         ("tensor_parallel_size", 2, "decided by rollout.tp"),
         ("gpu_memory_utilization", 0.5, "decided by rollout.gpu_memory_utilization"),
         ("data_parallel_size", 2, "decided by rollout.dp and the launcher"),
-        ("nnodes", 2, "the tp ranks of an engine lie on one node"),
+        ("nnodes", 2, "decided by the slots: where those of rollout.tp lie on several nodes"),
         ("pipeline_parallel_size", 2, "an engine's ranks are rollout.dp x tp"),
         ("enable_eplb", True, "to the ranks that had them at the start"),
     ],

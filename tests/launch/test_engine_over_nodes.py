@@ -1,0 +1,247 @@
+"""Engines whose tp ranks lie on several nodes, on real workers: log-probs, weight syncs, and who is named when a process is lost.
+
+Here the slots of one machine are said to lie on several nodes: the processes, and what they send each other, are those of real
+nodes. tests/launch/test_two_machines.py has two machines with a link between them.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mrl.config.root import Config
+from mrl.config.sections.launch import LaunchSection
+from mrl.errors import PeerLost, WorkerLost
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.commands import assemble
+from mrl.launch.workers import placement, rollout_group
+from mrl.launch.workers.actor_log import last_words
+from mrl.launch.workers.colocated import Hybrid
+from mrl.rollout.drafts import Drafts
+from mrl.rollout.part import Part
+from mrl.rollout.request import Response, Round, Sampling
+from tests.engines import ENGINE_SHAPE
+from tests.launch.hybrid_runs import (
+    agree,
+    pairs_of_prompts,
+    poll_to_the_end,
+    running,
+    sampled,
+    tiny_config,
+)
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.integration
+
+TP2 = ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2")
+LAYOUTS = {
+    "tp4-two-a-node": (
+        [0, 0, 1, 1],
+        ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=4"),
+    ),
+    "dp2-tp2": (
+        [0, 1, 2, 3],
+        ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}"),
+    ),
+    "one-of-two": ([0, 0, 0, 1], ("training.layout={tp: 1, pp: 2, ep: 2, dp: 2}", "rollout.tp=2")),
+    "own-gathered": (
+        [0, 1, 2],
+        (
+            "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",
+            "rollout.tp=2",
+            "launch.engine_slots=2",
+            "sync.mode=gather",
+        ),
+    ),
+}
+"""Name -> node of each slot, words of the configuration."""
+REPLAY = "routing.replay=engine"
+SECONDS = 20.0
+"""In which a death is named. The phases' deadline is 120 s."""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=4):
+        yield
+
+
+@contextlib.contextmanager
+def running_on(nodes: Sequence[int], config: Config, logs: Path) -> Iterator[Hybrid]:
+    """A run whose slots are said to lie on these nodes."""
+
+    def place(*arguments: Any, **options: Any) -> placement.Placement:
+        made = placement.place(*arguments, **options)
+        slots = [dataclasses.replace(s, node=n) for s, n in zip(made.slots, nodes, strict=True)]
+        return dataclasses.replace(made, slots=tuple(slots))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "place", place)
+        with running(config, logs) as hybrid:
+            yield hybrid
+
+
+def test_an_engine_over_two_nodes_agrees_and_a_lost_worker_of_its_second_is_named(
+    task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    config, logs = tiny_config(task / "model", task, REPLAY, *TP2), tmp_path / "logs"
+    with running_on([0, 1], config, logs) as hybrid:
+        further = hybrid.rollout.further
+        assert [further.name(n) for n in further.numbers()] == ["engine 0, node 1"]
+        agree(hybrid, config, tmp_path)
+        (pid,) = further.on_all(lambda actor: os.getpid())
+        lose(hybrid, workers(pid)[0].pid)
+    assert "engine 0, node 1 lost its process VllmWorker-1" in last_words(logs)
+    assert "engine 0 lost its process engine 0, node 1" in last_words(logs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_engines_over_nodes_agree_in_other_layouts(
+    layout: str, task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    nodes, words = LAYOUTS[layout]
+    folder = write_model(
+        tmp_path / "model",
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        **ENGINE_SHAPE | {"moe_intermediate_size": 128},
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy2(task / "model" / name, folder / name)
+    config = tiny_config(folder, task, REPLAY, *words)
+    with running_on(nodes, config, tmp_path / "logs") as hybrid:
+        agree(hybrid, config, tmp_path)
+
+
+def test_parked_requests_go_on_and_a_lost_process_of_a_further_node_is_named(
+    task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    """It is the one that keeps its node's workers, which go with it."""
+    config, logs = tiny_config(task / "model", task, *TP2), tmp_path / "logs"
+    with running_on([0, 1], config, logs) as hybrid:
+        hybrid.sync(0)
+        park_and_go_on(hybrid)
+        (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
+        own = psutil.Process(pid).children(recursive=True)
+        lose(hybrid, pid)
+        _, alive = psutil.wait_procs(own, timeout=SECONDS)
+        assert workers(pid) == [] and not [each for each in alive if "Worker" in each.name()]
+    assert "engine 0 lost its process engine 0, node 1" in last_words(logs)
+
+
+@pytest.mark.slow
+def test_a_further_node_that_cannot_start_its_workers_is_named(
+    task: Path, ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are to meet the others over an interface that there is not."""
+    places = rollout_group.places
+
+    def without_interface(parts: Sequence[Part], *arguments: Any) -> dict[str, Any]:
+        found = places(parts, *arguments)
+        broken = [{"GLOO_SOCKET_IFNAME": "nowhere"} if part.node else {} for part in parts]
+        return found | {"own_environments": broken}
+
+    monkeypatch.setattr(rollout_group, "places", without_interface)
+    config, begun = tiny_config(task / "model", task, *TP2), time.monotonic()
+    said = "engine 0, node 1 failed in phase engines: .*WorkerProc initialization failed"
+    with pytest.raises(WorkerLost, match=said), running_on([0, 1], config, tmp_path / "logs"):
+        pass
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.slow
+def test_a_further_worker_that_stands_still_ends_the_wait_for_it(
+    task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    """After rollout.step_deadline_seconds, well before the phase's deadline."""
+    config = tiny_config(task / "model", task, *TP2, "rollout.step_deadline_seconds=20")
+    with running_on([0, 1], config, tmp_path / "logs") as hybrid:
+        (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
+        (worker,) = workers(pid)
+        generate(hybrid)
+        worker.suspend()
+        begun = time.monotonic()
+        with pytest.raises(PeerLost, match="engine 0 could not go on without the other ranks"):
+            poll_to_the_end(hybrid)
+        worker.kill()
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.slow
+def test_an_engine_over_nodes_is_replaced_on_all_of_them(
+    task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    words = ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout={tp: 2, replace: 1}")
+    words += ("launch.engine_slots=2", "loop.schedule=stream")
+    config, prompts = tiny_config(task / "model", task, *words), pairs_of_prompts()
+    with running_on([0, 1, 2], config, tmp_path / "logs") as hybrid:
+        hybrid.sync(0)
+        before = sampled(hybrid, prompts, greedy=True)
+        (first,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
+        os.kill(workers(first)[0].pid, signal.SIGKILL)
+        deadline = time.monotonic() + SECONDS
+        while hybrid.rollout.serving:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            hybrid.rollout.watch()
+        hybrid.sync(1)
+        (second,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
+        assert hybrid.rollout.num_lost == 1 and second != first and workers(first) == []
+        after = sampled(hybrid, prompts, greedy=True)
+    assert [list(r.tokens) for r in after] == [list(r.tokens) for r in before]
+
+
+def park_and_go_on(hybrid: Hybrid) -> None:
+    """Greedy responses that are parked in the middle have the tokens of those that are not."""
+    wanted = Round(
+        tuple(enumerate(pairs_of_prompts())),
+        Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7, greedy=True),
+    )
+    rollout, drafts, found = hybrid.rollout, Drafts(7), list[Response]()
+    rollout.tick_steps = 4
+    rollout.submit(wanted)
+    while rollout.under_way():
+        found += rollout.take(rollout.ended(60.0))
+    at_once = {r.request_id: list(r.tokens) for r in found}
+    drafts.ask(wanted.requests())
+    rollout.submit(wanted)
+    found = drafts.take(rollout.park())
+    assert drafts.num_parked
+    rollout.go_on()
+    rollout.submit(drafts.resubmit())
+    while rollout.under_way():
+        found += drafts.take(rollout.take(rollout.ended(60.0)))
+    assert {r.request_id: list(r.tokens) for r in found} == at_once
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """vLLM's, of an engine's process."""
+    own = psutil.Process(pid).children(recursive=True) if psutil.pid_exists(pid) else []
+    return [each for each in own if each.name().startswith("VLLM::Worker")]
+
+
+def generate(hybrid: Hybrid) -> None:
+    """The engine is in the middle of it."""
+    sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
+    hybrid.sync(3)
+    hybrid.rollout.submit(Round(tuple(enumerate(pairs_of_prompts())), sampling))
+    time.sleep(0.1)
+
+
+def lose(hybrid: Hybrid, pid: int) -> None:
+    """This process is killed while the engine generates; the driver hears of it."""
+    generate(hybrid)
+    os.kill(pid, signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(WorkerLost, match="engine 0 died in phase"):
+        poll_to_the_end(hybrid)
+    assert time.monotonic() - begun < SECONDS
