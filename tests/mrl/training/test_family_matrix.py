@@ -48,7 +48,7 @@ SHORT = {
     "llama_tied": ("one", "tp2-pp2"),
     "qwen3_moe": ("one", "ep2-dp2"),
     "qwen3_moe_yarn": ("one",),
-    "qwen3_next": ("one", "tp2-pp2-ep2"),
+    "qwen3_next": ("one", "tp2-pp2-ep2", "cp2"),
     "qwen3_5": ("one",),
     "qwen3_5_moe": ("tp2-pp2-ep2",),
     "mixtral": ("one",),
@@ -76,7 +76,6 @@ def cases() -> Iterator[Any]:
         left_out = (
             "tp2-pp2" if has_experts(family) else "tp2-pp2-ep2",
             "" if has_experts(family) else "ep2-dp2",
-            "cp2" if has_delta_nets(family) else "",
         )
         for layout in LAYOUTS:
             if layout not in left_out:
