@@ -47,6 +47,13 @@ class _Filed:
         self.there[places] = True
 
 
+class _Capturer(RoutedExpertsCapturer):
+    """Gathers experts' numbers as floats, which hold them exactly: vLLM's all-gather over a CPU's shared memory knows no integers."""
+
+    def capture(self, layer_id: int, topk_ids: Any) -> None:
+        super().capture(layer_id, topk_ids.float())
+
+
 class CapturedRoutes:
     """The routes of the requests that a model runner has, until they are taken; the first rank's of an engine."""
 
@@ -59,7 +66,7 @@ class CapturedRoutes:
         if not self._layers:
             raise RolloutError("routing.replay = engine: the model has no experts to choose from")
         batched = vllm_config.scheduler_config.max_num_batched_tokens
-        self._capturer = RoutedExpertsCapturer(batched, vllm_config)
+        self._capturer = _Capturer(batched, vllm_config)
         bind_routed_experts_capturer(model, self._capturer)
         self._shape = len(self._layers), self._capturer.shape_per_token[1]
         self._kind = kind_of(vllm_config.model_config.get_num_experts())

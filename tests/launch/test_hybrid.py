@@ -96,7 +96,7 @@ SLOW_LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=5):
+    with cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=6):
         yield
 
 
