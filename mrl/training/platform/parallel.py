@@ -7,8 +7,10 @@ Owns the start and the end of both, and the check that Megatron's coordinates ar
 from __future__ import annotations
 
 import datetime
+import random
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -53,10 +55,18 @@ def start_process_groups(
         create_gloo_process_groups=device.type == "cuda",
         distributed_timeout_minutes=collective_seconds / 60,  # type: ignore[arg-type] goes into a timedelta
     )
+    _seed_generators(seed + rank)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     place = layout.place(rank)
     _check_place(place)
     return device, place
+
+
+def _seed_generators(seed: int) -> None:
+    """Those beside Megatron's, which a user's own loss may draw from: what a rank draws follows from the run's seed and its number."""
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
 
 
 def _start_device(rank: int) -> torch.device:

@@ -9,6 +9,7 @@ import logging
 import logging.handlers
 import os
 import queue
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,12 @@ def timeouts(rank: int, world: int, port: int, folder: str, layout: dict[str, in
         group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[attr-defined]
         for group in groups
     ]
+
+
+def first_draws(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> list[float]:
+    """What Python's, numpy's and torch's generators of a new rank draw."""
+    worker(rank, world, port, folder, layout)
+    return [random.random(), np.random.random(), torch.rand(1).item()]
 
 
 def memory_of_saves(rank: int, world: int, port: int, folder: str, out: str) -> dict[str, int]:

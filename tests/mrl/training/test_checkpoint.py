@@ -110,6 +110,13 @@ def test_a_save_beside_training_holds_the_step_it_was_made_at(folder: Path, tmp_
         assert not rank["left"]
 
 
+def test_what_generators_draw_follows_from_the_seed_and_the_rank(folder: Path) -> None:
+    """So that two runs that a user's own loss draws in are equal, and not only a run and its resume."""
+    first, second = (run_ranks(scenarios.first_draws, 2, str(folder), SAVED) for _ in range(2))
+    assert first == second
+    assert all(ours != theirs for ours, theirs in zip(*(rank[:2] for rank in first), strict=True))
+
+
 def test_every_process_group_fails_after_the_configured_time(folder: Path) -> None:
     for found in run_ranks(scenarios.timeouts, 2, str(folder), SAVED):
         assert len(found) > 5 and set(found) == {77.5}
