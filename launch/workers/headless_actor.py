@@ -86,7 +86,7 @@ def leave_without(part: Part, process: str) -> None:
 def watch(further: Mapping[str, Any], on_lost: Callable[[str], None]) -> None:
     """Calls `on_lost(name)`, from a thread of its own, when one of these actors, by name, is gone without having been closed."""
     if further:
-        calls = {actor.lasts.remote(): name for name, actor in further.items()}
+        calls = {actor.__ray_call__.remote(HeadlessActor.lasts): name for name, actor in further.items()}
         threading.Thread(target=_watch, args=(calls, on_lost), name="further-nodes", daemon=True).start()
 
 

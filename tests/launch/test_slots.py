@@ -60,8 +60,12 @@ def test_an_entry_that_cannot_be_is_refused_by_its_number(entries: str, said: st
 def test_the_checks_of_a_start_look_at_every_entry(tiny_model: Path) -> None:
     words = [f"model.path={tiny_model}", "launch.slots_per_node=1"]
     check_elastic(config(ELASTIC, *words))
-    with pytest.raises(ConfigError, match=r"launch.elastic, training.layout.dp=2 rollout.tp=2: "):
-        check_elastic(config("launch.elastic=[[training.layout.dp=2, rollout.tp=2]]", *words))
+    with pytest.raises(
+        ConfigError, match=r"launch.elastic, training.layout.dp=3 training.layout.ep=1 rollout.tp=3: "
+    ):
+        check_elastic(
+            config("launch.elastic=[[training.layout.dp=3, training.layout.ep=1, rollout.tp=3]]", *words)
+        )
 
 
 def test_the_batch_script_is_told_the_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
