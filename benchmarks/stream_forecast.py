@@ -30,7 +30,7 @@ SIGMA = 0.9
 WARM_UP = 4
 CALIBRATED = ("loop.schedule=stream", "stream.max_age=1")
 CASES: dict[str, tuple[float, tuple[str, ...]]] = {
-    "on policy": (1.0, ("stream.max_age=0",)),
+    "on policy": (1.0, ("loop.schedule=on_policy",)),
     "max_age 2": (1.0, ("stream.max_age=2",)),
     "max_age 4": (1.0, ("stream.max_age=4",)),
     "twice the prompts a step": (1.0, ("loop.prompts_per_step=32",)),
@@ -98,8 +98,10 @@ def forecast(leaves: Leaves, config: Config, mean: float, *, steps: int) -> floa
     """Mean seconds of a step."""
     speed, most = leaves.engine.step_seconds, config.rollout.max_num_seqs
     linear = EngineSpeed.linear(most, speed[0], speed[1] - speed[0])
-    leaves = dataclasses.replace(leaves, engine=linear)
-    world = World(leaves, admission_of(config), MeasuredLoad(config, mean))
+    leaves, admission = dataclasses.replace(leaves, engine=linear), admission_of(config)
+    if on_policy := config.loop.schedule == "on_policy":
+        admission = dataclasses.replace(admission, max_age=0)
+    world = World(leaves, admission, MeasuredLoad(config, mean), by_index=on_policy)
     return statistics.fmean(row.seconds for row in world.run(WARM_UP + steps)[WARM_UP:])
 
 
