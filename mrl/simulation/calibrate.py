@@ -74,11 +74,11 @@ class RunPlaces:
 
     def leaves(self, engine_slots: int) -> Leaves:
         """Engines as they were; the trainer's rate by its slots; nobody takes turns where engines have their own."""
-        config, speed = self._configs[engine_slots], self._measured.engine.step_seconds
+        config = self._configs[engine_slots]
         slower = self._trainer_slots / config.training.layout.world_size
         return dataclasses.replace(
             self._measured,
-            engine=EngineSpeed.linear(config.rollout.max_num_seqs, speed[0], speed[1] - speed[0]),
+            engine=self._measured.engine.with_capacity(config.rollout.max_num_seqs),
             num_engines=config.num_engines * config.rollout.dp,
             shares_slots=not engine_slots,
             train_seconds_per_token=self._measured.train_seconds_per_token * slower,

@@ -29,6 +29,12 @@ class EngineSpeed:
         """Steps of `fixed` + `per_sequence` * b + `per_context` * context seconds."""
         return cls(tuple(fixed + per_sequence * b for b in range(capacity + 1)), per_context, prefill)
 
+    def with_capacity(self, capacity: int) -> EngineSpeed:
+        """The straight line through its first two steps, for so many sequences."""
+        first, second, *_ = self.step_seconds
+        linear = EngineSpeed.linear(capacity, first, second - first)
+        return dataclasses.replace(self, step_seconds=linear.step_seconds)
+
     @property
     def capacity(self) -> int:
         """Sequences that are decoded together at most."""

@@ -20,9 +20,11 @@ from tests.tiny_models import random_batch, reference_logprobs, write_model
 CORRECTION = "e_score_correction_bias"
 """How the name of a router's correction bias ends in a folder."""
 
-BOUNDS = (5e-6, 1e-4)
+BOUNDS = (5e-6, 5e-5)
 """Of the metrics of two updates, relative. Gradient norms of tens: a few parts in a million are the rounding of float32
-sums; and Adam's first step is near lr x sign(gradient), whose sign is rounding where a gradient is nearly 0 (5.8e-5 seen)."""
+sums; and Adam's first step is near lr x sign(gradient), whose sign is rounding where a gradient is nearly 0."""
+DELTA_NETS = 2
+"""Times these bounds where a model has delta nets, whose own rounding is larger: 5.8e-5 seen, and 4 of 3,072 elements."""
 
 
 def name_of(layout: dict[str, int]) -> str:
@@ -77,9 +79,10 @@ def check_layout(
     arguments = str(folder), layout, str(out), changes
     results = run_ranks(scenarios.forward_update_export, world, *arguments, stand_ins=stand_ins)
     gap = check_forward(results, folder, bound=1e-5)
+    slack = DELTA_NETS if "linear_num_key_heads" in (folder / "config.json").read_text() else 1
     for result in results:
         for bound, ours, theirs in zip(BOUNDS, result["metrics"], one_rank["metrics"], strict=True):
-            assert ours == pytest.approx(theirs, rel=bound, abs=2e-5)
+            assert ours == pytest.approx(theirs, rel=slack * bound, abs=2e-5)
         for index, offset, size in result["spans"]:
             assert offset >= 0 and offset + size <= result["memory"][index]
     original, loaded = (load_file(f / "model.safetensors") for f in (folder, out / "loaded"))
@@ -89,7 +92,7 @@ def check_layout(
     for name, theirs in one_rank["trained"].items():
         # Adam's first steps are near lr x sign(gradient): where a gradient is nearly 0 its sign is rounding.
         close = (trained[name] - theirs).abs() < 1e-5
-        assert (~close).sum() <= max(1, close.numel() // 500), (
+        assert (~close).sum() <= max(1, slack * close.numel() // 1000), (
             f"{name}: {(~close).sum()} elements of {close.numel()} differ"
         )
     return results, gap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,23 +59,30 @@ def test_long_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, 
     check(family, layout, one_rank_of, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "qwen3_next"])
+def in_bfloat16(spec: str, folder: Path, out: Path) -> dict[str, Any]:
+    changes = {"spec": spec, "dtype": "bfloat16"}
+    arguments = str(folder), {}, str(out / spec), changes
+    return run_ranks(scenarios.forward_update_export, 1, *arguments, stand_ins=FOLDER)[0]
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, tmp_path: Path) -> None:
     """The stand-in's attention refuses float32, and keys and values of unequal width, as DeepSeek-V3's are."""
     folder, expected = one_rank_of.of(family)
-    changes = {"spec": "transformer_engine", "dtype": "bfloat16"}
-    found, local = (
-        run_ranks(
-            scenarios.forward_update_export,
-            1,
-            str(folder),
-            {},
-            str(tmp_path / changes["spec"]),
-            changes,
-            stand_ins=FOLDER,
-        )[0]
-        for changes in (changes, changes | {"spec": "local"})
-    )
+    found = in_bfloat16("transformer_engine", folder, tmp_path)
+    gap = np.abs(found["arrays"]["logprobs"] - expected["arrays"]["logprobs"])
+    assert 0 < gap.mean() < 0.03  # bfloat16's rounding; a near tie sends a token to other experts
+    for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+
+
+def test_delta_nets_in_bfloat16_are_as_near_as_in_our_own_layers(
+    one_rank_of: OneRank, tmp_path: Path
+) -> None:
+    """To float32, whose rounding there is larger than other layers'."""
+    folder, expected = one_rank_of.of("qwen3_next")
+    found, local = (in_bfloat16(spec, folder, tmp_path) for spec in ("transformer_engine", "local"))
     gap, rounding = (
         np.median(np.abs(x["arrays"]["logprobs"] - expected["arrays"]["logprobs"])) for x in (found, local)
     )
@@ -105,7 +113,7 @@ def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
     (after,) = run_ranks(scenarios.resume_and_go_on, 1, *resuming, stand_ins=FOLDER)
     assert after["steps"] == 2
     for ours, theirs in zip(after["metrics"], before[0]["metrics"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-5, rel=3e-5)
+        assert ours == pytest.approx(theirs, abs=2e-5, rel=3e-5 if family == "qwen3_next" else None)
     trained, expected = (
         load_file(tmp_path / name / "model.safetensors") for name in ("resumed", "after-0-2")
     )
