@@ -76,7 +76,7 @@ def sft_start(out: Path, start: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         mrl("make", "arithmetic", "--out", str(folder), log=folder / "make.log")
         words = [
-            f"run.seed={start}",
+            f"run={{seed: {start}, folder: {folder}/sft-runs}}",
             f"model.path={folder}/model",
             f"data={{train: {folder}/train.jsonl, validation: {folder}/validation.jsonl}}",
             f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft, steps: {TUNE_STEPS.get(start, 200)}}}",
