@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mrl.launch.gpu_smoke.report import Report, median_seconds
+from mrl.models.kernels import delta_net
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.experts import grouped_swiglu
@@ -23,6 +24,8 @@ from mrl.resharding.wire.digest import weighted_sum
 from mrl.training.logprobs import logprobs_and_entropy
 
 BFLOAT16_ERROR = 1e-2
+SINKS_ERROR = 5e-2
+"""Of the gradient of attention sinks: a sum over all tokens, in which terms of both signs cancel most of each other."""
 _QUANTISED_BLOCK = 128
 
 
@@ -40,6 +43,10 @@ class Sizes:
     logprob_tokens: int
     attention_tokens: int
     longest_segment: int
+    window: int
+    delta_heads: int
+    """Value heads of a gated delta net, twice its key heads."""
+    delta_width: int
     quantised_rows: int
     digest_bytes: int
 
@@ -54,6 +61,9 @@ ON_GPU = Sizes(
     logprob_tokens=8192,
     attention_tokens=22528,
     longest_segment=4096,
+    window=128,
+    delta_heads=32,
+    delta_width=128,
     quantised_rows=1 << 15,
     digest_bytes=1 << 30,
 )
@@ -67,6 +77,9 @@ ON_CPU = Sizes(
     logprob_tokens=128,
     attention_tokens=300,
     longest_segment=90,
+    window=16,
+    delta_heads=4,
+    delta_width=16,
     quantised_rows=300,
     digest_bytes=3 << 20,
 )
@@ -76,7 +89,7 @@ def run(device: torch.device, report: Report) -> None:
     """All checks of this file, each on inputs of its own."""
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     torch.manual_seed(0)
-    for check in (experts, attention, latent_attention, logprobs, quantiser, digests):
+    for check in (experts, attention, latent_attention, windows, delta_nets, logprobs, quantiser, digests):
         try:
             check(device, sizes, report)
         except Exception as error:  # the other checks still say what they find
@@ -123,6 +136,49 @@ def latent_attention(device: torch.device, sizes: Sizes, report: Report) -> None
     _attention(device, sizes, report, "latent attention", heads=16, groups=16, width=192, value_width=128)
 
 
+def windows(device: torch.device, sizes: Sizes, report: Report) -> None:
+    """Packed attention with sinks, without a window and with one, as gpt-oss has them in turn."""
+    for window in (0, sizes.window):
+        name = f"attention with sinks, window {window}" if window else "attention with sinks"
+        _attention(
+            device,
+            sizes,
+            report,
+            name,
+            heads=16,
+            groups=2,
+            width=64,
+            value_width=64,
+            window=window,
+            sinks=True,
+        )
+
+
+def delta_nets(device: torch.device, sizes: Sizes, report: Report) -> None:
+    """The gated delta rule in chunks: results against token after token, gradients against the same chunks in float64."""
+    lengths, heads, width = _segments(sizes), sizes.delta_heads, sizes.delta_width
+    tokens, chunks = int(lengths.sum()), delta_net.chunk_segments(lengths, device=device)
+    query, key = (_random(device, tokens, heads // 2, width) for _ in range(2))
+    value = _random(device, tokens, heads, width)
+    decay = -torch.rand(tokens, heads, device=device)
+    beta = torch.rand(tokens, heads, device=device)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+        return delta_net.gated_delta_rule(query, key, value, decay, beta, chunks)[0]
+
+    inputs = (query, key, value, decay, beta)
+    results = _with_gradients(ours, *inputs)
+    expected = _with_gradients(ours, *inputs, wide=True)
+    expected[0] = _delta_rule_in_turn(lengths, *(x.double() for x in inputs))
+    worst = max(_error(a, b) for a, b in zip(results, expected, strict=True))
+    report.check(worst < BFLOAT16_ERROR, "gated delta nets: error of results, gradients", f"{worst:.1e}")
+    del results, expected
+    used = _peak(device, lambda: _with_gradients(ours, *inputs))
+    seconds = median_seconds(device, lambda: _with_gradients(ours, *inputs))
+    name = f"gated delta nets, {tokens} tokens, forward and backward"
+    report.figure(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
+
+
 def _attention(
     device: torch.device,
     sizes: Sizes,
@@ -133,28 +189,37 @@ def _attention(
     groups: int,
     width: int,
     value_width: int,
+    window: int = 0,
+    sinks: bool = False,
 ) -> None:
     lengths = _segments(sizes)
     tokens = int(lengths.sum())
-    buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=device)
+    buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=device, window=window)
     scale = 1 / math.sqrt(width)
     query, key = _random(device, tokens, heads, width), _random(device, tokens, groups, width)
     value = _random(device, tokens, groups, value_width)
+    inputs = (query, key, value, *([_random(device, heads)] if sinks else []))
 
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return packed_attention(q, k, v, buckets, scale=scale)
+    def ours(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        return packed_attention(q, k, v, buckets, scale=scale, sinks=sinks, windowed=window > 0)
 
-    def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         parts = zip(*(x.split(lengths.tolist()) for x in (q, k, v)), strict=True)
-        return torch.cat([_dense_attention(*part, scale=scale) for part in parts])
+        return torch.cat(
+            [_dense_attention(q, k, v, sinks, scale=scale, window=window) for q, k, v in parts]
+        )
 
-    results = _with_gradients(ours, query, key, value)
-    expected = _with_gradients(dense, query, key, value, wide=True)
-    worst = max(_error(a, b) for a, b in zip(results, expected, strict=True))
-    report.check(worst < BFLOAT16_ERROR, f"{name}: error of results, gradients", f"{worst:.1e}")
+    results = _with_gradients(ours, *inputs)
+    expected = _with_gradients(dense, *inputs, wide=True)
+    errors = [_error(a, b) for a, b in zip(results, expected, strict=True)]
+    report.check(
+        max(errors[:4]) < BFLOAT16_ERROR, f"{name}: error of results, gradients", f"{max(errors[:4]):.1e}"
+    )
+    if sinks:
+        report.check(errors[4] < SINKS_ERROR, f"{name}: error of the sinks' gradient", f"{errors[4]:.1e}")
     del results, expected
-    used = _peak(device, lambda: _with_gradients(ours, query, key, value))
-    seconds = median_seconds(device, lambda: _with_gradients(ours, query, key, value))
+    used = _peak(device, lambda: _with_gradients(ours, *inputs))
+    seconds = median_seconds(device, lambda: _with_gradients(ours, *inputs))
     report.figure(
         f"{name}, {tokens} tokens, forward and backward", f"{1e3 * seconds:.1f} ms, {used:.2f} GB more"
     )
@@ -243,13 +308,37 @@ def _experts_in_turn(
     return torch.cat(outputs)
 
 
-def _dense_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-    """q [n, H, D], k [n, G, D], v [n, G, V] of one segment -> [n, H x V]."""
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scale: float, window: int
+) -> Tensor:
+    """q [n, H, D], k [n, G, D], v [n, G, V] of one segment, sinks [H] -> [n, H x V]."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q, k) * scale
     later = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
-    weights = scores.masked_fill(later, -math.inf).softmax(-1)
+    if window:
+        later |= torch.ones_like(later).tril(-window)
+    scores = scores.masked_fill(later, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(q)]
     return torch.einsum("hij,jhv->ihv", weights, v).flatten(1)
+
+
+def _delta_rule_in_turn(
+    lengths: np.ndarray, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> Tensor:
+    """The outputs [N, H, V] of delta_net.step() at each token of every segment, all segments beside each other."""
+    starts = torch.from_numpy(np.cumsum(lengths) - lengths).to(value.device)
+    sizes = torch.from_numpy(lengths).to(value.device)
+    outputs = torch.empty_like(value)
+    states = value.new_zeros(len(lengths), value.shape[1], key.shape[2], value.shape[2])
+    for place in range(int(lengths.max())):
+        rows = (sizes > place).nonzero().squeeze(1)
+        at = starts[rows] + place
+        outputs[at], states[rows] = delta_net.step(
+            query[at], key[at], value[at], decay[at], beta[at], states[rows]
+        )
+    return outputs
 
 
 def _dense_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -17,8 +17,11 @@ from mrl.launch.gpu_smoke.tiny_step import Dtype, batch_of, reference, start_wor
 from mrl.resharding.wire.digest import digest
 from mrl.training.worker import MegatronWorker
 
-LARGEST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.1}
-"""Of log-probs on the device from those of float32 on the CPU: sums in another order, or bfloat16's 8 bits."""
+LARGEST_DIFFERENCE = 1e-4
+"""Of float32's log-probs on the device from those on the CPU: sums in another order."""
+MEDIAN_DIFFERENCE = 2e-2
+"""Of bfloat16's from those of float32 on the CPU, where it is 8e-3. The largest says nothing: a token that bfloat16
+sends to another expert is off by 0.57 on the CPU too."""
 LARGEST_DIFFERENCE_AFTER = 1e-2
 """The same in float32 after Adam's first step, which is the gradient's sign: those near 0 turn by the order of sums."""
 LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
@@ -35,24 +38,57 @@ def run(device: torch.device, report: Report) -> None:
         for dtype in dtypes:
             worker, peer = start_worker(folder, dtype), Peer(device.type)
             try:
-                _same_numbers(step(worker), expected, dtype, report)
+                first = step(worker)
+                _same_numbers(first, expected, dtype, report)
+                contents = _contents(worker)
                 _lease(worker, peer, device, report)
                 _offload(worker, peer, device, report)
             finally:
                 peer.close()
                 worker.close()
+            _again(folder, dtype, first, contents, device, report)
+
+
+def _again(
+    folder: str,
+    dtype: Dtype,
+    first: dict[str, Any],
+    contents: list[int],
+    device: torch.device,
+    report: Report,
+) -> None:
+    """The same step by a worker that starts anew. On CPU its bits are those of the first; what a GPU's are is told."""
+    worker = start_worker(folder, dtype)
+    try:
+        second = step(worker)
+        same = {
+            "log-probs before": first["before"] == second["before"],
+            "gradient norm": first["grad_norm"] == second["grad_norm"],
+            "log-probs after": first["after"] == second["after"],
+            "parameters": contents == _contents(worker),
+        }
+    finally:
+        worker.close()
+    others = ", ".join(name for name, equal in same.items() if not equal)
+    name = f"{dtype}: a second worker's step has the same bits"
+    if device.type == "cuda":
+        report.figure(name, f"not in {others}" if others else "in all")
+    else:
+        report.check(not others, name, others)
 
 
 def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str, report: Report) -> None:
-    bounds = {"before": LARGEST_DIFFERENCE[dtype], "after": LARGEST_DIFFERENCE_AFTER}
-    for name in ("before", "after") if dtype == "float32" else ("before",):
-        worst = float(np.abs(np.array(ours[name]) - np.array(cpu[name])).max())
-        report.check(
-            worst < bounds[name], f"{dtype}: log-probs {name} the step, largest difference", f"{worst:.1e}"
-        )
+    apart = {name: np.abs(np.array(ours[name]) - np.array(cpu[name])) for name in ("before", "after")}
+    if dtype == "bfloat16":
+        checks = [("before", "median", float(np.median(apart["before"])), MEDIAN_DIFFERENCE)]
+    else:
+        bounds = {"before": LARGEST_DIFFERENCE, "after": LARGEST_DIFFERENCE_AFTER}
+        checks = [(name, "largest", float(apart[name].max()), bound) for name, bound in bounds.items()]
+    for name, which, found, bound in checks:
+        report.check(found < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{found:.1e}")
     moved = float(np.abs(np.array(ours["after"]) - np.array(ours["before"])).max())
     report.check(
-        moved > 10 * LARGEST_DIFFERENCE["float32"], f"{dtype}: the step moved log-probs by", f"{moved:.1e}"
+        moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}"
     )
     error = abs(ours["grad_norm"] / cpu["grad_norm"] - 1)
     report.check(

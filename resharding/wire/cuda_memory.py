@@ -28,14 +28,14 @@ class CudaSegment:
         with exportable_allocations():
             self.buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._description = describe_storage(self.buffer.untyped_storage())  # exported once, here
+        self._unused = holders(self.buffer)
 
     def export(self) -> dict[str, Any]:
         return self._description | {"token": self._token, "num_bytes": self.buffer.numel()}
 
     def close(self) -> None:
         """The receiver must have closed its side first."""
-        self.buffer = torch.empty(0, dtype=torch.uint8)
-        gc.collect()
+        self.buffer = _dropped(self.buffer, self._unused)
         torch.cuda.ipc_collect()
 
 
@@ -64,12 +64,16 @@ class OpenedCudaSegment:
     def close(self) -> None:
         """Drops the mapping and waits for the device; an acknowledgement may follow."""
         device = self.buffer.device
-        held = holders(self.buffer) > self._unused
-        self.buffer = torch.empty(0, dtype=torch.uint8)
-        if held:
-            gc.collect()  # a reference cycle (an exception's frame) ends here; it takes 0.1 s
+        self.buffer = _dropped(self.buffer, self._unused)
         torch.cuda.synchronize(device)
         torch.cuda.ipc_collect()
+
+
+def _dropped(buffer: torch.Tensor, unused: int) -> torch.Tensor:
+    """What stands in a segment's place of a buffer that it lets go of; `unused`: its holders where nobody else has it."""
+    if holders(buffer) > unused:
+        gc.collect()  # a reference cycle (an exception's frame) ends here; it takes 0.1 s
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def describe_storage(storage: torch.UntypedStorage) -> dict[str, Any]:
