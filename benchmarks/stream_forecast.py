@@ -76,7 +76,7 @@ def main() -> None:
         return measured(config, steps=WARM_UP + options.steps, sigma=SIGMA, mean=mean)[WARM_UP:]
 
     first = config_of()
-    leaves = leaves_of(first, run(first, options.mean), MeasuredLoad(first, options.mean))
+    leaves = leaves_of(first, run(first, options.mean))
     configs = {name: (config_of(*words), factor * options.mean) for name, (factor, words) in CASES.items()}
     forecasts = {
         name: forecast(leaves, config, mean, steps=options.steps) for name, (config, mean) in configs.items()

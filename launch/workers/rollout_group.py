@@ -34,6 +34,7 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
+from mrl.rollout.pace import together
 from mrl.rollout.part import schedulers
 from mrl.rollout.request import Request, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
@@ -282,6 +283,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
         self._book.arrived(responses)
+        told = together(batch.pace for batch in batches)
+        self._clock.note(together([self._clock.noted(told), told]))
         return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:

@@ -3,8 +3,7 @@
 | leaf | from |
 |---|---|
 | lengths | log-normal with the mean and the 99th percentile of the run's responses |
-| a decode step of b sequences, a + c b: on_policy | generate's seconds over the steps and tokens that such lengths take, least squares, neither below 0 |
-| the same: stream | what makes a simulated run of the same configuration wait for its groups as long as the run did; c is assumed |
+| a decode step of b sequences, a + c b, and a token of a prompt | what the engines told of their steps (mrl/rollout/pace.py), least squares, none below 0 |
 | training, fixed + tokens / rate | recompute, estimate and update over the step's tokens, least squares; the rate goes with the trainer's slots |
 | verdicts, weight sync, park | medians of reward, sync and park |
 | turn, or on own slots a part of training's fixed one | what is left of a step, median |
@@ -16,7 +15,6 @@ the times; those of an on_policy run are of each alone.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,24 +25,15 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.observe import metrics_log
-from mrl.pool.room import admission_of
+from mrl.rollout.pace import PREFILL, by_size
 from mrl.simulation.leaves import EngineSpeed, Leaves
 from mrl.simulation.load import Load, log_normal
 from mrl.simulation.places import with_engine_slots
-from mrl.simulation.world import World
 
 FEWEST_ROWS = 3
 """Steps of a run that are asked for; the first one warms up and does not count."""
-DRAWS = 16
-"""Of the lengths of each step."""
 _NORMAL_99 = 2.3263
 """Standard deviations below which 99 % of a normal distribution lie."""
-SLOWER_AT_64 = 0.5
-"""A decode step of 64 sequences takes so much longer than that of one (assumed where a stream tells one figure)."""
-LEAST_WAIT = 0.02
-"""Share of a stream's step that its groups were waited for, below which it says nothing of the engines."""
-_MOST_SKIPPED = 8
-"""Of the steps before the first row that counts, which are simulated too: the engines get as far ahead as they may."""
 
 Row = Mapping[str, float]
 
@@ -97,9 +86,7 @@ def calibrated(run: Config, folder: Path, *, asked: Config | None = None) -> Cal
         raise ConfigError(
             f"{folder}/metrics.jsonl has {len(rows)} steps of training after the first; at least {FEWEST_ROWS} are needed"
         )
-    own = _load(run, rows, like=run)
-    wanted = own if asked is None else _load(run, rows, like=asked)
-    return Calibration(wanted, leaves_of(run, rows, own), len(rows))
+    return Calibration(_load(run, rows, like=asked or run), leaves_of(run, rows), len(rows))
 
 
 def _load(run: Config, rows: Sequence[Row], *, like: Config) -> Load:
@@ -115,11 +102,9 @@ def _load(run: Config, rows: Sequence[Row], *, like: Config) -> Load:
     )
 
 
-def leaves_of(config: Config, rows: Sequence[Row], load: Load) -> Leaves:
-    """The times of a run from its rows. ConfigError for a stream whose groups were never waited for."""
-    if config.loop.schedule == "on_policy":
-        return dataclasses.replace(_beside_engines(config, rows), engine=_decoding(config, rows))
-    return _of_stream(config, rows, load)
+def leaves_of(config: Config, rows: Sequence[Row]) -> Leaves:
+    """The times of a run from its rows. ConfigError where they tell nothing of its engines' steps."""
+    return dataclasses.replace(_beside_engines(config, rows), engine=_decoding(config, rows))
 
 
 def _lengths(rows: Sequence[Row]) -> tuple[float, float]:
@@ -170,67 +155,22 @@ def _beside_engines(config: Config, rows: Sequence[Row]) -> Leaves:
 
 
 def _decoding(config: Config, rows: Sequence[Row]) -> EngineSpeed:
-    """Of an on_policy run, whose steps generate alone."""
-    engines = config.num_engines * config.rollout.dp
-    counted = [_decoded(config, row, engines) for row in rows]
-    fixed, each = _fit(counted, [row["time/generate_seconds"] for row in rows])
-    return EngineSpeed.linear(config.rollout.max_num_seqs, fixed, each)
-
-
-def _of_stream(config: Config, rows: Sequence[Row], load: Load) -> Leaves:
-    """With engines as fast as makes the simulated run wait as long as this one."""
-    beside = _beside_engines(config, rows)
-    waited = statistics.fmean(
-        row["time/generate_seconds"] + row.get("time/reward_seconds", 0.0) for row in rows
-    )
-    step = statistics.fmean(row["time/step_seconds"] for row in rows)
-    if waited < LEAST_WAIT * step:
+    """Of one engine, by the steps of all: what a row has of so many sequences counts by what it took."""
+    counted = [told for row in rows for told in by_size(row)]
+    if not counted:
         raise ConfigError(
-            f"the run waited {waited:.3f} s of its steps of {step:.3f} s for its groups, which says nothing of how fast its engines "
-            "are; calibrate from a run with a smaller stream.max_age or fewer engines"
+            "the run's engines told nothing of their steps (rollout/decode_steps/<sequences> of its metrics), as those of versions "
+            "before did; make such a run again"
         )
-
-    def with_step(seconds: float) -> Leaves:
-        speed = EngineSpeed.linear(config.rollout.max_num_seqs, seconds, seconds * SLOWER_AT_64 / 64)
-        return dataclasses.replace(beside, engine=speed)
-
-    skipped = min(_MOST_SKIPPED, int(rows[0]["step"]) - 1)
-
-    def simulated(seconds: float) -> float:
-        found = World(with_step(seconds), admission_of(config), load).run(skipped + len(rows))
-        return statistics.fmean(row.waited_seconds for row in found[skipped:])
-
-    low, high = 0.0, step
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if simulated(middle) < waited else (low, middle)
-    return with_step((low + high) / 2)
+    fixed, each = _fit([(steps, tokens) for steps, tokens, _ in counted], [told for *_, told in counted])
+    begun = [[row.get(name, 0.0) for row in rows] for name in PREFILL]
+    steps, decoded, seconds, tokens = map(sum, begun)
+    prefill = max(0.0, seconds - fixed * steps - each * decoded) / max(1.0, tokens)
+    return EngineSpeed.linear(config.rollout.max_num_seqs, fixed, each, prefill=prefill)
 
 
 LEARNING: tuple[str, ...] = ("recompute", "estimate", "update")
 """Phases of the trainer."""
-
-
-def _decoded(config: Config, row: Row, engines: int) -> tuple[float, float]:
-    """(decode steps, tokens) of the engine that takes longest, with lengths like the step's: means of a few draws."""
-    groups_asked = round(row["rollout/samples"] / config.loop.samples_per_prompt)
-    most, found = config.rollout.max_response_tokens, []
-    mean, sigma = _lengths([row])
-    draw = log_normal(config.loop.samples_per_prompt, mean=mean, sigma=sigma, most=most)
-    for seed in range(DRAWS):
-        groups = draw(np.random.default_rng(seed), groups_asked)
-        shares = [groups[number::engines].ravel().tolist() for number in range(engines)]
-        found.append(max(_steps(share, config.rollout.max_num_seqs) for share in shares))
-    return statistics.fmean(s for s, _ in found), statistics.fmean(t for _, t in found)
-
-
-def _steps(lengths: Sequence[int], capacity: int) -> tuple[int, int]:
-    """(decode steps, tokens) of responses that are begun in this order, so many at a time."""
-    ends: list[int] = []
-    for tokens in lengths:
-        begins = heapq.heappop(ends) if len(ends) == capacity else 0
-        heapq.heappush(ends, begins + tokens)
-    return max(ends, default=0), sum(lengths)
 
 
 def _fit(features: Sequence[tuple[float, float]], seconds: Sequence[float]) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Times from a run's metrics: a run that a known machine made is forecast as that machine runs it."""
 
+import dataclasses
 import json
 import math
 import random
@@ -15,6 +16,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 from mrl.pool.ledger import Admission
+from mrl.rollout.pace import Pace
 from mrl.simulation.calibrate import RunPlaces, calibrated
 from mrl.simulation.forecast import Choice, Planner
 from mrl.simulation.leaves import EngineSpeed, Leaves
@@ -90,8 +92,19 @@ def write_rows(
                 "time/sync_seconds": 0.05,
                 "time/step_seconds": row.seconds,
                 "perf/tokens_per_second_per_device": row.tokens / row.seconds / 2,
-            }
+            } | told(leaves.engine)
             file.write(json.dumps(written) + "\n")
+
+
+def told(engine: EngineSpeed) -> dict[str, float]:
+    """What engines say of some steps of theirs, among them two that begin 8 requests each beside 24 sequences."""
+    pace = Pace()
+    for sequences in (1, 3, 16, 40, 128):
+        pace.count(sequences=sequences, begun_tokens=0, seconds=engine.step(sequences, 0))
+    for _ in range(2):
+        seconds = engine.step(32, 0) + 8 * PROMPT * engine.prefill_seconds
+        pace.count(sequences=32, begun_tokens=8 * PROMPT, seconds=seconds)
+    return pace.take()
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +136,6 @@ OWN_SLOTS = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.sc
 
 @pytest.mark.parametrize("max_age", [0, 2, 3])
 def test_other_ages_are_forecast_from_a_stream(max_age: int, tmp_path: Path) -> None:
-    """Its engine is never alone: its speed is what explains the waiting."""
     config = config_of(*OWN_SLOTS, "stream.max_age=1")
     write_stream(tmp_path / "run", config)
     found = calibrated(config, tmp_path / "run")
@@ -135,14 +147,26 @@ def test_other_ages_are_forecast_from_a_stream(max_age: int, tmp_path: Path) -> 
     assert forecast.step_seconds == pytest.approx(statistics.fmean(r.seconds for r in rows), rel=0.1)
 
 
-def test_a_stream_that_never_waited_tells_nothing_of_its_engines(tmp_path: Path) -> None:
-    config = config_of(*OWN_SLOTS, "stream.max_age=4")
-    write_stream(tmp_path / "run", config)
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    idle = [row | {"time/generate_seconds": 0.0, "time/reward_seconds": 0.0} for row in rows]
-    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in idle))
-    with pytest.raises(ConfigError, match="says nothing of how fast its engines are"):
-        calibrated(config, tmp_path / "run")
+def test_the_speed_of_engines_is_what_they_tell(tmp_path: Path) -> None:
+    config = config_of(*OWN_SLOTS)
+    leaves = dataclasses.replace(
+        machine(shares_slots=False, num_engines=1, trainer_slots=1),
+        engine=EngineSpeed.linear(256, 0.004, 7e-5, prefill=2e-5),
+    )
+    known = Load(log_normal(8, mean=MEAN, sigma=0.9, most=MOST), prompt_tokens=PROMPT, seed=7)
+    rows = World(leaves, Admission(16, 1), known).run(5)
+    write_rows(tmp_path / "run", config, leaves, [(row, known, 16 * step) for step, row in enumerate(rows)])
+    engine = calibrated(config, tmp_path / "run").leaves.engine
+    assert engine.step(1, 0) == pytest.approx(0.00407) and engine.step(200, 0) == pytest.approx(0.018)
+    assert engine.prefill_seconds == pytest.approx(2e-5)
+
+
+def test_engines_that_told_nothing_of_their_steps_are_refused(run: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    old = [{name: value for name, value in row.items() if "decode" not in name} for row in rows]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    with pytest.raises(ConfigError, match="told nothing of their steps"):
+        calibrated(config_of("training.layout={ep: 1, dp: 2}"), tmp_path)
 
 
 def test_a_plan_from_a_run_needs_its_folder_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
