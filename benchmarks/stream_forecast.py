@@ -5,7 +5,7 @@
 
 One run of stream with slots of the engines' own gives the times (mrl/simulation/calibrate.py). Six others that differ from it in
 one thing are forecast, with the lengths that their responses will have, and the forecasts are written down
-(OUT/forecasts.json) before the first of them starts.
+(OUT/forecasts.json) before the first of them starts. OUT has the rows of all runs too.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ def main() -> None:
     def config_of(*words: str) -> Config:
         return load([options.config], [*options.words, *CALIBRATED, *words])
 
-    def run(config: Config, mean: float) -> list[dict[str, float]]:
-        return measured(config, steps=WARM_UP + options.steps, sigma=SIGMA, mean=mean)[WARM_UP:]
+    def run(name: str, config: Config, mean: float) -> list[dict[str, float]]:
+        rows = measured(config, steps=WARM_UP + options.steps, sigma=SIGMA, mean=mean)[WARM_UP:]
+        (options.out / f"{name.replace(' ', '_')}.json").write_text(json.dumps(rows) + "\n")
+        return rows
 
     first = config_of()
-    leaves = leaves_of(first, run(first, options.mean))
+    leaves = leaves_of(first, run("calibrated", first, options.mean))
     configs = {name: (config_of(*words), factor * options.mean) for name, (factor, words) in CASES.items()}
     forecasts = {
         name: forecast(leaves, config, mean, steps=options.steps) for name, (config, mean) in configs.items()
@@ -85,7 +87,7 @@ def main() -> None:
     print("| run | forecast s | measured s | |\n|---|---|---|---|", flush=True)
     errors = []
     for name, (config, mean) in configs.items():
-        found = statistics.fmean(row["time/step_seconds"] for row in run(config, mean))
+        found = statistics.fmean(row["time/step_seconds"] for row in run(name, config, mean))
         errors.append(abs(forecasts[name] / found - 1))
         print(
             f"| {name} | {forecasts[name]:.3f} | {found:.3f} | {forecasts[name] / found - 1:+.1%} |",

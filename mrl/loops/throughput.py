@@ -55,6 +55,8 @@ class Throughput:
     algorithm: AlgorithmSection
     num_devices: int
     """Slots of the run: GPUs, or processes that stand for them."""
+    num_trainers: int
+    """Those of them that update; others are the engines' own."""
     peak_flops: float | None
     """Operations per second of one device; None leaves the utilisation out."""
 
@@ -76,12 +78,13 @@ class Throughput:
         step += policy * passes + critic * self.algorithm.needs_values
         seconds = metrics["time/step_seconds"]
         found = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
-        found |= self._rate("step", step, seconds)
-        return found | self._rate("update", update, metrics.get("time/update_seconds", 0.0))
+        found |= self._rate("step", step / self.num_devices, seconds)
+        update_seconds = metrics.get("time/update_seconds", 0.0)
+        return found | self._rate("update", update / self.num_trainers, update_seconds)
 
     def _rate(self, name: str, flops: float, seconds: float) -> dict[str, float]:
         if not seconds:
             return {}
-        rate = flops / seconds / self.num_devices
+        rate = flops / seconds
         found = {f"perf/{name}_flops_per_second_per_device": rate}
         return found if self.peak_flops is None else found | {f"perf/{name}_mfu": rate / self.peak_flops}

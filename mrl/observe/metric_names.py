@@ -355,7 +355,7 @@ METRICS = {
         "tokens/s", "Tokens of the trained samples, prompts included, per second of the step and device."
     ),
     "perf/<step or update>_flops_per_second_per_device": Metric(
-        "FLOP/s", "Operations that the result needs, per second of the step or its updates."
+        "FLOP/s", "Operations that the result needs, per second of the step or its updates (of a trainer's)."
     ),
     "perf/<step or update>_mfu": Metric(
         "share", "The same as a share of the device's peak; left out where the peak is unknown."
