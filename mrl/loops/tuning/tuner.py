@@ -138,9 +138,10 @@ class Tuner:
     def _resume(self) -> None:
         _, state = checkpoint_folder.take_latest(self._checkpoints, self._worker.load_checkpoint)
         if state is not None:
-            if state["rows"] != self._about():
+            saved = state.get("about", {})
+            if others := [name for name, value in self._about().items() if saved.get(name) != value]:
                 raise ConfigError(
-                    f"{self._checkpoints} is of other rows or another objective; choose another run.name, or remove the folder"
+                    f"{self._checkpoints} is of a run with other {', '.join(others)}; choose another run.name, or remove the folder"
                 )
             self._step, self._best = state["step"], state["best"]
             self._tell(f"resuming after step {self._step}")
@@ -152,11 +153,18 @@ class Tuner:
     def _checkpoints(self) -> Path:
         return self._folder / "checkpoints"
 
-    def _about(self) -> str:
-        objective = self._section.objective.model_dump_json()
-        return (
-            f"{self._training.digest()} {objective} {self._section.batch_rows} {self._section.epochs is None}"
-        )
+    def _about(self) -> dict[str, Any]:
+        """What a run that goes on has in common with the one that saved."""
+        section, config = self._section, self._config
+        return {
+            "rows": str(self._training.digest()),
+            "tune.objective": section.objective.model_dump_json(),
+            "tune.batch_rows": section.batch_rows,
+            "tune.epochs": section.epochs is None,
+            "run.seed": config.run.seed,
+            "model.path": config.model.path,
+            "model.new": config.model.new and config.model.new.model_dump_json(),
+        }
 
     def _next_step(self) -> dict[str, float]:
         self._step += 1
@@ -330,7 +338,7 @@ class Tuner:
         path = self._checkpoints / checkpoint_folder.name_of(self._step)
         if not path.exists():
             self._worker.save_checkpoint(
-                path, {"step": self._step, "best": self._best, "rows": self._about()}
+                path, {"step": self._step, "best": self._best, "about": self._about()}
             )
         run_on_rank_zero(lambda: checkpoint_folder.prune(self._checkpoints, keep=KEPT_CHECKPOINTS))
         self._tell(f"step {self._step}: saved")
