@@ -15,6 +15,7 @@ from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.timeline import Span
 from mrl.resharding.wire import memory
 
 
@@ -34,6 +35,10 @@ class StorageSlot:
         """Takes one session, in the mode its sender chose; the receiver's seconds."""
         verified = self._receiver.receive(session, WholeTensors(self._storage), Windows(self._storage))
         return [verified.seconds]
+
+    def timeline(self) -> list[list[Span]]:
+        """What was done for each window of the last session."""
+        return [self._receiver.timeline.spans]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
         """Seconds to write every parameter once by straight copies out of leased memory, which stays mapped as a

@@ -28,6 +28,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.gather_sync import GatherSync
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.timeline import Span
 
 Verify = Literal["off", "wire", "full"]
 WeightSync = GatherSync | PlannedSync
@@ -122,6 +123,11 @@ class Rank:
         seconds = time.monotonic() - started
         phases = _phases(seconds, stats, self._answer())
         return phases | {"processor": self._processor_seconds() - busy}
+
+    def timelines(self, weight_sync: PlannedSync) -> dict[str, list[Span]]:
+        """Of the last session, by process: this rank's, and its receiver's where that is a storage."""
+        found = {f"trainer {self.rank}": weight_sync.timeline.spans}
+        return found if self._engine else found | {f"receiver {self.rank}": self._ask("timeline")}
 
     def _processor_seconds(self) -> float:
         """Of the main threads of this slot's processes, so far: what a session costs however busy the machine

@@ -25,6 +25,7 @@ from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
@@ -132,6 +133,7 @@ def send(
     ranks: Ranks,
     proof: TrainerProof,
     *,
+    timeline: Timeline,
     fallback: GatherPlan | None = None,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
@@ -139,12 +141,15 @@ def send(
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
     ranks, where no slot gets a message, because its receiver reads everything. `fallback`:
-    how what no plan can place is gathered. `proof`: of this rank; the receivers of `feeds` are among its own. What the
+    how what no plan can place is gathered. `timeline`: gets what this rank does. `proof`: of this rank; the receivers of `feeds` are among its own. What the
     feeds' leases describe may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
-        moved = _announced(feeds, part, ranks) if lane is None else _windows(feeds, part, flat, lane, ranks)
+        if lane is None:
+            moved = _announced(feeds, part, ranks)
+        else:
+            moved = _windows(feeds, part, flat, lane, ranks, timeline)
         if fallback is not None:
             moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks)
         return moved
@@ -167,19 +172,24 @@ def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Par
 
 
 def _windows(
-    feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: Ranks
+    feeds: Sequence[Feed],
+    part: SlotPart,
+    flat: Sequence[torch.Tensor],
+    lane: Lane,
+    ranks: Ranks,
+    timeline: Timeline,
 ) -> Moved:
     """Packs and sends every window, in the plan's order. A window is packed while the one before is on its way;
     then all ranks agree, and it starts."""
-    started, packing = time.monotonic(), 0.0
+    started = time.monotonic()
     for turn, window in enumerate(part.windows):
-        seconds, received = ranks.together(
-            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat)
+        received = ranks.together(
+            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat, timeline)
         )
-        packing += seconds
+        timeline.begin("travel", turn)
         lane.start(turn, window, received)
-    ranks.together(lambda: _last(feeds, lane, len(part.windows)))
-    return _moved(feeds, part, started, packing)
+    ranks.together(lambda: _last(feeds, lane, len(part.windows), timeline))
+    return _moved(feeds, part, started, timeline.seconds("pack"))
 
 
 def _announced(feeds: Sequence[Feed], part: SlotPart, ranks: Ranks) -> Moved:
@@ -201,19 +211,26 @@ def _moved(feeds: Sequence[Feed], part: SlotPart, started: float, packing: float
 
 
 def _ready(
-    feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
-) -> tuple[float, torch.Tensor | None]:
-    """Packs a window, ends the one before and announces it; returns the seconds of packing, and the slot's own
-    receive bucket where this rank fills it."""
+    feeds: Sequence[Feed],
+    lane: Lane,
+    turn: int,
+    window: WindowPart,
+    flat: Sequence[torch.Tensor],
+    timeline: Timeline,
+) -> torch.Tensor | None:
+    """Packs a window, ends the one before and announces it; returns the slot's own receive bucket where this rank fills
+    it."""
     _announce(_under_way(feeds), turn - 1)
     with _explained(feeds):
         try:
-            bucket, mark = lane.bucket(turn), time.monotonic()
+            bucket = lane.bucket(turn)
+            timeline.begin("pack", turn)
             run(window.pack, flat, bucket)
-            packing = time.monotonic() - mark
+            timeline.end("pack", turn)
         finally:  # else bytes of a session that failed here could still arrive in the next one
             lane.finish(turn - 1)
-    return packing, _free(feeds, turn)
+            timeline.end("travel", turn - 1)
+    return _free(feeds, turn)
 
 
 def _free(feeds: Sequence[Feed], turn: int) -> torch.Tensor | None:
@@ -228,10 +245,11 @@ def _free(feeds: Sequence[Feed], turn: int) -> torch.Tensor | None:
     return received
 
 
-def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
+def _last(feeds: Sequence[Feed], lane: Lane, turns: int, timeline: Timeline) -> None:
     _announce(_under_way(feeds), turns - 1)
     with _explained(feeds):
         lane.finish(turns - 1)
+        timeline.end("travel", turns - 1)
         lane.drain()
     _announce(_arrived(feeds), turns - 1)
 

@@ -28,6 +28,7 @@ from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables, of_part
+from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.transfer.trainer import (
     Start,
     Trainer,
@@ -82,6 +83,8 @@ class PlannedSync:
         self.received_bytes = 0
         """What reaches this rank's receivers from other slots in one session, messages' alignment included; known from
         the first session on."""
+        self.timeline = Timeline()
+        """Of the last session."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane has nothing for."""
@@ -160,6 +163,7 @@ class PlannedSync:
         ranks = Ranks(group_of(trainer), self._sync.deadline_seconds, trainer.device)
         self._start.check(session, ranks, lambda: self._proof, absent)
         self._leave_out(absent)
+        self.timeline = Timeline()
         trainer.memory.lease()
         try:
             feeds = self.feeds(ranks)
@@ -171,6 +175,7 @@ class PlannedSync:
                 self._far(ranks),
                 ranks,
                 self._proof,
+                timeline=self.timeline,
                 fallback=self._fallback,
                 mesh=self._endpoints.mesh,
             )

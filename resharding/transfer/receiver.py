@@ -23,6 +23,7 @@ from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.proof import EngineProof, whole_proof
 from mrl.resharding.transfer.session import Progress, Session, WireTensor, wire_digest
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
@@ -56,6 +57,8 @@ class Receiver:
         """What proves the open session; None in one that is not proved."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
+        self.timeline = Timeline()
+        """Of the last session that followed a plan."""
 
     @property
     def address(self) -> str:
@@ -249,12 +252,14 @@ class Receiver:
         self._lease = renewed(self._lease, lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
+        self.timeline = Timeline()
         for expected in range(len(tables.windows)):
             message = conversation.next(f"window {expected}")
             if not isinstance(message, m.Window) or message.index != expected:
                 raise WeightSyncError(
                     f"{conversation.session}: expected window {expected}, got {message!r:.200}"
                 )
+            self.timeline.begin("take", expected)
             mark = time.monotonic()
             size = tables.windows[expected].bucket_bytes
             received = self._bytes(conversation, message.buffer, size, message.parcels)
@@ -267,6 +272,7 @@ class Receiver:
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
+            self.timeline.end("take", expected)
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
         if not self._lease.stays:

@@ -281,6 +281,32 @@ def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_boun
 
 
 @pytest.mark.integration
+def test_between_machines_a_window_is_packed_while_the_one_before_travels(tmp_path: Path) -> None:
+    """Both slots as on machines of their own; the timeline is read as a viewer reads it."""
+    trace, out = tmp_path / "trace.json", tmp_path / "out.json"
+    words = ("--slots-per-node", "1", "--mode", "planned", "--verify", "wire", "--repeats", "1")
+    done = torchrun(["-m", "resharding.bench"], *words, "--trace", str(trace), "--json", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["check_passed"] and run["packed_meanwhile"] > 0.99
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert sorted(names.values()) == ["receiver 0", "receiver 1", "trainer 0", "trainer 1"]
+    spans = {(names[e["pid"]], e["name"]): (e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"}
+    windows = run["bytes"]["windows"]
+    assert windows > 2
+    for rank in range(2):
+        for window in range(windows):
+            begin, end = spans[f"trainer {rank}", f"pack {window}"]
+            travels = spans[f"trainer {rank}", f"travel {window}"]
+            taken = spans[f"receiver {rank}", f"take {window}"]
+            assert begin <= end <= travels[0] <= travels[1] and taken[1] > travels[0]
+            if window:
+                before = spans[f"trainer {rank}", f"travel {window - 1}"]
+                assert before[0] <= begin and end <= before[1], (rank, window)
+
+
+@pytest.mark.integration
 def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
     """One layer of eight experts at their real widths; each slot has half of the experts and lacks the others."""
     words = ("--model", "qwen3-30b-a3b", "--scale", "0.02", "--rollout", "1", "--quantize", "fp8_block")

@@ -10,6 +10,7 @@ from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.planned import PeerLane
+from mrl.resharding.transfer.timeline import Timeline
 from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(events: list[Any]) -> None:
-    planned._windows([], PART, [], Recorder(events), Alone(events))
+    planned._windows([], PART, [], Recorder(events), Alone(events), Timeline())
     expected: list[Any] = []
     for turn in range(NUM_WINDOWS):
         expected += [("pack", turn), ("finish", turn - 1), "agreed", ("start", turn)]
@@ -69,7 +70,7 @@ def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(even
 def test_what_is_under_way_is_ended_before_a_rank_says_that_it_failed(events: list[Any]) -> None:
     """Else bytes of a failed session could arrive in the buckets of the next one."""
     with pytest.raises(ValueError, match="broke on purpose"):
-        planned._windows([], PART, [], Recorder(events, broken=2), Alone(events))
+        planned._windows([], PART, [], Recorder(events, broken=2), Alone(events), Timeline())
     assert events[-2:] == [("start", 1), ("finish", 1)]
 
 

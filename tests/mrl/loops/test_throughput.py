@@ -25,7 +25,9 @@ FORWARD = FACTS.forward_flops(40, 500)
 
 
 def test_a_step_is_one_forward_pass_for_its_samples_and_three_for_its_update() -> None:
-    found = Throughput(FACTS, AlgorithmSection(), num_devices=4, num_trainers=3, peak_flops=1e6)(LENGTHS, TIMES)
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=4, num_trainers=3, peak_flops=1e6)(
+        LENGTHS, TIMES
+    )
     assert found == {
         "perf/tokens_per_second_per_device": 40 / 8 / 4,
         "perf/step_flops_per_second_per_device": 4 * FORWARD / 8 / 4,
@@ -57,13 +59,17 @@ def test_reference_critic_and_epochs_count() -> None:
 
 def test_no_utilisation_is_told_of_an_unknown_device() -> None:
     assert peak_flops("cpu", "bfloat16") is None and peak_flops("NVIDIA H100 PCIe", "float32") is None
-    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, num_trainers=1, peak_flops=None)(LENGTHS, TIMES)
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, num_trainers=1, peak_flops=None)(
+        LENGTHS, TIMES
+    )
     assert not any(name.endswith("mfu") for name in found)
 
 
 def test_a_step_without_samples_has_no_tokens() -> None:
     empty = {"time/step_seconds": 8.0}
-    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, num_trainers=1, peak_flops=1e6)(np.zeros(0, np.int64), empty)
+    found = Throughput(FACTS, AlgorithmSection(), num_devices=1, num_trainers=1, peak_flops=1e6)(
+        np.zeros(0, np.int64), empty
+    )
     assert found["perf/tokens_per_second_per_device"] == found["perf/step_mfu"] == 0.0
 
 
