@@ -100,6 +100,7 @@ def test_engines_wake_on_the_trainers_slots_and_every_token_is_of_its_stamp(
     indices = [group.prompt.index for group in trained]
     assert indices == list(range(STEPS * 12)), "each prompt once, in order"
     assert_each_age_is_bounded(groups)
+    assert_rates_are_of_all_slots(groups, rows, config)
     assert_who_answered(trained)
     assert_log_probs_are_of_the_stamps(trained, tmp_path, source=Path(config.model.path))
 
@@ -153,6 +154,17 @@ def elastic(config: Config, folder: Path) -> Iterator[tuple[Parts, StreamLoop, E
             if state:
                 loop.restore(state)
             yield parts, loop, loop.elastic
+
+
+def assert_rates_are_of_all_slots(
+    groups: Sequence[Sequence[Group]], rows: Sequence[dict[str, float]], config: Config
+) -> None:
+    """Those of engines that have their own among them."""
+    for step, row in zip(groups, rows, strict=True):
+        samples = [sample for group in step for sample in group.samples]
+        tokens = sum(len(sample.prompt_tokens) + len(sample.response_tokens) for sample in samples)
+        rate = row["perf/tokens_per_second_per_device"]
+        assert rate * row["time/step_seconds"] * config.num_slots == pytest.approx(tokens)
 
 
 def pid_of_sleeper(parts: Parts) -> int:
