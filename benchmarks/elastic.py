@@ -24,7 +24,6 @@ from mrl.launch.commands.bench_load import LogNormalLengths
 from mrl.launch.commands.bench_run import rows_of
 from mrl.loops.schedule import Schedule
 
-SIGMA = 0.9
 WARM_UP = 4
 OWN = ("launch.engine_slots=1", "training.layout={ep: 1, dp: 1}")
 SPLITS: dict[str, tuple[str, ...]] = {
@@ -55,6 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mean", type=float, default=32.0, help="tokens of a response before they grow")
+    parser.add_argument("--sigma", type=float, default=0.9, help="standard deviation of their logarithm")
     parser.add_argument("--factor", type=float, default=2.0, help="1 for lengths that stay as they are")
     parser.add_argument("--steps", type=int, default=20, help="of a run, after the warm-up")
     parser.add_argument("--rounds", type=int, default=2)
@@ -68,18 +68,18 @@ def main() -> None:
             common = ("loop.schedule=stream", "stream.max_age=1")
             config = load([options.config], [*common, *options.words, *words])
             steps = WARM_UP + options.steps
-            lengths = growing(config, options.mean, options.factor, steps=steps)
+            lengths = growing(config, options.mean, options.sigma, options.factor, steps=steps)
             rows = rows_of(config, _run, num_steps=steps, lengths=lengths)[WARM_UP:]
             found[name].append(rows)
             (options.out / f"{name.replace(' ', '_')}-{number}.json").write_text(json.dumps(rows) + "\n")
     print("\n".join(table(found)))
 
 
-def growing(config: Config, mean: float, factor: float, *, steps: int) -> Growing:
+def growing(config: Config, mean: float, sigma: float, factor: float, *, steps: int) -> Growing:
     """They grow where half of the steps after the warm-up are trained."""
     most, seed = config.rollout.max_response_tokens, config.run.seed
     half = WARM_UP + (steps - WARM_UP) // 2
-    before, after = (LogNormalLengths(m, SIGMA, most, seed) for m in (mean, factor * mean))
+    before, after = (LogNormalLengths(m, sigma, most, seed) for m in (mean, factor * mean))
     return Growing(before, after, half * config.loop.prompts_per_step)
 
 

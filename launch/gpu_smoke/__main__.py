@@ -4,12 +4,12 @@ It prints one table; the exit code is 1 when a check failed. With `--device cpu`
 memory, on small shapes. Neither vLLM nor Ray is needed; the first four stages need torch and this repository's
 small dependencies (numpy, psutil, pydantic, pyzmq, xxhash), the last one megatron-core and transformers too.
 
-kernels    experts, attention, log-probs, float8, digests in bfloat16 against float64
+kernels    experts, attention (windows and sinks too), gated delta nets, log-probs, float8, digests in bfloat16 against float64
 copies     bandwidth of pinned and pageable copies
 offload    a rank's off-load and reload, many times: time, the device memory that another process sees come back
 transfer   the double-buffered sender to a second process (CUDA IPC): every byte arrives, bandwidth
-training   a Megatron step of a small mixture of experts in float32 and bfloat16 against the CPU's; a lease read by
-           the second process, off-load that gives the memory back, reload to the last bit
+training   a Megatron step of a small mixture of experts in float32 and bfloat16 against the CPU's, and once more; a lease
+           read by the second process, off-load that gives the memory back, reload to the last bit
 """
 
 from __future__ import annotations
