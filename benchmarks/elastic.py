@@ -19,10 +19,8 @@ from typing import Any
 
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.launch.commands.assemble import Parts
 from mrl.launch.commands.bench_load import LogNormalLengths
-from mrl.launch.commands.bench_run import rows_of
-from mrl.loops.schedule import Schedule
+from mrl.launch.commands.bench_run import rows_of, whole_run
 
 WARM_UP = 4
 OWN = ("launch.engine_slots=1", "training.layout={ep: 1, dp: 1}")
@@ -69,7 +67,7 @@ def main() -> None:
             config = load([options.config], [*common, *options.words, *words])
             steps = WARM_UP + options.steps
             lengths = growing(config, options.mean, options.sigma, options.factor, steps=steps)
-            rows = rows_of(config, _run, num_steps=steps, lengths=lengths)[WARM_UP:]
+            rows = rows_of(config, whole_run, num_steps=steps, lengths=lengths)[WARM_UP:]
             found[name].append(rows)
             (options.out / f"{name.replace(' ', '_')}-{number}.json").write_text(json.dumps(rows) + "\n")
     print("\n".join(table(found)))
@@ -81,11 +79,6 @@ def growing(config: Config, mean: float, sigma: float, factor: float, *, steps: 
     half = WARM_UP + (steps - WARM_UP) // 2
     before, after = (LogNormalLengths(m, sigma, most, seed) for m in (mean, factor * mean))
     return Growing(before, after, half * config.loop.prompts_per_step)
-
-
-def _run(parts: Parts, loop: Schedule) -> None:
-    loop.start()
-    loop.run()
 
 
 def table(found: dict[str, list[list[dict[str, Any]]]]) -> list[str]:

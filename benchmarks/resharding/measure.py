@@ -31,8 +31,8 @@ def measure(
     check: bool,
     trace: Path | None = None,
 ) -> dict[str, Any]:
-    """The same report on every rank; `trace`: file for the timeline of the plan's last measured session. The planned path comes first: memory that an allocator kept from the
-    other would hide what it needs."""
+    """The same report on every rank. The planned path comes first: memory that an allocator kept from the
+    other would hide what it needs. `trace`: file for the timeline of the plan's last measured session."""
     needed = sum(m.num_bytes for m in rank.manifests)
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []

@@ -131,9 +131,7 @@ class Parts:
             known = [peak for peak in peaks if peak is not None]
             peak = min(known) if len(known) == len(names) else None
         facts = find_facts(config.model)
-        return Throughput(
-            facts, config.algorithm, config.num_slots, config.training.layout.world_size, peak
-        )
+        return Throughput(facts, config.algorithm, config.num_slots, config.training.layout.world_size, peak)
 
 
 @contextlib.contextmanager

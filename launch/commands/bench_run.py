@@ -51,6 +51,12 @@ def rows_of(
     return rows
 
 
+def whole_run(parts: Parts, loop: Schedule) -> None:
+    """All steps from the start; for rows_of()."""
+    loop.start()
+    loop.run()
+
+
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
     """The configuration with other values of some settings of these sections."""
     values = config.model_dump()

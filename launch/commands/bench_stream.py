@@ -15,10 +15,8 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.launch.commands.assemble import Parts
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
-from mrl.launch.commands.bench_run import changed, rows_of
-from mrl.loops.schedule import Schedule
+from mrl.launch.commands.bench_run import changed, rows_of, whole_run
 from mrl.rewards.kinds.section import RewardSection
 
 ROUNDS = 2
@@ -73,7 +71,7 @@ def bench_stream(
 
 def measured(config: Config, *, steps: int, sigma: float, mean: float | None) -> list[dict[str, Any]]:
     """The rows of one run under the load; `mean`, `sigma` as in bench_stream()."""
-    return rows_of(_loaded(config), _run, num_steps=steps, lengths=_lengths(config, sigma, mean))
+    return rows_of(_loaded(config), whole_run, num_steps=steps, lengths=_lengths(config, sigma, mean))
 
 
 def _loaded(config: Config) -> Config:
@@ -90,11 +88,6 @@ def _lengths(config: Config, sigma: float, mean: float | None) -> LogNormalLengt
         return None
     most = config.rollout.max_response_tokens
     return LogNormalLengths(mean or max(1.0, most / 4), sigma, most, config.run.seed)
-
-
-def _run(parts: Parts, loop: Schedule) -> None:
-    loop.start()
-    loop.run()
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

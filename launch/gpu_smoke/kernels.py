@@ -205,9 +205,7 @@ def _attention(
 
     def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         parts = zip(*(x.split(lengths.tolist()) for x in (q, k, v)), strict=True)
-        return torch.cat(
-            [_dense_attention(q, k, v, sinks, scale=scale, window=window) for q, k, v in parts]
-        )
+        return torch.cat([_dense_attention(q, k, v, sinks, scale=scale, window=window) for q, k, v in parts])
 
     results = _with_gradients(ours, *inputs)
     expected = _with_gradients(dense, *inputs, wide=True)

@@ -87,9 +87,7 @@ def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str, report:
     for name, which, found, bound in checks:
         report.check(found < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{found:.1e}")
     moved = float(np.abs(np.array(ours["after"]) - np.array(ours["before"])).max())
-    report.check(
-        moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}"
-    )
+    report.check(moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}")
     error = abs(ours["grad_norm"] / cpu["grad_norm"] - 1)
     report.check(
         error < LARGEST_GRADIENT_ERROR[dtype], f"{dtype}: error of the gradient's norm", f"{error:.1e}"

@@ -5,6 +5,7 @@ A step that begins requests computes their prompts too, and is counted apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 PREFILL = (
@@ -18,6 +19,7 @@ PREFILL = (
 Sums = Mapping[str, float]
 
 
+@functools.cache
 def _of_size(most: int | str) -> tuple[str, ...]:
     """Of steps that begin none, with at most so many sequences, a power of two, and more than half: how many, tokens decoded (one
     of each sequence), seconds."""
@@ -33,7 +35,6 @@ class Pace:
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
-        self._names: dict[int, tuple[str, ...]] = {}
 
     def count(self, *, sequences: int, begun_tokens: int, seconds: float) -> None:
         """A step of so many sequences, after which those that it began have so many tokens computed.
@@ -47,10 +48,7 @@ class Pace:
         if begun_tokens:
             self._add(PREFILL, (1, sequences, seconds, begun_tokens))
         elif sequences:
-            most = 1 << (sequences - 1).bit_length()
-            if most not in self._names:
-                self._names[most] = _of_size(most)
-            self._add(self._names[most], (1, sequences, seconds))
+            self._add(_of_size(1 << (sequences - 1).bit_length()), (1, sequences, seconds))
 
     def _add(self, names: Iterable[str], values: Iterable[float]) -> None:
         for name, value in zip(names, values, strict=True):

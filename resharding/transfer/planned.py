@@ -141,8 +141,8 @@ def send(
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
     ranks, where no slot gets a message, because its receiver reads everything. `fallback`:
-    how what no plan can place is gathered. `timeline`: gets what this rank does. `proof`: of this rank; the receivers of `feeds` are among its own. What the
-    feeds' leases describe may change again when this has returned or raised."""
+    how what no plan can place is gathered. `timeline`: gets what this rank does. `proof`: of this rank; the
+    receivers of `feeds` are among its own. What the feeds' leases describe may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
