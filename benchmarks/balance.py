@@ -56,14 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         worker.close()
 
 
-def start(folder: Path) -> tuple[MegatronWorker, SampleCost]:
-    """A rank of a random model, and what its samples cost."""
+def write_model(folder: Path) -> None:
+    """A random model."""
     import torch
     import transformers
 
     config = transformers.AutoConfig.for_model(**hf_config(NEW, vocab_size=VOCABULARY, max_length=LONGEST))
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+
+
+def start(folder: Path) -> tuple[MegatronWorker, SampleCost]:
+    """A rank of a random model, and what its samples cost."""
+    write_model(folder)
     model = ModelSection(path=str(folder), max_length=LONGEST)
     training = TrainingSection(dtype="float32", microbatch_tokens=1 << 20)
     with socket.socket() as probe:

@@ -125,9 +125,10 @@ class StubTrainActor(TrainActor):
         self.worker, self._pace = StubRank(pace), pace
 
     def accumulate(
-        self, shard: TrainBatch, divisors: dict[str, float]
+        self, shard: TrainBatch, divisors: dict[str, float], *, with_reference: bool
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The policy has not moved: the engine's log-probs are the trainer's."""
+        assert not with_reference
         time.sleep(self._pace.update_seconds)
         logprobs = shard.arrays["rollout_logprobs"]
         return {"loss": 0.0}, {"logprobs": logprobs}

@@ -86,7 +86,14 @@ class TrainActor:
         gc.freeze()  # as the driver does
 
     def forward(
-        self, batch: TrainBatch, *, role: Role, teacher: str, temperature: float, with_router_margins: bool
+        self,
+        batch: TrainBatch,
+        *,
+        role: Role,
+        teacher: str,
+        temperature: float,
+        with_router_margins: bool,
+        with_reference: bool,
     ) -> dict[str, np.ndarray] | None:
         """MegatronWorker.forward() of a batch that brings handles of its routes, as far as the driver reads it."""
         arrays = self.worker.forward(
@@ -95,6 +102,7 @@ class TrainActor:
             teacher=teacher,
             temperature=temperature,
             with_router_margins=with_router_margins,
+            with_reference=with_reference,
         )
         return None if arrays is None else _sent(arrays)
 
@@ -123,7 +131,7 @@ class TrainActor:
         )
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float]
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The first half of the policy's update, with the log-probs it was computed from, and the router margins where the
         policy chose experts itself."""
@@ -134,6 +142,7 @@ class TrainActor:
             temperature=self._config.rollout.temperature,
             with_router_margins=self._config.routing.replay != "engine",
             distillation=self._config.algorithm.distillation_in_updates,
+            with_reference=with_reference,
         )
         return metrics, None if arrays is None else _sent(arrays)
 

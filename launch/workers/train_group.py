@@ -106,8 +106,10 @@ class TrainGroup(ActorGroup[TrainActor]):
         teacher: str = "",
         temperature: float = 1.0,
         with_router_margins: bool = False,
+        with_reference: bool = False,
     ) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values. `teacher`: its folder."""
+        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values. `teacher`: its folder;
+        `with_reference`: the policy's bring ref_logprobs."""
         parts, results = self._on_shards(
             batch,
             lambda actor, shard: actor.forward(
@@ -116,6 +118,7 @@ class TrainGroup(ActorGroup[TrainActor]):
                 teacher=teacher,
                 temperature=temperature,
                 with_router_margins=with_router_margins,
+                with_reference=with_reference,
             ),
         )
         return self._merged(batch, parts, results)
@@ -143,12 +146,14 @@ class TrainGroup(ActorGroup[TrainActor]):
         return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, role))[1][0]
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float]
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are
         not trained on, and the metrics so far. No parameter changes before step()."""
         divisors = dict(denominators)
-        parts, results = self._on_shards(batch, lambda actor, shard: actor.accumulate(shard, divisors))
+        parts, results = self._on_shards(
+            batch, lambda actor, shard: actor.accumulate(shard, divisors, with_reference=with_reference)
+        )
         metrics, arrays = zip(*results, strict=True)
         return self._merged(batch, parts, arrays), metrics[0]
 

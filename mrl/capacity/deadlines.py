@@ -38,9 +38,11 @@ def waits(
     """
     phase, name = config.loop.phase_deadline_seconds, "loop.phase_deadline_seconds"
     yield Wait("one round of generate", seconds["generate"], phase, name)
-    if passes := work.forward_passes:
-        yield Wait("one pass for log-probs", seconds["log_probs"] / passes, phase, name)
+    one_pass = seconds["log_probs"] / max(1, work.forward_passes)
+    if work.forward_passes > (work.reference == "update"):
+        yield Wait("one pass for log-probs", one_pass * (1 + (work.reference == "pass")), phase, name)
     update = (seconds["update"] + seconds["gradient_exchange"]) / work.updates
+    update += one_pass * (work.reference == "update")
     yield Wait("one update", update, phase, name)
     if saves(config):
         yield Wait("one checkpoint", saving.seconds, phase, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.rollout_memory import EngineMemory
@@ -31,6 +32,8 @@ class Work:
     longest_response: int
     forward_passes: int
     """Passes without gradient over all tokens: old log-probs where they need one, reference, teachers, values."""
+    reference: Literal["none", "apart", "pass", "update"]
+    """Which call the reference's pass is in: one of its own, that for old log-probs, or the update's."""
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
     updates: int
@@ -51,6 +54,8 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     """The amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
+    beside = "pass" if algorithm.recomputes_policy else "update"
+    reference = "apart" if config.routing.replay == "trainer" else beside
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
@@ -60,6 +65,7 @@ def work_of(config: Config, hardware: Hardware) -> Work:
         + algorithm.needs_reference
         + (algorithm.distillation is not None)
         + algorithm.needs_values,
+        reference=reference if algorithm.needs_reference else "none",
         epochs=trained_models * algorithm.epochs,
         updates=trained_models * algorithm.epochs * algorithm.minibatches,
     )
@@ -174,13 +180,15 @@ def training_time(
     efficiency = hardware.training_efficiency
     if hardware.kind == "gpu" and (training.spec == "local" or facts.family.own_attention):
         efficiency *= hardware.local_efficiency
-    rate = layout.world_size * hardware.peak_flops * efficiency * (1 - bubble)
+    full_rate = layout.world_size * hardware.peak_flops * efficiency
+    rate = full_rate * (1 - bubble)
     forward = facts.forward_flops(work.tokens, work.tokens * work.sample_tokens / 2)
+    beside = work.reference in ("pass", "update")  # what it is beside fills and drains the pipeline
     factor = {"off": 3.0, "selective": 3.4, "full": 4.0}[training.recompute]
     crosses_nodes = layout.tp * layout.dp * layout.cp > hardware.gpus_per_node
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return TrainingTime(
-        log_probs=work.forward_passes * forward / rate,
+        log_probs=(work.forward_passes - beside) * forward / rate + beside * forward / full_rate,
         update=work.epochs * factor * forward / rate
         + work.updates * to_host_and_back(resting_bytes, hardware),
         gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),

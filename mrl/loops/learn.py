@@ -2,9 +2,9 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | log-probs of reference and teachers, values; old log-probs and mismatch where they need a pass | trainer ranks |
+| recompute | packed batch | log-probs of teachers, values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
-| update | minibatches | mismatch where there was no pass for it, new weights, metrics | trainer ranks |
+| update | minibatches | mismatch and log-probs of the reference where there was no pass for them, new weights, metrics | trainer ranks |
 
 NaN and infinity end the run before parameters change (nan_guard.py).
 """
@@ -46,6 +46,7 @@ class Trainer(Saver, Protocol):
         teacher: str = "",
         temperature: float = 1.0,
         with_router_margins: bool = False,
+        with_reference: bool = False,
     ) -> dict[str, np.ndarray]: ...
 
     def forward_recording(
@@ -59,7 +60,7 @@ class Trainer(Saver, Protocol):
     ) -> dict[str, float]: ...
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float]
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
 
     def step(self) -> dict[str, float]: ...
@@ -116,21 +117,16 @@ class Learner:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _recompute(self, step: Step) -> None:
-        """The packed batch with log-probs of reference and teachers, and values, by the trainer; where they need a pass of
-        their own, also with old log-probs, and the engine's distance from those."""
-        temperature = self._config.rollout.temperature
+        """The packed batch with log-probs of teachers, and values, by the trainer; where the policy needs a pass, also with old
+        log-probs, the engine's distance from those, and log-probs of the reference."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
         with self._clock.phase("recompute"):
             if self._recomputes_policy(step):
                 batch, policy = self._pass(batch)
-                arrays["old_logprobs"] = policy["logprobs"]
+                arrays |= _kept(policy)
                 step.metrics |= self._mismatch(step, batch, policy)
-            if self._config.algorithm.needs_reference:
-                arrays["ref_logprobs"] = self._train.forward(
-                    batch, role="reference", temperature=temperature
-                )["logprobs"]
             if (distillation := self._config.algorithm.distillation) is not None:
                 batch = _with_teachers(batch, step.groups, distillation)
                 if distillation.estimator == "sampled":
@@ -167,15 +163,23 @@ class Learner:
         step.metrics |= metrics
 
     def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
-        """The policy's arrays; and the batch, with the routes that were taken where later passes are to take them too."""
-        temperature = self._config.rollout.temperature
-        if self._config.routing.replay == "trainer":
-            policy, batch = self._train.forward_recording(batch, temperature=temperature)
-            return batch, policy
-        margins = not self._takes_routes_of_engine
-        return batch, self._train.forward(
-            batch, role="policy", temperature=temperature, with_router_margins=margins
-        )
+        """The arrays of policy and reference; and the batch, with the routes that were taken where later passes are to take
+        them too: the reference's, then, is such a pass."""
+        temperature, reference = self._config.rollout.temperature, self._config.algorithm.needs_reference
+        if self._config.routing.replay != "trainer":
+            margins = not self._takes_routes_of_engine
+            return batch, self._train.forward(
+                batch,
+                role="policy",
+                temperature=temperature,
+                with_router_margins=margins,
+                with_reference=reference,
+            )
+        policy, batch = self._train.forward_recording(batch, temperature=temperature)
+        if reference:
+            said = self._train.forward(batch, role="reference", temperature=temperature)
+            policy["ref_logprobs"] = said["logprobs"]
+        return batch, policy
 
     def _teacher_logprobs(self, batch: TrainBatch, folders: Sequence[str]) -> np.ndarray:
         """[N] float32 log-probs of each sample's tokens by its teacher; 0 where it has none."""
@@ -214,9 +218,12 @@ class Learner:
         self, step: Step, batch: TrainBatch, divisors: Mapping[str, float]
     ) -> dict[str, float]:
         """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
-        policy, metrics = self._train.accumulate(batch, divisors)
-        step.batch = batch.with_arrays(old_logprobs=policy["logprobs"])
-        return metrics | self._mismatch(step, batch, policy) | self._train.step()
+        reference = self._config.algorithm.needs_reference
+        policy, metrics = self._train.accumulate(batch, divisors, with_reference=reference)
+        metrics |= self._mismatch(step, batch, policy)
+        step.batch = batch.with_arrays(**(kept := _kept(policy)))
+        nan_guard.check_batch(step.batch, kept)
+        return metrics | self._train.step()
 
     def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
         """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
@@ -267,6 +274,12 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
     if TEACHER in batch.samples:
         counts["num_taught_tokens"] = float(trained[batch.samples[TEACHER] >= 0].sum())
     return counts
+
+
+def _kept(policy: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the batch keeps of the policy's pass, by its names there."""
+    names = {"logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
+    return {names[name]: array for name, array in policy.items() if name in names}
 
 
 def _with_teachers(batch: TrainBatch, groups: Sequence[Group], section: DistillationSection) -> TrainBatch:

@@ -61,6 +61,8 @@ The loss is always reported as the metric "loss". Entries where `arrays["loss_ma
 entropy and no gradient flows through them. An objective raises NotFiniteError for inputs that are not finite: outputs
 are not looked at anywhere else, and every rank then refuses the optimizer step.
 """
+InPlace = Callable[[], contextlib.AbstractContextManager[None]]
+"""What puts other parameters in the policy's place while it is entered; of this rank alone, so that no rank waits for another there."""
 
 
 class Passes:
@@ -105,16 +107,32 @@ class Passes:
         temperature: float,
         with_router_margins: bool,
         record_routes: bool = False,
+        reference: InPlace | None = None,
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy (critic: values) [N] of all tokens but segments' first; None on ranks
-        without. `record_routes`: also `routes` [N, layers, k], as mrl/routes.py says."""
+        without. `record_routes`: also `routes` [N, layers, k], as mrl/routes.py says. `reference`: also `ref_logprobs` [N]."""
         prepared = self._prepare(batch, all_tokens=True)
+        said = {} if reference is None else self._said_by(reference, batch, prepared, temperature)
         margins = self._no_margins(prepared) if with_router_margins else []
         with torch.no_grad(), self._choices(batch, prepared, record=record_routes):
             outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
             routes = {"routes": self.replay.rows(batch, prepared)} if record_routes else {}
         arrays = self._arrays_of(batch, prepared, outputs, margins)
-        return None if arrays is None else arrays | routes
+        return None if arrays is None else arrays | routes | said
+
+    def _said_by(
+        self, reference: InPlace, batch: TrainBatch, prepared: list[Prepared], temperature: float
+    ) -> dict[str, np.ndarray]:
+        """`ref_logprobs` [N] of the microbatches' scored tokens, on ranks of the last stage.
+
+        The pass that follows takes the same microbatches, and nothing lies between the two that ranks do together: a stage that
+        is through puts its own parameters back and goes on, so that the pipeline is filled and drained once.
+        """
+        with torch.no_grad(), reference(), self._choices(batch, prepared):
+            outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=[])
+        return (
+            {"ref_logprobs": self._flat_arrays(batch, prepared, outputs)["logprobs"]} if self._is_last else {}
+        )
 
     def lesson(
         self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, *, temperature: float
@@ -156,18 +174,23 @@ class Passes:
         temperature: float,
         with_router_margins: bool = False,
         taught: Lessons | None = None,
+        reference: InPlace | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
-        """Accumulates gradients of the objective, which sees how far the policy is from what it is `taught`; returns its
-        metrics per microbatch (empty off the last stage), and what forward() returns, by the same weights, with 0 for tokens that are not trained on."""
+        """Accumulates gradients of the objective, which sees how far the policy is from what it is `taught`, and what the
+        `reference` says; returns its metrics per microbatch (empty off the last stage), and what forward() returns, by the same
+        weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
+        said = {} if reference is None else self._said_by(reference, batch, prepared, temperature)
+        batch = batch.with_arrays(**said)
         self.expert_load.clear()
         margins = self._no_margins(prepared) if with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
         loss = self._objective_loss(batch, objective, denominators, temperature, outputs, taught)
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
-        return metrics, self._arrays_of(batch, prepared, outputs, margins)
+        arrays = self._arrays_of(batch, prepared, outputs, margins)
+        return metrics, None if arrays is None else arrays | said
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
         """Packs the same number of microbatches on all ranks: expert parallelism couples them."""

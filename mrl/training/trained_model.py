@@ -39,7 +39,7 @@ from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder
 from mrl.training.lessons import Lesson, Lessons
 from mrl.training.optimizer import Optimizer
-from mrl.training.passes import Objective, Passes
+from mrl.training.passes import InPlace, Objective, Passes
 from mrl.training.platform.parallel import reduce_metrics
 from mrl.training.platform.parameter_memory import ParameterMemory
 from mrl.training.reduction import OverlappedReduction
@@ -210,13 +210,15 @@ class TrainedModel:
         temperature: float = 1.0,
         with_router_margins: bool = False,
         record_routes: bool = False,
+        reference: InPlace | None = None,
     ) -> dict[str, np.ndarray] | None:
-        """What MegatronWorker.forward() returns, by today's parameters."""
+        """What MegatronWorker.forward() returns, by today's parameters; and by the `reference`, where it is given."""
         return self._passes.forward(
             batch,
             temperature=temperature,
             with_router_margins=with_router_margins,
             record_routes=record_routes,
+            reference=reference,
         )
 
     def lesson(
@@ -234,6 +236,7 @@ class TrainedModel:
         temperature: float = 1.0,
         with_router_margins: bool = False,
         taught: Lessons | None = None,
+        reference: InPlace | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
         for model in self._models:
@@ -248,6 +251,7 @@ class TrainedModel:
             temperature=temperature,
             with_router_margins=with_router_margins,
             taught=taught,
+            reference=reference,
         )
         metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
         if not self._is_critic:

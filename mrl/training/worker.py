@@ -34,7 +34,7 @@ from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, folder
 from mrl.training.lessons import Lessons
-from mrl.training.passes import Objective
+from mrl.training.passes import InPlace, Objective
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
 from mrl.training.trained_model import TrainedModel
@@ -154,6 +154,7 @@ class MegatronWorker:
         temperature: float = 1.0,
         with_router_margins: bool = False,
         record_routes: bool = False,
+        with_reference: bool = False,
     ) -> dict[str, np.ndarray] | None:
         """Log-probs and entropy [N] of this shard (and `router_margin`), at the sampling temperature.
 
@@ -162,7 +163,7 @@ class MegatronWorker:
         Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
         (RecordingRouter) over all layers and its prefix. `teacher`: the folder of the role teacher's. Policy and reference
         take the batch's routes, where it has any; teachers choose their own experts;
-        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what.
+        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what. The policy's pass brings `ref_logprobs` too, `with_reference`.
         """
         if role == "critic":
             return self._trained(role).forward(batch)
@@ -174,6 +175,7 @@ class MegatronWorker:
                 temperature=temperature,
                 with_router_margins=with_router_margins,
                 record_routes=record_routes,
+                reference=self._reference(with_reference),
             )
 
     def update(
@@ -211,10 +213,12 @@ class MegatronWorker:
         temperature: float = 1.0,
         with_router_margins: bool = False,
         distillation: DistillationSection | None = None,
+        with_reference: bool = False,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The first half of the policy's update(): metrics, and gradients for step(); no parameter changes.
 
-        Beside them what forward() returns, by the same weights, with 0 for tokens that are not trained on.
+        Beside them what forward() returns, by the same weights, with 0 for tokens that are not trained on. `with_reference`: its
+        log-probs are made before, and the objective finds them in `arrays`.
         """
         return self.policy.accumulate(
             batch,
@@ -223,6 +227,7 @@ class MegatronWorker:
             temperature=temperature,
             with_router_margins=with_router_margins,
             taught=None if distillation is None else self._lessons(batch, distillation, temperature),
+            reference=self._reference(with_reference),
         )
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
@@ -245,6 +250,9 @@ class MegatronWorker:
         if self.critic is None:
             raise ConfigError("there is no critic on this worker; call add_critic() first")
         return self.critic
+
+    def _reference(self, wanted: bool) -> InPlace | None:
+        return functools.partial(self._acting_as, "reference") if wanted else None
 
     @contextlib.contextmanager
     def _acting_as(self, role: Role, teacher: str = "") -> Iterator[None]:

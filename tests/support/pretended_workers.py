@@ -88,6 +88,8 @@ class PretendedWorker(MegatronWorker):
         self.policy.memory.release()
 
     def forward(self, batch: TrainBatch, *, role: str = "policy", teacher: str = "", **asked: Any) -> Any:
+        if asked.get("with_reference"):
+            self.forward(batch, role="reference")
         acting = contextlib.nullcontext() if role == "critic" else self._acting_as(role, teacher)  # type: ignore[arg-type]
         with acting:
             self._work("log-probs", {"working": self._estimate.slot.log_prob_working})
@@ -99,6 +101,8 @@ class PretendedWorker(MegatronWorker):
             "logprobs": batch.arrays["rollout_logprobs"],
             "entropy": np.ones(batch.num_tokens, np.float32),
         }
+        if asked.get("with_reference"):
+            found["ref_logprobs"] = batch.arrays["rollout_logprobs"]
         return found | {"router_margin": np.ones(batch.num_tokens, np.float32)}
 
     def update(
@@ -114,7 +118,7 @@ class PretendedWorker(MegatronWorker):
             self.forward(batch, role="teacher", teacher=path)
         lessons = 0 if section is None else self._estimate.slot.lessons
         self._work("update", {"activations": kept.kept, "working": kept.working, "teachers": lessons})
-        return {"loss": 0.0}, self.forward(batch)
+        return {"loss": 0.0}, self.forward(batch, with_reference=options.get("with_reference", False))
 
     def step(self, **options: Any) -> dict[str, float]:
         return self._stepped("policy")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mrl.algorithms.losses import PerToken, Tokens, kimi15
-from mrl.algorithms.objective import Objective
+from mrl.algorithms.objective import Objective, cross_entropy
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.policy_loss import Kimi15Loss
 from mrl.loops.mismatch import measure
@@ -109,6 +113,80 @@ def _without_a_pass(
         "mismatch": max(abs(measured[0][name] - measured[1][name]) for name in measured[0]),
         "mismatch_at": measured[0]["policy/rollout_logprob_diff_max"],
     }
+
+
+KL: dict[str, Any] = {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.5, "unbiased": True}}
+
+
+def reference_beside(
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    layout: dict[str, int],
+    batch: TrainBatch,
+    changes: dict[str, Any],
+) -> dict[str, Any]:
+    """The same by a pass of the reference's own and beside the policy's: arrays of forward(), and metrics, gradient and arrays
+    of accumulate(), as a pair each; the policy is not the reference any more, and is the same afterwards."""
+    at = worker(rank, world, port, folder, layout, microbatch_tokens=40, **changes)
+    _, shard = shard_of(batch, at)
+    at.snapshot_reference()
+    count = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
+    at.update(shard, cross_entropy, count, temperature=TEMPERATURE, lr=1e-2)
+    digest = digest_parameters(at.policy)
+    said = at.forward(shard, role="reference", temperature=TEMPERATURE)
+    plain = at.forward(shard, temperature=TEMPERATURE)
+    beside = at.forward(shard, temperature=TEMPERATURE, with_reference=True)
+    objective, gradients, found = Objective(AlgorithmSection.model_validate(KL)), [], []
+    known = shard.with_arrays(ref_logprobs=_of_all_ranks(at, said)["logprobs"])
+    for given, wanted in ((known, False), (shard, True)):
+        found.append(at.accumulate(given, objective, count, temperature=TEMPERATURE, with_reference=wanted))
+        gradients.append(torch.cat([b.grad_data.flatten() for b in at.policy.memory.buffers]).numpy())
+    return {
+        "forward": (said, plain, beside),
+        "metrics": [metrics for metrics, _ in found],
+        "gradients": gradients,
+        "arrays": found[1][1],
+        "same": digest == digest_parameters(at.policy),
+    }
+
+
+def undrained(
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], batch: TrainBatch, sign: str
+) -> int:
+    """A last stage that stays in the reference's place until the first one has begun with what follows; microbatches of both
+    sweeps there. TimeoutError where the first stage does not begin before."""
+    at = worker(rank, world, port, folder, layout, microbatch_tokens=40)
+    at.snapshot_reference()
+    begun: list[int] = []
+    at.policy.chunks.models[0].register_forward_pre_hook(lambda *_: begun.append(at.place.pp))
+    at.forward(batch, temperature=TEMPERATURE)
+    each, swap = len(begun), at._frozen["reference"]
+
+    @contextlib.contextmanager
+    def stays(action: str) -> Iterator[None]:
+        with swap(action):
+            yield
+            if at.place.pp == layout["pp"] - 1:
+                _wait_for(Path(sign))
+
+    def first(*_: Any) -> None:
+        if at.place.pp == 0 and len(begun) == 2 * each + 1:
+            Path(sign).touch()
+
+    at.policy.chunks.models[0].register_forward_pre_hook(first)
+    at._frozen["reference"] = stays
+    at.forward(batch, temperature=TEMPERATURE, with_reference=True)
+    return len(begun) - each
+
+
+def _wait_for(path: Path, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} does not appear")
+        time.sleep(0.01)
 
 
 def _of_all_ranks(at: MegatronWorker, arrays: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mrl.config.sections import algorithm, correction, policy_loss
+from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection
 from mrl.samples import TrainBatch
 from tests.mrl.algorithms import megatron_scenarios as scenarios
@@ -153,3 +154,55 @@ def test_the_one_update_of_a_step_needs_no_pass_before_it(many) -> None:
             at = {name: differences.pop(name) for name in ("margins_at", "mismatch_at")}
             assert all(found < 1e-5 for found in differences.values()), (tree, differences)
             assert 0 < at["margins_at"] < 1 and at["mismatch_at"] > 0.1
+
+
+BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
+    ({"ep": 2, "dp": 2}, {}),
+    ({"pp": 2}, {}),
+    ({"tp": 2, "ep": 2}, {"lora": LoraSection(rank=4)}),
+]
+LONG_BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
+    ({"cp": 2, "pp": 2, "vpp": 2}, {"recompute": "full"}),
+    ({"tp": 2, "pp": 2, "ep": 2}, {}),
+    ({"pp": 2}, {"lora": LoraSection(rank=4)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [*BESIDE, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_BESIDE)],
+    ids=str,
+)
+def test_the_reference_beside_the_policy(
+    layout: dict[str, int], changes: dict[str, Any], folder: Path
+) -> None:
+    """To the bit what a pass of its own says; and, to rounding (log-probs are of other rows there), the gradient that follows."""
+    world, batch = LayoutSection(**layout).world_size, random_batch(10, seed=5)
+    results = run_ranks(scenarios.reference_beside, world, str(folder), layout, batch, changes)
+    assert any(result["arrays"] is not None for result in results)
+    for result in results:
+        apart, beside = result["metrics"]
+        assert (
+            result["same"]
+            and beside == pytest.approx(apart, rel=1e-5)
+            and apart["policy/kl_reference"] > 1e-3
+        )
+        wanted, found = result["gradients"]
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max(), rtol=0)
+        said, plain, both = result["forward"]
+        if both is None:
+            assert said is plain is result["arrays"] is None
+            continue
+        np.testing.assert_array_equal(both["ref_logprobs"], said["logprobs"])
+        np.testing.assert_array_equal(both["logprobs"], plain["logprobs"])
+        assert np.abs(both["ref_logprobs"] - both["logprobs"]).max() > 1e-2
+        own = result["arrays"]["ref_logprobs"]
+        np.testing.assert_allclose(own, np.where(own == 0, 0, said["logprobs"]), atol=1e-5)
+        assert np.count_nonzero(own) == np.count_nonzero(result["arrays"]["logprobs"]) > 0
+
+
+def test_no_stage_waits_between_reference_and_policy(folder: Path, tmp_path: Path) -> None:
+    """The pipeline is not drained: the first stage has begun with the policy while the last is in the reference's place."""
+    batch = random_batch(10, seed=5)
+    found = run_ranks(scenarios.undrained, 2, str(folder), {"pp": 2}, batch, str(tmp_path / "begun"))
+    assert found[0] == found[1] and found[0] % 2 == 0 and found[0] > 2

@@ -1,5 +1,7 @@
 """The waits of a run against their deadlines: what ends a run is an error of its plan, what comes near is a warning."""
 
+import functools
+
 import pytest
 
 from mrl.capacity.hardware import load_hardware
@@ -64,3 +66,23 @@ def test_a_run_that_never_saves_waits_for_no_checkpoint() -> None:
     found = tree("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
     assert [each["name"] for each in found["step"]["deadlines"] if "checkpoint" in each["name"]] == []
     assert [moment["moment"] for moment in found["host_memory"]] == ["engines serve"]
+
+
+def test_the_reference_is_waited_for_with_the_pass_that_it_is_beside() -> None:
+    """That for old log-probs, or the only update; in a call of its own where it takes the routes of the first."""
+    kl = "algorithm.kl={location: loss, kind: k3, coefficient: 0.01}"
+    of = functools.partial(tree, recipe="qwen3_235b_a22b")
+    one = ("algorithm.minibatches=1", "algorithm.epochs=1")
+    plain, passed = of("algorithm.minibatches=2"), of("algorithm.minibatches=2", kl)
+    assert wait(passed, "one update") == wait(plain, "one update")
+    ratio = (
+        wait(passed, "one pass for log-probs")["seconds"] / wait(plain, "one pass for log-probs")["seconds"]
+    )
+    assert 1.9 < ratio < 2.0  # it does not drain the pipeline
+    apart = of("algorithm.minibatches=2", kl, "routing.replay=trainer")
+    assert wait(apart, "one pass for log-probs") == wait(plain, "one pass for log-probs")
+    alone, updated = of(*one), of(*one, kl)
+    assert "one pass for log-probs" not in {each["name"] for each in updated["step"]["deadlines"]}
+    more = wait(updated, "one update")["seconds"] - wait(alone, "one update")["seconds"]
+    assert more == pytest.approx(updated["step"]["seconds"]["log_probs"])
+    assert updated["step"]["seconds"]["log_probs"] < apart["step"]["seconds"]["log_probs"] / 2

@@ -110,7 +110,14 @@ class TableRanks:
             return {"values": np.zeros(batch.num_tokens, np.float32)}
         with torch.no_grad():
             logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
-        return {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
+        found = {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
+        return found | self._said(batch, options.get("with_reference", False))
+
+    def _said(self, batch: TrainBatch, wanted: bool) -> dict[str, np.ndarray]:
+        if not wanted:
+            return {}
+        self.called.append("reference beside")
+        return {"ref_logprobs": _both(self.reference, batch)[0].numpy()}
 
     def forward_recording(
         self, batch: TrainBatch, *, temperature: float
@@ -129,18 +136,21 @@ class TableRanks:
         return metrics | self.step()
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float]
+        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         if self.dies is not None:
             raise self.dies
         self.called.append("update")
+        batch = batch.with_arrays(**(said := self._said(batch, with_reference)))
         if self._pump is not None:
             for _ in range(self.dice.randint(0, 6) if self.dice else 3):
                 self._pump()
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
-        found = {"logprobs": logprobs.detach().numpy()}
-        if not torch.isfinite(logprobs).all():  # as the real worker: an objective refuses such values
+        found = {"logprobs": logprobs.detach().numpy()} | said
+        if not all(
+            np.isfinite(values).all() for values in found.values()
+        ):  # as the real worker: an objective refuses such values
             self._gradient = torch.full_like(self.table, float("nan"))
             return found, {"loss": float("nan")}
         arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}

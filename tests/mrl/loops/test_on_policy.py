@@ -92,8 +92,7 @@ def test_every_pass_takes_the_routes_of_the_engines(tmp_path: Path) -> None:
     run = TableRun(config_of(tmp_path, algorithm, "routing.replay=engine"))
     run.loop.start()
     run.loop.step()
-    passes = ["forward policy with routes", "forward reference with routes", "update", "update"]
-    assert run.train.called == passes
+    assert run.train.called == ["forward policy with routes", "reference beside", "update", "update"]
     assert all(batch.routes == (Routes(()),) * batch.num_samples for batch in run.train.batches)
 
 
@@ -172,6 +171,35 @@ def test_engines_with_other_weights_end_the_run_before_a_parameter_changes(
     with pytest.raises(WeightSyncError, match=r"differ by 0\.\d+ at version 1"):
         run.loop.step()
     assert torch.equal(run.train.table, before) and run.engines.version == 1 and len(run.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [
+        ({}, ["update", "reference beside"]),
+        ({"minibatches": 2}, ["forward policy", "reference beside", "update", "update"]),
+    ],
+)
+def test_the_reference_says_its_log_probs_in_the_policys_pass(
+    algorithm: dict[str, Any], passes: list[str], tmp_path: Path
+) -> None:
+    """Before it in the only update, or in the pass for old log-probs: never in a pass of its own, and once a step."""
+    kl = {"location": "loss", "kind": "k3", "coefficient": 0.1}
+    run = stepped(tmp_path, algorithm | {"kl": kl}, steps=2)
+    assert run.train.called == passes * 2
+    assert run.rows()[0]["policy/kl_reference"] < run.rows()[1]["policy/kl_reference"]
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"minibatches": 2}])
+def test_what_the_reference_says_must_be_numbers(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    kl = {"location": "loss", "kind": "k3", "coefficient": 0.1}
+    run = TableRun(config_of(tmp_path, algorithm | {"kl": kl}))
+    run.loop.start()
+    run.train.reference[3] = float("nan")
+    before = run.train.table.detach().clone()
+    with pytest.raises(BadNumbers, match="ref_logprobs is not finite"):
+        run.loop.step()
+    assert torch.equal(run.train.table, before) and not run.rows()
 
 
 @pytest.mark.parametrize("old_logprobs", ["auto", "recomputed"])
