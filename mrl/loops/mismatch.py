@@ -23,7 +23,7 @@ def measure(
     served: np.ndarray,
     margin: float,
 ) -> dict[str, float]:
-    """Mean and maximum of |engine - trainer| over the served policy tokens [N] outside near-ties; the near-ties' count and maximum.
+    """Mean and maximum of |engine - trainer| over the served policy tokens [N] outside near-ties, where there are any; the near-ties' count and maximum.
 
     `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed weight sync
     shows in the numbers; what it says of other tokens than the policy's is not read.
@@ -37,12 +37,14 @@ def measure(
             near.add(diff[ties])
             mask &= ~ties
         clear.add(diff[mask])
-    return {
-        "policy/rollout_logprob_diff_max": clear.largest,
-        "policy/rollout_logprob_diff_mean": clear.total / max(1, clear.count),
+    found = {
         "policy/rollout_logprob_near_ties": float(near.count),
         "policy/rollout_logprob_near_tie_diff_max": near.largest,
     }
+    if clear.count:
+        found["policy/rollout_logprob_diff_max"] = clear.largest
+        found["policy/rollout_logprob_diff_mean"] = clear.total / clear.count
+    return found
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,7 +63,7 @@ class _Gaps:
 
 def check(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
     """Raises WeightSyncError when the engines do not serve the trainer's weights."""
-    found = metrics["policy/rollout_logprob_diff_max"]
+    found = metrics.get("policy/rollout_logprob_diff_max", 0.0)
     if limit is not None and not found <= limit:
         raise WeightSyncError(
             f"engine and trainer log-probs differ by {found:.3g} at version {version}, more than loop.max_rollout_mismatch = "

@@ -267,7 +267,8 @@ METRICS = {
         "KL of the trained policy from the one that sampled, over the tokens of one age (k3), in nats.",
     ),
     "policy/rollout_logprob_diff_max": Metric(
-        "nats", "Largest |engine - trainer log-prob| of today's tokens outside router near-ties."
+        "nats",
+        "Largest |engine - trainer log-prob| of today's tokens outside router near-ties, where there are any.",
     ),
     "policy/rollout_logprob_diff_mean": Metric(
         "nats", "Mean |engine - trainer log-prob| of the same tokens."

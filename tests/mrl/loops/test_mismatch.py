@@ -31,6 +31,20 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
     assert measured["policy/rollout_logprob_diff_mean"] == pytest.approx(0.25)
 
 
+def test_where_no_token_is_measured_no_difference_is_told() -> None:
+    """Of a step whose tokens are all of earlier versions, and of one whose are all near-ties: 0 would say that the engine agrees."""
+    batch = make_batch([(1, 3), (1, 2)])
+    trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
+    none, near = np.zeros(batch.num_tokens, bool), np.zeros(batch.num_tokens, np.float32)
+    for measured, ties in (
+        (measure(batch, trainer, None, served=none, margin=1e-5), 0.0),
+        (measure(batch, trainer, near, served=~none, margin=1e-5), 5.0),
+    ):
+        assert not {name for name in measured if name.startswith("policy/rollout_logprob_diff_")}
+        assert measured["policy/rollout_logprob_near_ties"] == ties
+        check(measured, 1e-4, version=3)
+
+
 def test_a_long_batch_is_measured_piece_by_piece() -> None:
     """The figures are those of all tokens at once; one that is no number is not lost in a later piece."""
     batch = make_batch([(1, 20_000)] * 4)

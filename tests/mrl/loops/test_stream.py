@@ -100,7 +100,8 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
         float(max((v - s.policy_versions).max() for g in groups for s in g.samples)) if groups else 0.0
         for v, groups in enumerate(run.groups)
     ]
-    assert all(row["policy/rollout_logprob_diff_max"] < 1e-5 for row in rows if row["rollout/groups"])
+    measured = [row[name] for row in rows if (name := "policy/rollout_logprob_diff_max") in row]
+    assert 0 < len(measured) <= len(rows) and max(measured) < 1e-5
 
 
 def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
