@@ -39,10 +39,10 @@ def waits(
     phase, name = config.loop.phase_deadline_seconds, "loop.phase_deadline_seconds"
     yield Wait("one round of generate", seconds["generate"], phase, name)
     one_pass = seconds["log_probs"] / max(1, work.forward_passes)
-    if work.forward_passes > (work.reference == "update"):
+    if work.passes_before:
         yield Wait("one pass for log-probs", one_pass * (1 + (work.reference == "pass")), phase, name)
     update = (seconds["update"] + seconds["gradient_exchange"]) / work.updates
-    update += one_pass * (work.reference == "update")
+    update += one_pass * work.passes_in_updates / (config.algorithm.epochs * config.algorithm.minibatches)
     yield Wait("one update", update, phase, name)
     if saves(config):
         yield Wait("one checkpoint", saving.seconds, phase, name)

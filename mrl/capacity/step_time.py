@@ -30,14 +30,21 @@ class Work:
     response_tokens: float
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
-    forward_passes: int
-    """Passes without gradient over all tokens: old log-probs where they need one, reference, teachers, values."""
+    passes_before: int
+    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, teachers, values."""
+    passes_in_updates: int
+    """The same in the updates' calls: the reference's of an only update, and of teachers whose distributions an update takes."""
     reference: Literal["none", "apart", "pass", "update"]
     """Which call the reference's pass is in: one of its own, that for old log-probs, or the update's."""
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
     updates: int
     """Optimizer updates of one step, the critic's counted too."""
+
+    @property
+    def forward_passes(self) -> int:
+        """All passes without gradient."""
+        return self.passes_before + self.passes_in_updates
 
     @property
     def sample_tokens(self) -> float:
@@ -54,18 +61,21 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     """The amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
-    beside = "pass" if algorithm.recomputes_policy else "update"
-    reference = "apart" if config.routing.replay == "trainer" else beside
+    taught, reference = algorithm.distillation_in_updates is not None, algorithm.reference_in_update
+    beside = "update" if reference else "pass"
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        forward_passes=algorithm.recomputes_policy
-        + algorithm.needs_reference
-        + (algorithm.distillation is not None)
+        passes_before=algorithm.recomputes_policy
+        + (algorithm.needs_reference and not reference)
+        + (algorithm.distillation is not None and not taught)
         + algorithm.needs_values,
-        reference=reference if algorithm.needs_reference else "none",
+        passes_in_updates=reference + taught * algorithm.epochs,
+        reference=("apart" if config.routing.replay == "trainer" else beside)
+        if algorithm.needs_reference
+        else "none",
         epochs=trained_models * algorithm.epochs,
         updates=trained_models * algorithm.epochs * algorithm.minibatches,
     )

@@ -279,6 +279,11 @@ class AlgorithmSection(Section):
         return self.old_logprobs == "recomputed" or not one or self.kl.location == "reward"
 
     @property
+    def reference_in_update(self) -> bool:
+        """Whether the reference's pass lies in the only update's call; else it is beside, or after, the one for old log-probs."""
+        return self.needs_reference and not self.recomputes_policy
+
+    @property
     def ignores_age(self) -> bool:
         """Whether nothing in the loss tells a token of an earlier version from one of today's."""
         return self.loss.name == "reinforce" and self.old_logprobs != "decoupled"

@@ -57,6 +57,15 @@ def test_reference_critic_and_epochs_count() -> None:
     assert told(LENGTHS, critic_alone)["perf/update_flops_per_second_per_device"] == 6 * headless / 2
 
 
+def test_an_only_update_has_the_references_pass_in_it() -> None:
+    """Its time is that of both, so the rate counts both; with several updates the pass is before them."""
+    kl = {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.1}}
+    for algorithm, passes in ((kl, 4), (kl | {"minibatches": 2}, 3)):
+        told = Throughput(FACTS, AlgorithmSection.model_validate(algorithm), 1, 1, None)(LENGTHS, TIMES)
+        assert told["perf/update_flops_per_second_per_device"] == passes * FORWARD / 2
+        assert told["perf/step_flops_per_second_per_device"] == 5 * FORWARD / 8
+
+
 def test_no_utilisation_is_told_of_an_unknown_device() -> None:
     assert peak_flops("cpu", "bfloat16") is None and peak_flops("NVIDIA H100 PCIe", "float32") is None
     found = Throughput(FACTS, AlgorithmSection(), num_devices=1, num_trainers=1, peak_flops=None)(
