@@ -241,7 +241,16 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [engine for engine in self._fleet.serving if engine not in self._resting]
 
     def go_on(self) -> None:
-        """The engines go on with what waits since a park, beside what the next `submit` brings."""
+        """The engines go on with what waits since a park, beside what the next `submit` brings.
+
+        What a validation in between leaves are calls that found nothing to do: they are over first, so that the next ones come in the
+        same looks with a validation and without.
+        """
+        for engine, rounds in enumerate(self._rounds):
+            if rounds:
+                left = self._brought(engine, list(rounds))
+                assert not left, f"{len(left)} responses came that nobody took before the engines go on"
+                rounds.clear()
         self._book.go_on()
 
     def _call(self) -> None:

@@ -289,7 +289,8 @@ class InFlight:
         for index in sorted({sample.prompt_index for sample, _ in arrived}):
             making = self._making[index]
             if len(making.samples) == making.size:
-                self.arrivals.answered([name for name in making.ids() if name not in making.verdicts])
+                names = [name for name in making.ids() if name not in making.verdicts]
+                self.arrivals.answered(names, rests=index in self._resting)
         if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
             self.flush_groups([i for i in failed if len(self._making[i].samples) == self._making[i].size])
 

@@ -148,8 +148,8 @@ class Arrivals(Protocol):
         """What environments said in this look."""
         ...
 
-    def answered(self, names: Sequence[str]) -> None:
-        """The reward workers have all samples of a group."""
+    def answered(self, names: Sequence[str], *, rests: bool) -> None:
+        """The reward workers have all samples of a group; `rests`: one that is at rest until the engines go on after a weight sync."""
         ...
 
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
@@ -209,7 +209,7 @@ class AsTheyCome(Arrivals):
     def said(self, answers: Sequence[Answer]) -> None:
         pass
 
-    def answered(self, names: Sequence[str]) -> None:
+    def answered(self, names: Sequence[str], *, rests: bool) -> None:
         pass
 
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:

@@ -7,8 +7,8 @@
 | answers of environments | in the look of the turn that they follow, and those to the turns of a run before beside them |
 | a group's verdicts | in the look of its last response, or `stream.verdict_ticks` - 1 looks later; all together, by their samples |
 
-Whoever is late by the wall is waited for. At a weight sync the count of verdicts that are still out begins anew, so that what comes after it
-is a function of ledger, weights and parked responses alone: a run that is ended there and resumed goes on as it would have.
+Whoever is late by the wall is waited for. At a weight sync the count of verdicts that are still out begins anew, and a validation sees its own
+alone, so that what comes after it is a function of ledger, weights and parked responses: a run that is ended there and resumed goes on as it would have.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class EngineTime(AsTheyCome):
     def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
         return environments.poll(1.0)
 
-    def answered(self, names: Sequence[str]) -> None:
+    def answered(self, names: Sequence[str], *, rests: bool) -> None:
         self._due |= dict.fromkeys(names, self._now + self._section.verdict_ticks)
+        if rests:
+            self._held |= set(names)
 
     def parked(self, responses: Sequence[Response], beats: Beats) -> None:
         self._held = set(self._due)

@@ -65,8 +65,8 @@ class Recording(Arrivals):
         if answers:
             self._add("answers", [told_answer(answer) for answer in answers])
 
-    def answered(self, names: Sequence[str]) -> None:
-        self._inner.answered(names)
+    def answered(self, names: Sequence[str], *, rests: bool) -> None:
+        self._inner.answered(names, rests=rests)
 
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         verdicts = self._inner.verdicts(workers, timeout_seconds)

@@ -132,7 +132,7 @@ class Replaying(Arrivals):
         recorded, _ = self._next("park", "to park")
         self._compare(recorded, responses)
 
-    def answered(self, names: Sequence[str]) -> None:
+    def answered(self, names: Sequence[str], *, rests: bool) -> None:
         pass
 
     def goes_on(self) -> None:

@@ -64,7 +64,7 @@ ROWS = [Prompt(n, np.array([n], np.int32), "", None) for n in range(VOCAB)]
 
 
 def config_of(folder: Path, algorithm: Mapping[str, Any], *words: str) -> Config:
-    """Four groups of four a step; checkpoints and validation off."""
+    """Four groups of four a step; checkpoints and validation, of four prompts, off."""
     overlay = folder / "overlay.yaml"
     section = {
         "algorithm": dict(algorithm),
@@ -217,6 +217,8 @@ class TableEngines:
         """Of every request that is at work; below LONGEST responses finish at different polls."""
         self.at_once = 1 << 30
         """Requests at work; the others wait."""
+        self.is_called = False
+        """Whether a call is always under way, which goes on to its end where they are parked."""
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
         """The text of a response's tokens."""
         self.dice: random.Random | None = None
@@ -263,6 +265,10 @@ class TableEngines:
             return []
         beats = self._beats()
         self._taken.append((0, beats))
+        return self._call(beats)
+
+    def _call(self, beats: int) -> list[Response]:
+        """What has ended in it."""
         for _ in range(self.tokens_per_poll * beats):
             for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
                 self._step(opened)
@@ -287,10 +293,11 @@ class TableEngines:
 
     def park(self) -> list[Response]:
         """Those that have a token now leave; the others wait."""
+        ended = self._call(1) if self.is_called else []
         begun = [opened for opened in self.open.values() if opened.tokens]
         self._waiting |= {name: opened for name, opened in self.open.items() if not opened.tokens}
         self.open.clear()
-        return [self._response(opened, Status.PARKED) for opened in begun]
+        return ended + [self._response(opened, Status.PARKED) for opened in begun]
 
     def go_on(self) -> None:
         self.open |= self._waiting
@@ -395,7 +402,8 @@ class TableRun:
         self.said: list[str] = []
         """By stop rules."""
         rules = StopRules(config, self._folder.metrics, self.said.append)
-        common = [], recorder, Checkpoints(config, self._folder)
+        held_out = [dataclasses.replace(prompts.prompt_at(n), index=n - 4) for n in range(4)]
+        common = held_out, recorder, Checkpoints(config, self._folder)
         more: dict[str, Any] = {"should_stop": should_stop, "stop_rules": rules}
         self.loop: OnPolicyLoop | StreamLoop
         if config.loop.schedule == "stream":
@@ -424,6 +432,7 @@ class TableRun:
             dice=self._dice,
         )
         run.engines.tokens_per_poll, run.engines.at_once = self.engines.tokens_per_poll, self.engines.at_once
+        run.engines.is_called = self.engines.is_called
         with torch.no_grad():
             run.train.table.copy_(table)
         run.loop.restore(pickle.loads(pickle.dumps(state)))

@@ -52,7 +52,7 @@ def table_run(settings: Config, seed: int, *, wall: bool = False, acts: bool = F
 
     episodes = (lambda: episodes_of(seed)) if acts else None
     run = TableRun(settings, arrivals=clock, dice=random.Random(seed), episodes=episodes)
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+    run.engines.tokens_per_poll, run.engines.at_once, run.engines.is_called = 1, 10, True
     return run
 
 
@@ -71,8 +71,9 @@ def trained(*runs: TableRun) -> list[list[bytes]]:
 def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
     split: str, acts: bool, tmp_path: Path
 ) -> None:
-    """After every step, at other speeds, with parked responses, open episodes and verdicts that are out; by the wall it is another run."""
-    words = SPLITS[split]
+    """After every step, at other speeds, with parked responses, open episodes and verdicts that are out, whether a validation came
+    after it or not; by the wall it is another run."""
+    words = (*SPLITS[split], "loop.validation.every_steps=2")
     whole = table_run(config(tmp_path, "whole", *words), 1, acts=acts)
     assert whole.finished() == "done"
     parked = unjudged = 0
@@ -109,7 +110,7 @@ def test_an_update_takes_so_many_ticks_of_engines_of_their_own(tmp_path: Path) -
 
 def test_a_verdict_that_never_comes_is_named(tmp_path: Path) -> None:
     clock = EngineTime(config(tmp_path, "run").stream, deadline_seconds=0.0)
-    clock.answered(["4.1"])
+    clock.answered(["4.1"], rests=False)
     rewards = ScriptedRewards(mixed)
     rewards.silent = True
     with pytest.raises(RewardError, match=r"no verdict on sample 4\.1 within"):
