@@ -71,13 +71,17 @@ def start(folder: Path) -> tuple[MegatronWorker, SampleCost]:
     write_model(folder)
     model = ModelSection(path=str(folder), max_length=LONGEST)
     training = TrainingSection(dtype="float32", microbatch_tokens=1 << 20)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     worker = MegatronWorker(
-        model, training, rank=0, world_size=1, master_address="127.0.0.1", master_port=port
+        model, training, rank=0, world_size=1, master_address="127.0.0.1", master_port=free_port()
     )
     return worker, SampleCost.of_model(find_facts(model))
+
+
+def free_port() -> int:
+    """Of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def ragged(count: int, *, seed: int) -> TrainBatch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import socket
 import statistics
 import tempfile
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.balance import LONGEST, ragged, write_model
+from benchmarks.balance import LONGEST, free_port, ragged, write_model
 from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, TrainingSection
@@ -47,10 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _of_all_stages(folder: str, samples: int, tokens: int, rounds: int) -> tuple[float, float, int]:
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    context, port = multiprocessing.get_context("spawn"), free_port()
     with context.Pool(STAGES) as pool:
         waiting = [pool.apply_async(stage, (r, port, folder, samples, tokens, rounds)) for r in range(STAGES)]
         return waiting[0].get(DEADLINE)

@@ -19,6 +19,9 @@ from mrl.config.sections.training import TrainingSection
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout
 
+CallOfReference = Literal["none", "apart", "pass", "update"]
+"""Which call the reference's pass is in: one of its own, that for old log-probs, or the update's."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
@@ -34,8 +37,7 @@ class Work:
     """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, teachers, values."""
     passes_in_updates: int
     """The same in the updates' calls: the reference's of an only update, and of teachers whose distributions an update takes."""
-    reference: Literal["none", "apart", "pass", "update"]
-    """Which call the reference's pass is in: one of its own, that for old log-probs, or the update's."""
+    reference: CallOfReference
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
     updates: int
@@ -61,24 +63,29 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     """The amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
-    taught, reference = algorithm.distillation_in_updates is not None, algorithm.reference_in_update
-    beside = "update" if reference else "pass"
+    taught, reference = algorithm.distillation_in_updates is not None, _call_of_reference(config)
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
         passes_before=algorithm.recomputes_policy
-        + (algorithm.needs_reference and not reference)
+        + (reference in ("apart", "pass"))
         + (algorithm.distillation is not None and not taught)
         + algorithm.needs_values,
-        passes_in_updates=reference + taught * algorithm.epochs,
-        reference=("apart" if config.routing.replay == "trainer" else beside)
-        if algorithm.needs_reference
-        else "none",
+        passes_in_updates=(reference == "update") + taught * algorithm.epochs,
+        reference=reference,
         epochs=trained_models * algorithm.epochs,
         updates=trained_models * algorithm.epochs * algorithm.minibatches,
     )
+
+
+def _call_of_reference(config: Config) -> CallOfReference:
+    if not config.algorithm.needs_reference:
+        return "none"
+    if config.routing.replay == "trainer":
+        return "apart"
+    return "update" if config.algorithm.reference_in_update else "pass"
 
 
 def microbatches(config: Config, work: Work) -> tuple[int, int]:

@@ -163,7 +163,8 @@ class MegatronWorker:
         Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
         (RecordingRouter) over all layers and its prefix. `teacher`: the folder of the role teacher's. Policy and reference
         take the batch's routes, where it has any; teachers choose their own experts;
-        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what. The policy's pass brings `ref_logprobs` too, `with_reference`.
+        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what.
+        `with_reference`: the policy's pass brings `ref_logprobs` too.
         """
         if role == "critic":
             return self._trained(role).forward(batch)

@@ -148,9 +148,8 @@ class TableRanks:
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
         found = {"logprobs": logprobs.detach().numpy()} | said
-        if not all(
-            np.isfinite(values).all() for values in found.values()
-        ):  # as the real worker: an objective refuses such values
+        # As the real worker: an objective refuses such values.
+        if not all(np.isfinite(values).all() for values in found.values()):
             self._gradient = torch.full_like(self.table, float("nan"))
             return found, {"loss": float("nan")}
         arrays = {name: torch.from_numpy(values) for name, values in batch.arrays.items()}
