@@ -243,12 +243,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def go_on(self) -> None:
         """The engines go on with what waits since a park, beside what the next `submit` brings.
 
-        What a validation in between leaves are calls that found nothing to do. Where looks are counted they are over first, so that
+        What a validation in between leaves are calls that found nothing to do. They are over first, so that where looks are counted
         the next ones come in the same looks with a validation and without.
         """
-        is_counted = self._config.stream.clock == "logical"
         for engine, rounds in enumerate(self._rounds):
-            if rounds and is_counted:
+            if rounds:
                 left = self._brought(engine, list(rounds))
                 assert not left, f"{len(left)} responses came that nobody took before the engines go on"
                 rounds.clear()

@@ -172,7 +172,8 @@ class InFlight:
     def _take_responses(self, timeout_seconds: float) -> None:
         engines = self.arrivals.engines(self._rollout, timeout_seconds)
         responses = self._rollout.take(engines)
-        self.arrivals.brought(engines, responses, self._take_beats())
+        # Calls that were over before the engines went on are told with the next ones.
+        self.arrivals.brought(engines, responses, self._take_beats() if engines else ())
         self._go_on_elsewhere(responses)
 
     def _take_beats(self) -> Beats:

@@ -227,6 +227,7 @@ class Producer:
         if not self._paused:
             return
         start, self._paused, self._in_flight.newest_version = time.monotonic(), False, -1
+        self._book()  # verdicts that a validation saw
         self._in_flight.go_on(self._admit(self._admission.room(self._ledger)), self._sampling)
         self._count("stream/park_seconds", time.monotonic() - start)
 

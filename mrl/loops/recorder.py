@@ -47,7 +47,7 @@ class Recorder:
         self._samples = SamplesLog(
             folder.samples, limit=section.samples_per_step, limit_tokens=section.token_values
         )
-        self._dropped_samples = self._samples.resume_at(first_step)
+        self._dropped_samples = self._samples.resume_at(first_step, validated=self.has_row(first_step - 1))
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
         self._trackers = trackers.start(config.logging, run, history=metrics_log.read(folder.metrics))
         self.progress = Progress(config.loop.steps)
@@ -60,10 +60,9 @@ class Recorder:
         self.progress.step(step, row)
         self.last_row = row
 
-    def restore_row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The row of a saved step whose run died before it wrote that."""
-        if metrics and not self._metrics.has(step):
-            self._write(step, metrics)
+    def has_row(self, step: int) -> bool:
+        """False of a saved step whose run died before it wrote that."""
+        return self._metrics.has(step)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Writes a row wherever rows go; returns what metrics.jsonl takes of it."""

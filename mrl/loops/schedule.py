@@ -87,6 +87,8 @@ class Schedule(abc.ABC):
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
         self._row_seconds, self._newer_groups = 0.0, 0
+        self._unwritten: dict[str, float] = {}
+        """The row of the step that this run resumes behind, where the run before died between its checkpoint and its row."""
         self._resumed: dict[str, float] = {}
         """Of the first row after a resume."""
         self.ended = ""
@@ -107,10 +109,11 @@ class Schedule(abc.ABC):
 
     def steps(self) -> Iterator[int]:
         """All remaining steps after start(), each one's number when its row is written; before the first the starting
-        point's validation, as step 0. Whoever reads this may ask to stop until the next one is read."""
-        if self.version == 0 and self._config.loop.validation.before_training:
-            self._write_row(0, self._validate(0))
-            yield 0
+        point's validation, as step 0, or the step behind which the run resumes, where its row is not written yet. Whoever reads
+        this may ask to stop until the next one is read."""
+        if (row := self._row_before_steps()) is not None:
+            self._write_row(self.version, row)
+            yield self.version
         while self.next_step <= self._config.loop.steps:
             self.step()
             yield self.version
@@ -137,6 +140,19 @@ class Schedule(abc.ABC):
     @abc.abstractmethod
     def _leave_engines(self) -> None:
         """The engines have nothing left to do, and the trainer is there for a checkpoint."""
+
+    def _row_before_steps(self) -> dict[str, float] | None:
+        if self.version == 0:
+            return self._validate(0) if self._config.loop.validation.before_training else None
+        row, self._unwritten = self._unwritten, {}
+        owes = bool(row) and self._validation_due(self.version)
+        if self._validates_first(owes):
+            row = row | self._validate(self.version)
+        return row or None
+
+    def _validates_first(self, owes: bool) -> bool:
+        """`owes`: the validation behind the checkpoint that this run resumes from was not made."""
+        return owes
 
     # -- parts of a step -----------------------------------------------------------------------------------------
 
@@ -244,4 +260,5 @@ class Schedule(abc.ABC):
         self.next_step = int(state["next_step"])
         self._newer_groups = self._source.restore(state["supply"], version=self.version)
         self._learner.restore(state["algorithm"])
-        self._recorder.restore_row(self.version, state.get("row", {}))
+        if not self._recorder.has_row(self.version):
+            self._unwritten = state.get("row", {})

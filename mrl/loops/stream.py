@@ -60,6 +60,9 @@ class StreamLoop(Schedule):
             self.elastic.synced(time.monotonic() - start)
         self._producer.commit(self.version)
 
+    def _validates_first(self, owes: bool) -> bool:
+        return self._producer.arrivals.validates_first(owes)
+
     def step(self) -> None:
         step = self._begin()
         with self._oldest_named():

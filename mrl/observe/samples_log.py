@@ -14,7 +14,7 @@ from mrl.observe.samples_table import Row
 from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
 
-_STEP = re.compile(rb'\{"step": (\d+)[,}]')
+_STEP = re.compile(rb'\{"step": (\d+)(?:, "kind": "(\w+)")?[,}]')
 """How a row begins."""
 
 
@@ -27,15 +27,19 @@ class SamplesLog:
     def __init__(self, path: Path, *, limit: int, limit_tokens: int = 0) -> None:
         self._path, self._limit, self._limit_tokens = path, limit, limit_tokens
 
-    def resume_at(self, step: int) -> int:
-        """Drops the rows at the end that are of `step` and later: weights that no longer exist wrote them. How many."""
+    def resume_at(self, step: int, *, validated: bool = True) -> int:
+        """Drops the rows at the end that are of `step` and later: weights that no longer exist wrote them; where the step before is not
+        `validated`, what its validation wrote too. How many."""
         if not self._path.is_file():
             return 0
         end = dropped = 0
+        first_of = {b"validation": step if validated else step - 1}
         with self._path.open("rb") as file:
             for line in file:
                 found = _STEP.match(line)
-                kept = line.endswith(b"\n") and (found is None or int(found[1]) < step)
+                kept = line.endswith(b"\n") and (
+                    found is None or int(found[1]) < first_of.get(found[2], step)
+                )
                 end, dropped = (file.tell(), 0) if kept else (end, dropped + 1)
         os.truncate(self._path, end)
         return dropped

@@ -90,8 +90,8 @@ STREAM_OF_SIX = (
 
 @pytest.mark.long
 def test_by_the_logical_clock_a_killed_run_that_resumes_is_the_whole_one(task: Path, tmp_path: Path) -> None:
-    """Samples, and digests of the weights of each step, to the bit; responses were parked in the checkpoint, and the whole run validates
-    after it. Its record is replayed from there."""
+    """Samples, validations, and digests of the weights of each step, to the bit; responses were parked in the checkpoint, and the run
+    died before it had validated behind it. Its record is replayed from there."""
     assert gone_on_by_the_clock(task, tmp_path, 2), "no response that was parked was trained on"
     said = run("replay", str(tmp_path / "parts/run"), log=tmp_path / "replay.log")
     assert "steps 3 to 6 of" in said and "are equal to the bit" in said
@@ -118,6 +118,9 @@ def gone_on_by_the_clock(task: Path, folder: Path, steps: int, *settings: str) -
     assert ends[1] == ends[0][steps:] and ends[1], "other weights, or of other prompts"
     lines = [samples_of(folder / name, after=steps) for name in ("whole", "parts/run")]
     assert lines[0] == lines[1] and lines[0]
+    rows = [read(folder / name / "metrics.jsonl") for name in ("whole", "parts/run")]
+    validated = [[(row["step"], row.get("val/accuracy")) for row in each] for each in rows]
+    assert validated[0] == validated[1], "a validation that was due is not there, or says something else"
     return gone_on
 
 

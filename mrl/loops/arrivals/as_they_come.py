@@ -168,6 +168,10 @@ class Arrivals(Protocol):
         """The trainer has the weights that the run begins with."""
         ...
 
+    def validates_first(self, owes: bool) -> bool:
+        """Whether a validation comes before the first step; `owes`: a run that resumes lacks the one behind its checkpoint."""
+        ...
+
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         """A step made new weights of the groups of these prompts."""
         ...
@@ -223,6 +227,9 @@ class AsTheyCome(Arrivals):
 
     def starts(self, version: int, weights: Digests) -> None:
         pass
+
+    def validates_first(self, owes: bool) -> bool:
+        return owes
 
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         pass

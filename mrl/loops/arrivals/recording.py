@@ -86,6 +86,12 @@ class Recording(Arrivals):
         self._inner.starts(version, weights)
         self._file.add("start", version, list(weights()))
 
+    def validates_first(self, owes: bool) -> bool:
+        validates = self._inner.validates_first(owes)
+        if validates:
+            self._file.add("validates")
+        return validates
+
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         self._inner.trained(step, indices, weights)
         self._file.add("trained", step, list(indices), list(weights()))

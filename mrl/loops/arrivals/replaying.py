@@ -153,6 +153,13 @@ class Replaying(Arrivals):
         _, recorded = self._next("start", "the run's start")
         self._compare_weights(recorded, weights, "the run begins with other weights than the record")
 
+    def validates_first(self, owes: bool) -> bool:
+        """As the run that was recorded: whether that owed one is not to be seen in this one's folder."""
+        validates = self._peek() == "validates"
+        if validates:
+            self._next("validates", "a validation")
+        return validates
+
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         _, prompts, recorded = self._next("trained", f"step {step} to be trained")
         if prompts != list(indices):

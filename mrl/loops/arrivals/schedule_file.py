@@ -6,6 +6,7 @@ One file for each start of a run, `schedule/attempt-NNN.jsonl`, a JSON value a l
 | event | values |
 |---|---|
 | start | version, digests of the trainer ranks' weights |
+| validates | before the first step: the validation behind the checkpoint that the start resumed from, which was not made |
 | pump, beside | prompts admitted; what follows came in one pump, with a trainer at work or without |
 | took | engines whose next calls were taken, their responses, [engine, beats] of each call (mrl/rollout/stint.py) |
 | answers | [key, turn, messages, reward, end of the episode or null, reason, seconds] each |
@@ -43,6 +44,7 @@ from mrl.samples import Verdict, VerdictKind
 FOLDER, FORMAT = "schedule", 2
 NUM_VALUES = {
     "start": 2,
+    "validates": 0,
     "pump": 1,
     "beside": 1,
     "took": 3,

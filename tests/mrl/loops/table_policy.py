@@ -217,7 +217,8 @@ class TableEngines:
         self.at_once = 1 << 30
         """Requests at work; the others wait."""
         self.is_called = False
-        """Whether a call is always under way, which goes on to its end where they are parked."""
+        """Whether a call is always under way, which goes on to its end where they are parked, and finds nothing to do where all has ended."""
+        self._has_call = False
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
         """The text of a response's tokens."""
         self.dice: random.Random | None = None
@@ -262,9 +263,13 @@ class TableEngines:
     def take(self, engines: Sequence[int]) -> list[Response]:
         if not engines:
             return []
+        self._has_call = self.is_called
+        return self._call(self._next_call())
+
+    def _next_call(self) -> int:
         beats = self._beats()
         self._taken.append((0, beats))
-        return self._call(beats)
+        return beats
 
     def _call(self, beats: int) -> list[Response]:
         """What has ended in it."""
@@ -292,13 +297,16 @@ class TableEngines:
 
     def park(self) -> list[Response]:
         """Those that have a token now leave; the others wait."""
-        ended = self._call(1) if self.is_called else []
+        ended, self._has_call = self._call(1) if self.is_called else [], False
         begun = [opened for opened in self.open.values() if opened.tokens]
         self._waiting |= {name: opened for name, opened in self.open.items() if not opened.tokens}
         self.open.clear()
         return ended + [self._response(opened, Status.PARKED) for opened in begun]
 
     def go_on(self) -> None:
+        if self._has_call:
+            assert not self._call(self._next_call()), "responses that nobody took"
+        self._has_call = False
         self.open |= self._waiting
         self._waiting.clear()
 

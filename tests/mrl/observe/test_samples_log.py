@@ -31,3 +31,15 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_it_makes_again(tmp_path: Pat
     assert SamplesLog(path, limit=9).resume_at(3) == 3
     assert path.read_text().splitlines() == rows and path.read_text().endswith("\n")
     assert SamplesLog(path, limit=9).resume_at(3) == 0 == SamplesLog(tmp_path / "none", limit=9).resume_at(3)
+
+
+def test_what_a_validation_wrote_that_is_made_again_goes_too(tmp_path: Path) -> None:
+    """Not the samples that the step trained on, nor an earlier validation."""
+    path, samples = tmp_path / "samples.jsonl", make_groups([make_sample(0, 0, verdict=verdict_of(1.0))])
+    log = SamplesLog(path, limit=9)
+    for step in (1, 2):
+        log.write(step, samples)
+        log.write(step, samples, kind="validation")
+    assert log.resume_at(3) == 0 and log.resume_at(3, validated=False) == 1
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(r["step"], r["kind"]) for r in rows] == [(1, "train"), (1, "validation"), (2, "train")]

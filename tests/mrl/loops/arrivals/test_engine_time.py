@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from mrl.config.root import Config
-from mrl.errors import ConfigError, RewardError
+from mrl.errors import ConfigError, RewardError, WorkerLost
 from mrl.loops.arrivals.as_they_come import AsTheyCome
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
@@ -66,13 +67,17 @@ def trained(*runs: TableRun) -> list[list[bytes]]:
     return [[encode(group) for group in groups] for run in runs for groups in run.groups]
 
 
+def validated(run: TableRun) -> list[tuple[int, float | None]]:
+    return [(row["step"], row.get("val/accuracy")) for row in run.rows()]
+
+
 @pytest.mark.parametrize("acts", [False, True], ids=["responses", "episodes"])
 @pytest.mark.parametrize("split", SPLITS)
 def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
     split: str, acts: bool, tmp_path: Path
 ) -> None:
-    """After every step, at other speeds, with parked responses, open episodes and verdicts that are out, whether a validation came
-    after it or not; by the wall it is another run."""
+    """After every step, at other speeds, with parked responses, open episodes and verdicts that are out, whether a validation is due
+    behind it or not, and whether the run died before it or after; by the wall it is another run."""
     words = (*SPLITS[split], "loop.validation.every_steps=2")
     whole = table_run(config(tmp_path, "whole", *words), 1, acts=acts)
     assert whole.finished() == "done"
@@ -80,7 +85,10 @@ def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
     for steps in range(1, STEPS):
         run = table_run(config(tmp_path, f"of-{steps}", *words), 1 + steps, acts=acts)
         run.loop.start()
-        for _ in range(steps):
+        for _ in range(steps - 1):
+            run.loop.step()
+        run.engines.dies = WorkerLost("in phase sync") if steps % 3 else None
+        with contextlib.suppress(WorkerLost):
             run.loop.step()
         (state, _) = run.train.saved[max(run.train.saved)]
         begun = [s for data in state["supply"]["making"] for s in decode(data, lambda index: ROWS[0]).samples]
@@ -91,6 +99,7 @@ def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
         assert again.loop.run() == "done"
         assert trained(run, again) == trained(whole)
         assert torch.equal(again.train.table, whole.train.table)
+        assert validated(again) == validated(whole)
     assert parked > 20 and unjudged > 20, "nothing was on its way"
     by_wall = table_run(config(tmp_path, "wall", *words), 2, wall=True, acts=acts)
     assert by_wall.finished() == "done"

@@ -15,7 +15,7 @@ import torch
 
 from mrl.agents.episode import EndedBy
 from mrl.config.sections.stream import StreamSection
-from mrl.errors import ReplayError
+from mrl.errors import ReplayError, WorkerLost
 from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
@@ -57,7 +57,7 @@ def table_run(
         *words,
     )
     run = TableRun(config, arrivals=arrivals, dice=random.Random(seed), **more)
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+    run.engines.tokens_per_poll, run.engines.at_once, run.engines.is_called = 1, 10, True
     return run
 
 
@@ -138,8 +138,9 @@ def _bare(group: Group) -> Group:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_replay_is_the_run_to_the_bit_whatever_the_speed(split: str, tmp_path: Path) -> None:
-    """Of all samples with their segments, and of the weights; a run that is not told the order is another one."""
-    words = SPLITS[split]
+    """Of all samples with their segments, and of the weights, with calls that a validation leaves; a run that is not told the order is
+    another one."""
+    words = (*SPLITS[split], "loop.validation.every_steps=2")
     first = recorded(tmp_path, *words)
     record = read_record(tmp_path / "run")
     again, replay = replayed(tmp_path, record, *words)
@@ -149,6 +150,39 @@ def test_a_replay_is_the_run_to_the_bit_whatever_the_speed(split: str, tmp_path:
     other = table_run(tmp_path, "other", 2, AsTheyCome, *words)
     assert other.finished() == "done"
     assert samples(other) != samples(first)
+
+
+def test_a_replay_validates_where_the_run_owed_it(tmp_path: Path) -> None:
+    """A run that died between a checkpoint and the validation behind it makes that before it goes on; its replay cannot know that from
+    its own folder."""
+    words = ("loop.validation.every_steps=2", "loop.checkpoint={every_steps: 1, keep: 9}")
+    header = Header({}, 1, code_digest(), ["cpu"])
+    (tmp_path / "run").mkdir()
+
+    def clock() -> Recording:
+        return Recording(AsTheyCome(), ScheduleFile(tmp_path / "run", header))
+
+    run = table_run(tmp_path, "run", 1, clock, *words)
+    run.loop.start()
+    run.loop.step()
+    run.engines.dies = WorkerLost("in phase sync")
+    with pytest.raises(WorkerLost):
+        run.loop.step()
+    second = run.resumed()
+    assert second.finished() == "done"
+    record = read_record(tmp_path / "run")
+    assert [event[0] for event in record.events[:2]] == ["start", "validates"]
+    state, table = run.train.saved[max(run.train.saved)]
+    replay = Replaying(record, judge_again=False, deadline_seconds=5)
+    again = table_run(tmp_path, "again", 2, lambda: replay, *words)
+    with torch.no_grad():
+        again.train.table.copy_(table)
+    again.loop.restore(state)
+    again.loop.start()
+    assert list(again.loop.steps()) == list(range(2, STEPS + 1))
+    assert samples(again) == samples(second)
+    told = [[row.get("val/accuracy") for row in each.rows() if row["step"] > 1] for each in (again, second)]
+    assert told[0] == told[1] and told[0][0] is not None
 
 
 def test_a_replay_stops_where_weights_or_tokens_are_others(tmp_path: Path) -> None:
