@@ -78,6 +78,9 @@ REPLAYED = SPLITS | {
 }
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
 """Responses that a tick does not end."""
+BUSY = ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_seqs=16")
+"""An engine has ten times the work of an update, so that it is busy when a sync comes, however the machine shares out its processors.
+What it ends within a tick of 16 steps it does not park: 16 responses at a time, of up to 24 tokens."""
 STREAM_OF_SIX = (
     "loop.schedule=stream",
     "stream={max_age: 2, pool: {memory_bytes: 0}}",
@@ -130,12 +133,8 @@ def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
 
 
 def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
-    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again.
-
-    What an engine ends within a tick of 16 steps it does not park, so there are 16 responses at a time, of up to 24 tokens; and it has
-    ten times the work of an update, so that it is busy when the sync comes, however the machine shares out its processors."""
-    more = ("stream={max_age: 2, in_flight: keep}", "loop.schedule=stream", "loop.steps=4", *LONG)
-    more += ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_seqs=16")
+    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again."""
+    more = ("stream={max_age: 2, in_flight: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
     more += ("logging.samples_per_step=1000",)
     rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
@@ -233,7 +232,8 @@ def test_a_stream_takes_the_routes_of_its_engines(split: str, task: Path, tmp_pa
     """Tokens of responses that today's version began agree with the trainer's to 1e-5, without a near-tie left out; a run that
     resumes asks again what had routes. The short form is in test_live_hybrid.py."""
     more = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", "routing.replay=engine")
-    more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *SPLITS[split])
+    more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *BUSY)
+    more += SPLITS[split]
     rows = trained(task, tmp_path, "run", *more, "loop.steps=4")[1:]
     rows += trained(task, tmp_path, "run", *more, "loop.steps=6")[5:]
     assert [row["step"] for row in rows] == list(range(1, 7))
