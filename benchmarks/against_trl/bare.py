@@ -79,15 +79,75 @@ def _generate(work: Workload, repeats: int, *, eager: bool) -> list[float]:
 
 def _train(work: Workload, repeats: int, most: int) -> dict[str, list[float]]:
     """Seconds of a pass for log-probs, and of one update."""
-    import torch
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-        finalize_model_grads,
-    )
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
+    alone = _Megatron(work, list(_microbatches(work, most)))
+    seconds: dict[str, list[float]] = {"recompute": [], "update": []}
+    for _ in range(repeats):
+        start = time.perf_counter()
+        old = alone.score()
+        scored = time.perf_counter()
+        alone.update(old)
+        seconds["recompute"].append(scored - start)
+        seconds["update"].append(time.perf_counter() - scored)
+    return seconds
 
+
+class _Megatron:
+    """Megatron's model, its data parallelism and its optimizer over one rank, and the microbatches of a step."""
+
+    def __init__(self, work: Workload, batches: list[Any]) -> None:
+        import torch
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        _start_alone()
+        torch.set_num_threads(THREADS)
+        model: Any = _model(work)
+        model.config.finalize_model_grads_func = finalize_model_grads
+        wrapping = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False)
+        self._net = DistributedDataParallel(model.config, wrapping, model)
+        options = OptimizerConfig(
+            optimizer="adam", lr=work.rate, weight_decay=0.0, clip_grad=1.0, params_dtype=torch.float32
+        )
+        self._optimizer = get_megatron_optimizer(options, [self._net], use_gloo_process_groups=False)
+        self._batches, self._longest = batches, work.max_length
+
+    def score(self) -> list[Any]:
+        """Log-probs of every microbatch."""
+        import torch
+
+        with torch.no_grad():
+            return [_logprobs(batch, self._net) for batch in self._batches]
+
+    def update(self, old: list[Any]) -> None:
+        """One optimizer step."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        batches = self._batches
+
+        def forward_step(data: Iterator[int], net: Any) -> tuple[Any, Callable[[Any], Any]]:
+            number = next(data)
+            return _logprobs(batches[number], net), lambda new: _loss(new, old[number], len(batches))
+
+        self._net.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(range(len(batches))),
+            model=[self._net],
+            num_microbatches=len(batches),
+            seq_length=self._longest,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        self._optimizer.step()
+
+
+def _start_alone() -> None:
+    """Process groups of one rank."""
     from mrl.models.layout import Layout
     from mrl.training.platform.parallel import start_process_groups
 
@@ -103,66 +163,24 @@ def _train(work: Workload, repeats: int, most: int) -> dict[str, list[float]]:
         seed=1,
         collective_seconds=600,
     )
-    torch.set_num_threads(THREADS)
-    model: Any = _model(work)
-    model.config.finalize_model_grads_func = finalize_model_grads
-    wrapped = DistributedDataParallel(
-        model.config,
-        DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=False),
-        model,
-    )
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam", lr=work.rate, weight_decay=0.0, clip_grad=1.0, params_dtype=torch.float32
-        ),
-        [wrapped],
-        use_gloo_process_groups=False,
-    )
-    batches = list(_microbatches(work, most))
 
-    def logprobs(batch: Any, net: Any) -> Any:
-        count, length = batch.shape
-        positions = torch.arange(length).expand(count, length)
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
-        return -net(batch, positions, mask, labels=batch.roll(-1, dims=1))
 
-    def score() -> list[Any]:
-        with torch.no_grad():
-            return [logprobs(batch, wrapped) for batch in batches]
+def _logprobs(batch: Any, net: Any) -> Any:
+    """Of each sample's next tokens."""
+    import torch
 
-    def update(old: list[Any]) -> None:
-        def forward_step(data: Iterator[int], net: Any) -> tuple[Any, Callable[[Any], Any]]:
-            number = next(data)
+    count, length = batch.shape
+    positions = torch.arange(length).expand(count, length)
+    mask = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    return -net(batch, positions, mask, labels=batch.roll(-1, dims=1))
 
-            def loss_of(new: Any) -> tuple[Any, dict[str, Any]]:
-                ratio = (new - old[number]).exp()
-                loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.2)).mean() / len(batches)
-                return loss, {"loss": loss.detach()}
 
-            return logprobs(batches[number], net), loss_of
+def _loss(new: Any, old: Any, num_microbatches: int) -> tuple[Any, dict[str, Any]]:
+    import torch
 
-        wrapped.zero_grad_buffer()
-        optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(range(len(batches))),
-            model=[wrapped],
-            num_microbatches=len(batches),
-            seq_length=work.max_length,
-            micro_batch_size=1,
-            forward_only=False,
-        )
-        optimizer.step()
-
-    seconds: dict[str, list[float]] = {"recompute": [], "update": []}
-    for _ in range(repeats):
-        start = time.perf_counter()
-        old = score()
-        scored = time.perf_counter()
-        update(old)
-        seconds["recompute"].append(scored - start)
-        seconds["update"].append(time.perf_counter() - scored)
-    return seconds
+    ratio = (new - old).exp()
+    loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.2)).mean() / num_microbatches
+    return loss, {"loss": loss.detach()}
 
 
 def _model(work: Workload) -> Any:

@@ -18,7 +18,15 @@ from typing import Any
 
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from workloads import WORKLOADS, reward, tell, text_of, write_model, write_tokenizer  # noqa: E402
+from workloads import (  # noqa: E402
+    WORKLOADS,
+    Workload,
+    reward,
+    tell,
+    text_of,
+    write_model,
+    write_tokenizer,
+)
 
 WARM_UP = 1
 
@@ -32,19 +40,25 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    work = WORKLOADS[options.workload]
+    work, steps = WORKLOADS[options.workload], WARM_UP + options.steps
+    ends: list[float] = []
+    generating: list[float] = []
+    trainer = _trainer(work, steps, options.microbatch or work.prompts * work.samples, ends, generating)
+    trainer.train()
+    spent = [after - before for before, after in itertools.pairwise(ends)]
+    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
+    tell(
+        {"step": spent[WARM_UP:], "generate": generating[WARM_UP:], "response_tokens": lengths[WARM_UP:]},
+        options.out,
+    )
 
+
+def _trainer(work: Workload, steps: int, size: int, ends: list[float], generating: list[float]) -> Any:
+    """TRL's own, of so many steps with `size` samples a pass. It notes when the run begins and each step ends, and the seconds of each generation."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    torch.set_num_threads(int(THREADS))
-    folder = tempfile.mkdtemp(prefix="against-trl-")
-    write_model(Path(folder), work)
-    write_tokenizer(Path(folder), work, needs_end=True)
-    ends: list[float] = []
-    generating: list[float] = []
+    from trl import GRPOTrainer
 
     class Clock(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -60,56 +74,56 @@ def main() -> None:
             generating.append(time.perf_counter() - start)
             return result
 
-    count, steps = work.prompts * work.samples, WARM_UP + options.steps
-    size = options.microbatch or count
-    trainer = Timed(
+    torch.set_num_threads(int(THREADS))
+    folder = tempfile.mkdtemp(prefix="against-trl-")
+    write_model(Path(folder), work)
+    write_tokenizer(Path(folder), work, needs_end=True)
+    rows = [{"prompt": text_of(prompt)} for prompt in work.drawn(work.prompts * steps)]
+    return Timed(
         model=folder,
         reward_funcs=lambda completion_ids, **_: [reward(ids) for ids in completion_ids],
-        args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(prefix="against-trl-"),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=count // size,
-            num_generations=work.samples,
-            max_completion_length=work.response_length,
-            temperature=1.0,
-            num_iterations=1,
-            beta=0.0,
-            epsilon=0.2,
-            loss_type="grpo",
-            router_aux_loss_coef=0.0,
-            learning_rate=work.rate,
-            lr_scheduler_type="constant",
-            optim="adamw_torch",
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            max_steps=steps,
-            shuffle_dataset=False,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            model_init_kwargs={
-                "dtype": "float32",
-                "attn_implementation": "sdpa",
-                "experts_implementation": "eager",
-            },
-        ),
-        train_dataset=Dataset.from_list(
-            [{"prompt": text_of(prompt)} for prompt in work.drawn(work.prompts * steps)]
-        ),
+        args=_settings(work, steps, size),
+        train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder),
         callbacks=[Clock()],
     )
-    trainer.train()
-    spent = [after - before for before, after in itertools.pairwise(ends)]
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
-    tell(
-        {"step": spent[WARM_UP:], "generate": generating[WARM_UP:], "response_tokens": lengths[WARM_UP:]},
-        options.out,
+
+
+def _settings(work: Workload, steps: int, size: int) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(prefix="against-trl-"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=work.prompts * work.samples // size,
+        num_generations=work.samples,
+        max_completion_length=work.response_length,
+        temperature=1.0,
+        num_iterations=1,
+        beta=0.0,
+        epsilon=0.2,
+        loss_type="grpo",
+        router_aux_loss_coef=0.0,
+        learning_rate=work.rate,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_steps=steps,
+        shuffle_dataset=False,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        model_init_kwargs={
+            "dtype": "float32",
+            "attn_implementation": "sdpa",
+            "experts_implementation": "eager",
+        },
     )
 
 
