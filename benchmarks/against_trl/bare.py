@@ -10,7 +10,6 @@ one update of them. Its microbatches have `--microbatch-tokens`, padded to their
 from __future__ import annotations
 
 import argparse
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -148,18 +147,16 @@ class _Megatron:
 
 def _start_alone() -> None:
     """Process groups of one rank."""
+    from benchmarks.balance import free_port
     from mrl.models.layout import Layout
     from mrl.training.platform.parallel import start_process_groups
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     start_process_groups(
         Layout(),
         rank=0,
         world_size=1,
         master_address="127.0.0.1",
-        master_port=port,
+        master_port=free_port(),
         seed=1,
         collective_seconds=600,
     )
