@@ -142,6 +142,7 @@ class Schedule(abc.ABC):
         """The engines have nothing left to do, and the trainer is there for a checkpoint."""
 
     def _row_before_steps(self) -> dict[str, float] | None:
+        """That of the version which the run begins with; None where it is there, or none is wanted."""
         if self.version == 0:
             return self._validate(0) if self._config.loop.validation.before_training else None
         row, self._unwritten = self._unwritten, {}
