@@ -25,6 +25,7 @@ from typing import NoReturn
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster import ports
 from mrl.launch.cluster.cluster import SLOT, own_gpus, session_folder, store_bytes
+from mrl.launch.cluster.session_watcher import belongs
 
 NODE_LABEL = "mrl-node"
 """The label by which the placement finds a node of a number."""
@@ -138,7 +139,7 @@ def ray_node(
         try:
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
-            end_session(folder.name)
+            end_session(folder)
 
 
 def _start(
@@ -146,7 +147,9 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """`ray start`, again while the head is not there yet.
 
-    It blocks: Ray's processes stay its children, where a batch system that kills process trees finds them.
+    It blocks: Ray's processes stay its children, where a batch system that kills process trees finds them. They are in a group of
+    their own: torchrun signals the group of what it started, and a node that hears SIGTERM is gone 10 s later, whether or not the
+    driver has finished its step.
     """
     output = folder / "start.log"
     while True:
@@ -157,6 +160,7 @@ def _start(
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         try:
             while process.poll() is None and time.monotonic() < deadline:
@@ -169,7 +173,7 @@ def _start(
             process.kill()
             process.wait()
             raise
-        end_session(environment["MRL_SESSION"])  # what the attempt left holds the ports of the next one
+        end_session(folder)  # what the attempt left holds the ports of the next one
         process.wait()
         if time.monotonic() > deadline:
             raise WorkerLost(
@@ -178,11 +182,11 @@ def _start(
             )
 
 
-def end_session(session: str, *, grace_seconds: float = 4.0) -> None:
-    """Ends the processes whose environment carries this session: asked first, then killed. Touches no other."""
+def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
+    """Ends the processes of the session whose files are in `folder`: asked first, then killed. Touches no other."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM
-    while pids := _members(session):
+    while pids := _members(folder):
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         for pid in pids:
@@ -190,20 +194,12 @@ def end_session(session: str, *, grace_seconds: float = 4.0) -> None:
                 os.kill(pid, number)
         time.sleep(0.5)
         if time.monotonic() > deadline + 10:
-            raise WorkerLost(f"processes {_members(session)} of session {session} did not end")
+            raise WorkerLost(f"processes {_members(folder)} of session {folder.name} did not end")
 
 
-def _members(session: str) -> list[int]:
-    mark = f"MRL_SESSION={session}".encode()
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if int(name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                found.append(int(name))
-    return found
+def _members(folder: Path) -> list[int]:
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and belongs(pid, folder.name, str(folder))]
 
 
 def _token() -> str:

@@ -47,12 +47,13 @@ def test_a_node_that_is_not_there_yet_is_asked_for_again() -> None:
 def test_the_processes_of_a_run_s_ray_are_those_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    before = {*psutil.Process().children(recursive=True)}  # of the tests that this process had
+    before = {*psutil.Process().children()}  # of the tests that this process had; they may fork meanwhile
     with cluster(LaunchSection(), num_slots=1):
         from ray._private.worker import _global_node
 
         assert _global_node is not None
-        started = {*psutil.Process().children(recursive=True)} - before
+        tops = {*psutil.Process().children()} - before
+        started = [each for top in tops for each in (top, *top.children(recursive=True))]
         commands = [" ".join(process.cmdline()) for process in started]
         log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
         deadline = time.monotonic() + 60

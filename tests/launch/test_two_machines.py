@@ -64,10 +64,11 @@ class Machines:
         self.wait_for(lambda: len(steps_done(self.folder)) >= goal, f"{goal} steps")
 
     def end(self) -> list[int]:
-        """The run's steps after its driver was told to save and leave, and nothing is left of it on its machine. (torchrun kills
-        what has not ended 30 s later; the session's watcher ends the rest.)"""
+        """The run's steps after torchrun was told to end: it tells all that it started, and kills what has not ended 30 s later. The
+        driver saves and leaves before, with Ray's workers there until it has, and nothing is left on its machine."""
         self.agents[0].send_signal(signal.SIGTERM)
         self.agents[0].wait(SECONDS)
+        assert "SIGTERM: finishing this step, saving" in self.text() and "forcefully" not in self.text()
         deadline = time.monotonic() + SECONDS
         while left := members(0):
             assert time.monotonic() < deadline, left
