@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.tokenise import decoder, load_tokenizer
+from mrl.data.tokenise import decoder
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
@@ -24,6 +24,7 @@ from mrl.rollout.request import Request, Response, prompt_digest, sample_of
 from mrl.rollout.texts import Texts
 from mrl.rollout.waiting import Waiting
 from mrl.samples import Role, Segment, Status, TrainBatch
+from mrl.tokenizer_folder import load_tokenizer
 
 POOL_TOKENS = 1 << 20
 """Random tokens of an engine; each response is a part of them."""

@@ -21,7 +21,6 @@ from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.render import TurnRenderer
-from mrl.data.tokenise import load_tokenizer
 from mrl.loops.episodes import Episodes, Rules
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
@@ -30,6 +29,7 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Request, Response, Round, Sampling, prompt_digest
 from mrl.samples import Prompt, Segment, Status
+from mrl.tokenizer_folder import load_tokenizer
 
 LETTERS = "Guess my number from 1 to 64. Say a number. higher lower 0123456789"
 

@@ -1,5 +1,6 @@
 """The layers: which package may import which, and which engines it may touch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from benchmarks.structure import imports
 from mrl.training.preload import CPU_ENVIRONMENT
+from tests.support import chat_tokenizers
 from tests.support.source_tree import modules
 
 LAYERS = [
@@ -20,6 +22,7 @@ LAYERS = [
         "mrl.routes",
         "mrl.samples",
         "mrl.section",
+        "mrl.tokenizer_folder",
         "mrl.models.layout",
     ],
     ["mrl.rewards"],
@@ -130,6 +133,17 @@ def test_rows_are_shown_without_torch(tmp_path: Path) -> None:
     command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0", "--json"]
     statement = f"import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n assert not mrl.cli.main({command!r})"
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron")) == []
+
+
+def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path) -> None:
+    """A reward process that asks one would have eight times the memory."""
+    tokenizer = chat_tokenizers.qwen()
+    tokenizer.save_pretrained(tmp_path)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id + 1}
+    config = {"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", **ids}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = f"from mrl.rewards.judges.reward_model import Conversation\nConversation({str(tmp_path)!r})"
+    assert loaded_by(made, ("torch", "ray", "vllm", "megatron")) == []
 
 
 PURE = {

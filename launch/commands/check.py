@@ -18,7 +18,7 @@ from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
-from mrl.data.tokenise import load_tokenizer, pieces
+from mrl.data.tokenise import pieces
 from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
@@ -38,6 +38,7 @@ from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import candidates, read_extra
 from mrl.training.hf.folder import check_folder, read_config
 

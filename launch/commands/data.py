@@ -15,11 +15,11 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.load import LoadReport, load_data
 from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
-from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import TuneRow, load_training, load_validation
 from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
 from mrl.report.terminal import plain, told
+from mrl.tokenizer_folder import load_tokenizer
 
 BAR, GROUND_TRUTH = 40, 300
 """Characters of the longest bar of a histogram, and of a ground truth."""

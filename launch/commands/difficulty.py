@@ -15,7 +15,6 @@ from mrl.config.root import Config
 from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
 from mrl.data.load import load_data
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.evaluate import model_digest
@@ -24,6 +23,7 @@ from mrl.loops.collect import Collector, has_reward, sampling_of
 from mrl.loops.validate import correctness
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
+from mrl.tokenizer_folder import load_tokenizer
 
 PROMPTS_A_ROUND = 256
 """Prompts asked at once; the file has their figures after each round."""

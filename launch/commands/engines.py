@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from mrl.capacity import requirements
 from mrl.config.root import Config
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
@@ -18,6 +17,7 @@ from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.folder import read_config, tensor_files
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from mrl.config.root import Config
 from mrl.data.load import load_validation
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.validate import validate
 from mrl.observe.samples_log import write_all
 from mrl.samples import Group
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import digest
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"

@@ -14,7 +14,6 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.load import load_data
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
@@ -24,6 +23,7 @@ from mrl.rewards.judges.question import thought_of
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.section import RewardSection
+from mrl.tokenizer_folder import load_tokenizer
 
 FILES = {"train": "judgements.jsonl", "validation": "judgements_validation.jsonl"}
 GOLD = "gold.jsonl"

@@ -17,7 +17,6 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.load import load_data
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import has_reward, sampling_of
@@ -25,6 +24,7 @@ from mrl.prepare.arithmetic import write_rows
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.trials.probes import Probe, judged, right_response
 from mrl.samples import Group, Prompt
+from mrl.tokenizer_folder import load_tokenizer
 
 FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
 _RIGHT = "right"

@@ -9,9 +9,9 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.pick import pick_row
-from mrl.data.tokenise import load_tokenizer
 from mrl.rewards.pool.explain import Explanation, StageVerdict, explain
 from mrl.samples import Prompt, Verdict
+from mrl.tokenizer_folder import load_tokenizer
 
 SHOWN_CHARS = 300
 

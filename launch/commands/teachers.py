@@ -12,10 +12,10 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.config.sections.distillation import DistillationSection
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.samples import Prompt
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.folder import check_folder, read_config
 
 HARMLESS = frozenset(

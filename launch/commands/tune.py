@@ -118,7 +118,7 @@ def stop_file(config: Config) -> Path:
 
 def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     """Training and validation rows, in tokens."""
-    from mrl.data.tokenise import load_tokenizer
+    from mrl.tokenizer_folder import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     if section.objective.scores_steps and not tokenizer.is_fast:
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
     """What config.json of the output says where it is a reward model."""
-    from mrl.data.tokenise import load_tokenizer
+    from mrl.tokenizer_folder import load_tokenizer
     from mrl.training.hf.reward_model import config_of
 
     if not section.objective.is_reward_model:
@@ -166,7 +166,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
-    from mrl.data.tokenise import load_tokenizer
+    from mrl.tokenizer_folder import load_tokenizer
     from mrl.training.hf.reward_model import RewardFolder
 
     found = _scored_config(config, section)
@@ -183,7 +183,7 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
 
 
 def _probes(config: Config, section: TuneSection, validation: TuneRows) -> tuple[StyleProbe, ...]:
-    from mrl.data.tokenise import load_tokenizer
+    from mrl.tokenizer_folder import load_tokenizer
 
     if not section.objective.is_reward_model or section.objective.scores_steps:
         return ()

@@ -96,8 +96,9 @@ class RolloutActor:
     def start(self, meeting: vllm_start.Meeting | None, *further: Any) -> None:
         """Starts vLLM with the model's shape and no weights; it serves after the first weight sync. `further`: the actors of its
         other nodes (headless_actor.py), in their order, which are started at the same time."""
-        from mrl.data.tokenise import decoder, load_tokenizer
+        from mrl.data.tokenise import decoder
         from mrl.rollout.engine import RolloutEngine
+        from mrl.tokenizer_folder import load_tokenizer
 
         names = [part.name for part in self.part.further()]
         headless_actor.watch(dict(zip(names, further, strict=True)), self._leave)

@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from mrl.config.load import load
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.evaluate import evaluate
+from mrl.tokenizer_folder import load_tokenizer
 from tests.launch import acting_runs
 from tests.launch.command import run
 from tests.launch.greedy_samples import compared

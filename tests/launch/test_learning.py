@@ -11,7 +11,6 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.data.load import load_data
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -27,6 +26,7 @@ from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Prompt, Sample, Verdict
+from mrl.tokenizer_folder import load_tokenizer
 from tests.launch import command
 from tests.launch.hybrid_runs import running
 

@@ -15,7 +15,6 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.data.load import load_data
-from mrl.data.tokenise import load_tokenizer
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -35,6 +34,7 @@ from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group, Prompt
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.batch import ages, first_versions, pack
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.support.samples import verdict_of

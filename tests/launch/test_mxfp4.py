@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.model import NewModelSection
-from mrl.data.tokenise import load_tokenizer
 from mrl.observe.metrics_log import read
+from mrl.tokenizer_folder import load_tokenizer
 from tests.launch.command import run
 from tests.launch.greedy_samples import compared
 from tests.launch.tiny_runs import words

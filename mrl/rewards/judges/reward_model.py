@@ -29,6 +29,7 @@ from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
+from mrl.tokenizer_folder import from_folder
 
 
 class RewardModelVerifier:
@@ -87,10 +88,8 @@ class Conversation:
         """ConfigError for a folder that holds no reward model whose scores mean what they seem to."""
         config = _checked_config(Path(folder))
         self.folder = folder
-        from transformers import AutoTokenizer
-
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.tokenizer = from_folder(folder)
         except Exception as error:  # what the readers of each kind of file raise
             raise ConfigError(f"reward_model.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
         self._controls = ControlStrings.of_folder(folder)

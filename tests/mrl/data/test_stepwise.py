@@ -12,11 +12,11 @@ import pytest
 from mrl.config.sections.tune import ObjectiveSection, TuneDataSection, TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.stepwise import stepwise
-from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import TuneRows, batch_of, load_training, scored
 from mrl.errors import DataError
 from mrl.prepare import tokenizer
 from mrl.reasoning_steps import joined_steps, split_steps, step_ends
+from mrl.tokenizer_folder import load_tokenizer
 
 ROWS = (
     {"prompt": "3+9+4=", "completions": ["3+9=12", "12+4=16"], "labels": [True, 0.25], "tag": "a"},

@@ -11,10 +11,10 @@ import pytest
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import MOST_RESPONSES, style_probes
-from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.loops.tuning.figures import style_line, style_report
 from mrl.prepare import arithmetic, new_model
+from mrl.tokenizer_folder import load_tokenizer
 from tests.support.chat_tokenizers import qwen
 
 MANNERS = {"padding", "bullets", "hedging", "flattery", "repetition", "gibberish", "cut_off"}

@@ -10,10 +10,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from mrl.data.shapes import Row
-from mrl.data.tokenise import AS_SAID, CLASSES, decoder, encode, load_tokenizer, pieces, render
+from mrl.data.tokenise import decoder, encode, pieces, render
 from mrl.errors import ConfigError, DataError
 from mrl.models.families import FAMILIES
 from mrl.prepare.tokenizer import write_bpe
+from mrl.tokenizer_folder import AS_SAID, CLASSES, load_tokenizer
 
 OWN_TOKENIZER = """
 from transformers import PreTrainedTokenizer

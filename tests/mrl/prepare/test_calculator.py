@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import ToolCall, calls_in
-from mrl.data.tokenise import load_tokenizer
 from mrl.prepare import calculator, tokenizer
+from mrl.tokenizer_folder import load_tokenizer
 
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 

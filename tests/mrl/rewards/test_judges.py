@@ -257,6 +257,7 @@ def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
     end = int(tokenizer.eos_token_id)
     config = {
         "architectures": ["Qwen3ForSequenceClassification"],
+        "model_type": "qwen3",
         "pad_token_id": end + 1,
         "eos_token_id": end,
     }

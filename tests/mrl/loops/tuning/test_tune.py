@@ -15,13 +15,13 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import style_probes
-from mrl.data.tokenise import load_tokenizer
 from mrl.data.tune_rows import load_training, load_validation, scored
 from mrl.launch.commands.tune import worker_changes
 from mrl.loops.tuning.tuner import Tuner
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.prepare import arithmetic, new_model
+from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.worker import MegatronWorker
 from tests.ranks import run_ranks
 
