@@ -2,7 +2,7 @@
 
 torchrun's rendezvous says which node this is and gives a store. Every node starts its part of a Ray cluster; node 0 then
 looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
-the driver. (torchrun itself ends with 1 whenever the code is not 0.)
+the driver, and another node that is told to end asks it to save and leave. (torchrun itself ends with 1 whenever the code is not 0.)
 
 With `--nnodes MIN:MAX --max-restarts N` torchrun starts the nodes that are left anew when one is lost, and all when one joins; the
 run resumes, on fewer slots with what launch.elastic has for them.
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -30,7 +30,7 @@ from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node, token_environment
 from mrl.launch.slots import node_slots, told, words_for
 
-POLL_SECONDS = 5.0
+POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
 """A node leaves when node 0 has not written to the store for so long."""
 LEAVE_SECONDS = 15.0
@@ -151,29 +151,42 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 
 
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
-    """The command's exit code; signals are passed on, and the others hear that node 0 lives."""
-    process = subprocess.Popen(command, env=environment)
-    with _forwarding(process):
+    """The command's exit code; it hears what this process and the other nodes are told, and they that node 0 lives. It is in a
+    group of its own, which torchrun does not signal, and does not outlive this process."""
+    alone = [sys.executable, "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
+    process = subprocess.Popen(alone, env=environment, start_new_session=True)
+    asked: list[str] = []
+
+    def ask(by: str, number: int) -> None:
+        """Where a node is told to end torchrun may tell all: its word and the first SIGTERM are one request, in either order."""
+        asked.append(by)
+        is_again = asked in (["node", "signal"], ["signal", "node"]) and number == signal.SIGTERM
+        if not is_again and process.poll() is None:
+            process.send_signal(number)
+
+    with _handling(lambda number: ask("signal", number)):
         while True:
             store.set("alive", str(time.time()))
+            if "node" not in asked and store.check(["told to end"]):
+                ask("node", signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(POLL_SECONDS)
                 return 128 - code if code < 0 else code
 
 
 @contextlib.contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    def forward(number: int, frame: FrameType | None) -> None:
-        if process.poll() is None:
-            process.send_signal(number)
+def _handling(handle: Callable[[int], None]) -> Iterator[None]:
+    """Requests to leave are given to `handle`."""
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    old = {number: signal.signal(number, forward) for number in numbers}
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    old = {n: signal.signal(n, handler) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)
 
 
 def _wait_for_readers(store: Any, num_nodes: int) -> None:
@@ -183,24 +196,31 @@ def _wait_for_readers(store: Any, num_nodes: int) -> None:
 
 
 def _follow(store: Any, number: int) -> int:
-    """Another node: stays until node 0 tells the exit code, or is silent for too long."""
+    """Another node: stays until node 0 tells the exit code, or is silent for too long. Where it is told to end it says so, and
+    stays too: the step that is under way needs its workers."""
     news: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(store, news), daemon=True).start()
-    while True:
-        try:
-            if code := news.get(timeout=SILENCE_SECONDS):
-                return int(code)
-        except queue.Empty:
-            raise WorkerLost(
-                f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
-            ) from None
+    is_told = threading.Event()
+    threading.Thread(target=_listen, args=(store, news, is_told), daemon=True).start()
+    with _handling(lambda number: is_told.set()):
+        while True:
+            try:
+                if code := news.get(timeout=SILENCE_SECONDS):
+                    return int(code)
+            except queue.Empty:
+                raise WorkerLost(
+                    f"node {number}: node 0 said nothing for {SILENCE_SECONDS:g} s; leaving"
+                ) from None
 
 
-def _listen(store: Any, news: queue.SimpleQueue[bytes]) -> None:
-    """Tells what node 0 says: that it lives (nothing), and at last its exit code. A thread of its own, because a question
-    that the network swallows is answered when the kernel gives it up, after a quarter of an hour."""
+def _listen(store: Any, news: queue.SimpleQueue[bytes], is_told: threading.Event) -> None:
+    """Tells what node 0 says: that it lives (nothing), and at last its exit code; and node 0 that this node is told to end. A
+    thread of its own, because a question that the network swallows is answered when the kernel gives it up, after a quarter of
+    an hour."""
     word = b""
     while True:
+        if is_told.is_set():
+            with contextlib.suppress(RuntimeError):
+                store.set("told to end", "yes")
         if code := _read(store, "exit_code"):
             store.add("readers", 1)
             news.put(code)

@@ -1,7 +1,12 @@
 """How a launcher's nodes meet, where an earlier start has left its words in the store, and hear of each other's end."""
 
 import os
+import signal
+import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +66,87 @@ def test_gloo_listens_where_the_node_is(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(gloo._devices()) == 1
     finally:
         gloo._devices.cache_clear()
+
+
+PATIENT = """
+import os, pathlib, signal, sys, time
+heard = pathlib.Path(sys.argv[1])
+def handle(number, frame):
+    with heard.open("a") as file:
+        file.write(f"{number}\\n")
+    if len(heard.read_text().split()) > 2:
+        os._exit(7)
+signal.signal(signal.SIGTERM, handle)
+heard.write_text(f"{os.getpgrp()}\\n")
+time.sleep(120)
+"""
+"""A driver that writes down its process group and what it hears, and ends when it has heard SIGTERM twice."""
+
+
+@pytest.mark.parametrize("first", ["node", "signal"])
+def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: str, tmp_path: Path) -> None:
+    """The driver hears it once; what comes then is the second one, at which it leaves now."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    heard = tmp_path / "heard"
+    codes: list[int] = []
+
+    def requests() -> None:
+        def is_heard(number: int) -> bool:
+            return heard.is_file() and len(heard.read_text().split()) > number
+
+        assert wait(lambda: is_heard(0))
+        for source in ("node", "signal") if first == "node" else ("signal", "node"):
+            if source == "node":
+                store.set("told to end", "yes")
+                assert wait(lambda: is_heard(1))
+                assert wait(lambda: store.check(["alive"]))
+                for _ in range(2):
+                    store.delete_key("alive")
+                    assert wait(lambda: store.check(["alive"])), "node 0 has looked once more"
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert wait(lambda: is_heard(1))
+        codes.append(len(heard.read_text().split()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=requests, daemon=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # one that comes too late is none for the tests
+    try:
+        asking.start()
+        assert torchrun._run([sys.executable, "-c", PATIENT, str(heard)], dict(os.environ), store) == 7
+        asking.join(60)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert codes == [2], "its group and one SIGTERM"
+    assert int(heard.read_text().split()[0]) != os.getpgrp()
+
+
+def wait(found: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not found() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(
+    number: signal.Signals,
+) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    said: list[bool] = []
+    before = signal.getsignal(number)
+
+    def node_0() -> None:
+        assert wait(lambda: signal.getsignal(number) is not before)
+        os.kill(os.getpid(), number)
+        said.append(wait(lambda: store.check(["told to end"])))
+        store.set("exit_code", "143")
+
+    telling = threading.Thread(target=node_0, daemon=True)
+    telling.start()
+    assert torchrun._follow(store, 1) == 143
+    telling.join(60)
+    assert said == [True] and signal.getsignal(number) is before
 
 
 class Swallowed:

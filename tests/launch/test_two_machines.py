@@ -143,6 +143,25 @@ def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_with
 
 
 @pytest.mark.slow
+def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(
+    machines: Callable[..., Machines],
+) -> None:
+    """The only checkpoint is the one that is saved then."""
+    both = machines("loop.steps=100000", "loop.checkpoint.every_steps=100000")
+    both.wait_for_steps(2)
+    both.agents[1].send_signal(signal.SIGTERM)
+    both.wait_for(lambda: both.agents[1].poll() is not None, "the end of its agent")
+    assert "SIGTERM: finishing this step, saving" in both.text() and "lost: " not in both.text()
+    assert "forcefully" not in both.text(1)
+    saved = steps_done(both.folder)[-1]
+    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: f"resuming at step {saved + 1} " in both.text(), "the resume")
+    both.wait_for_steps(2)
+    done = both.end()
+    assert done == list(range(1, len(done) + 1))
+
+
+@pytest.mark.slow
 def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_nothing(
     machines: Callable[..., Machines],
 ) -> None:
