@@ -98,14 +98,14 @@ def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: 
         for source in ("node", "signal") if first == "node" else ("signal", "node"):
             if source == "node":
                 store.set("told to end", "yes")
-                assert wait(lambda: is_heard(1))
-                assert wait(lambda: store.check(["alive"]))
-                for _ in range(2):
-                    store.delete_key("alive")
-                    assert wait(lambda: store.check(["alive"])), "node 0 has looked once more"
             else:
                 os.kill(os.getpid(), signal.SIGTERM)
-                assert wait(lambda: is_heard(1))
+            assert wait(lambda: is_heard(1))
+            for _ in range(
+                2
+            ):  # node 0 has looked once more; signals that nobody has handled yet would be one
+                store.delete_key("alive")
+                assert wait(lambda: store.check(["alive"]))
         codes.append(len(heard.read_text().split()))
         os.kill(os.getpid(), signal.SIGTERM)
 
