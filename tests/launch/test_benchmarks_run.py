@@ -28,7 +28,13 @@ SAYS = {
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("name", TINY)
+LONG = ("against_trl",)
+"""Three starts of engines, two minutes and more."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in TINY]
+)
 def test_a_measurement_of_the_docs_runs(name: str, tmp_path: Path) -> None:
     words = TINY[name].format(out=tmp_path).split()
     done = subprocess.run(
