@@ -17,7 +17,6 @@ FIGURES = re.compile(r"(0\.\d{3}) -> (0\.\d{3})")
 ROUNDING = 1e-3
 """Figures and readings have three digits."""
 EARLIER = {
-    "reinforce_pp": 200,
     "dr_grpo": 200,
 }
 """Recipes whose row was made when the benchmark gave them fewer steps than now, and how many."""
