@@ -1,4 +1,4 @@
-"""No reward worker outlives the process it works for.
+"""A process that does not outlive the one that it works for: reward workers, and what torchrun's start of a node runs.
 
 `python -m mrl.rewards.pool.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that
 parent.
