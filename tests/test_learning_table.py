@@ -16,10 +16,6 @@ NAMES = {"its DAPO": "quickstart_dapo", "its PPO": "quickstart_ppo"}
 FIGURES = re.compile(r"(0\.\d{3}) -> (0\.\d{3})")
 ROUNDING = 1e-3
 """Figures and readings have three digits."""
-EARLIER = {
-    "dr_grpo": 200,
-}
-"""Recipes whose row was made when the benchmark gave them fewer steps than now, and how many."""
 LOST = ("ppo", 0)
 """The recipe and start whose figure alone is left, as the page says."""
 
@@ -59,22 +55,18 @@ def curves() -> dict[tuple[str, int], list[float]]:
     return found
 
 
-def steps_of(recipe: str) -> int:
-    return EARLIER.get(recipe, learning.steps_of(recipe))
-
-
 def test_every_recipe_has_three_starts_and_every_reading() -> None:
     assert set(figures()) == set(learning.RECIPES)
     runs = {(recipe, start) for recipe in learning.RECIPES for start in range(3)}
     assert set(curves()) == runs - {LOST} and "(of `ppo` from start 0 they were not kept)" in SECTION
     for (recipe, _), readings in curves().items():
-        assert len(readings) == 1 + steps_of(recipe) // 20
+        assert len(readings) == 1 + learning.steps_of(recipe) // 20
 
 
 @pytest.mark.parametrize("recipe", learning.RECIPES)
 def test_a_figure_is_the_mean_of_the_last_three_readings(recipe: str) -> None:
     steps, starts, total = figures()[recipe]
-    assert steps == steps_of(recipe) and len(starts) == 3
+    assert steps == learning.steps_of(recipe) and len(starts) == 3
     assert total == pytest.approx(mean(figure for _, figure in starts), abs=ROUNDING)
     for start, (first, figure) in enumerate(starts):
         assert first <= 0.5

@@ -1,4 +1,4 @@
-"""The shipped recipes learn the quickstart's task from three supervised starts: long runs, five to eight minutes each on two free cores."""
+"""The shipped recipes learn the quickstart's task from three supervised starts: long runs, five to ten minutes each on two free cores."""
 
 from __future__ import annotations
 
