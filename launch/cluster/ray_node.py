@@ -25,7 +25,7 @@ from typing import NoReturn
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster import ports
 from mrl.launch.cluster.cluster import SLOT, own_gpus, session_folder, store_bytes
-from mrl.launch.cluster.session_watcher import belongs
+from mrl.launch.cluster.session_watcher import members
 
 NODE_LABEL = "mrl-node"
 """The label by which the placement finds a node of a number."""
@@ -186,7 +186,7 @@ def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
     """Ends the processes of the session whose files are in `folder`: asked first, then killed. Touches no other."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM
-    while pids := _members(folder):
+    while pids := members(folder.name, str(folder), {os.getpid()}):
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         for pid in pids:
@@ -194,12 +194,7 @@ def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
                 os.kill(pid, number)
         time.sleep(0.5)
         if time.monotonic() > deadline + 10:
-            raise WorkerLost(f"processes {_members(folder)} of session {folder.name} did not end")
-
-
-def _members(folder: Path) -> list[int]:
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [pid for pid in pids if pid != os.getpid() and belongs(pid, folder.name, str(folder))]
+            raise WorkerLost(f"processes {pids} of session {folder.name} did not end")
 
 
 def _token() -> str:

@@ -29,14 +29,19 @@ def belongs(pid: int, session: str, folder: str) -> bool:
         return False
 
 
+def members(session: str, folder: str, spared: set[int]) -> list[int]:
+    """Pids of the session, without those that are spared."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared
+    return [pid for pid in pids if belongs(pid, session, folder)]
+
+
 def main(session: str, folder: str) -> None:
     os.setsid()
     spared = {os.getpid(), os.getppid()}
     sys.stdin.read()
     start = time.monotonic()
     while (waited := time.monotonic() - start) < LONGEST_SECONDS:
-        pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared
-        left = [pid for pid in pids if belongs(pid, session, folder)]
+        left = members(session, folder, spared)
         if not left:
             break
         for pid in left if waited > GRACE_SECONDS else ():
