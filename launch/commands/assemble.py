@@ -22,6 +22,7 @@ from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, cluster, has_gpus
+from mrl.launch.cluster.overdue import Overdue
 from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check, check_rewards
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
@@ -161,6 +162,7 @@ def assembled(
         if config.loop.schedule == "stream":
             store = group_pool.opened(config, prompts)
             stack.callback(store.remove)
+        overdue = stack.enter_context(Overdue(clock, config.loop.phase_deadline_seconds))
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
             stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
@@ -177,6 +179,8 @@ def assembled(
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
+        overdue.begin()
+        stack.callback(overdue.closing)
         data = inputs.dataset, prompts, store
         yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)
 

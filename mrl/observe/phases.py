@@ -22,6 +22,8 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self.current = "start_up"
+        self.depth = 0
+        """Of the phases inside of each other that the thread is in; 0 between them."""
         self.step = 0
         """The step of the loop that runs, or ran last; 0 before the first."""
         self.listeners: list[Callable[[Event], None]] = []
@@ -35,9 +37,13 @@ class PhaseClock:
         """Runs a phase; `current` keeps the name of the one that an exception came from."""
         outer, start = self.current, time.monotonic()
         self.current = name
-        self._tell("enter")
-        yield
-        self._tell("leave")
+        self.depth += 1
+        try:
+            self._tell("enter")
+            yield
+            self._tell("leave")
+        finally:
+            self.depth -= 1
         self.current = outer
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 

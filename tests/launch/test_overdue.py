@@ -1,0 +1,107 @@
+"""A driver whose thread does not come back ends by name: what Ray asks of its own processes on a node has no deadline."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+HEAD = """
+import os, signal, sys, time
+from mrl.launch.cluster import overdue
+from mrl.observe.phases import PhaseClock
+
+overdue.LEAST_SECONDS, overdue.CLOSING_SECONDS, overdue.LOOK_SECONDS = {least}, {closing}, 0.05
+clock = PhaseClock()
+"""
+OF_RAY = """
+import numpy as np
+import psutil
+import ray
+from mrl.config.sections.launch import LaunchSection
+from mrl.launch.cluster.cluster import cluster
+
+with overdue.Overdue(clock, 1.0) as watched, cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=1):
+    watched.begin()
+    (raylet,) = (each for each in psutil.Process().children() if each.name() == "raylet")
+    print(raylet.pid, flush=True)
+    os.kill(raylet.pid, signal.SIGSTOP)
+"""
+
+
+def run(program: str, *, least: float = 1.0, closing: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", HEAD.format(least=least, closing=closing) + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
+    done = run("""
+        def standing_still():
+            time.sleep(200)
+
+        with overdue.Overdue(clock, 1.0) as watched:
+            watched.begin()
+            with clock.phase("update"):
+                standing_still()
+    """)
+    assert done.returncode == 1
+    assert (
+        "WorkerLost: the driver did not come back within 1 s in phase update from standing_still"
+        in done.stderr
+    )
+    assert "the same command goes on from the last checkpoint" in done.stderr and "Ray" not in done.stderr
+
+
+def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> None:
+    """A caller may do what it likes between two steps; a phase whose error somebody took is over too."""
+    done = run("""
+        with overdue.Overdue(clock, 1.0) as watched:
+            watched.begin()
+            with clock.phase("update"):
+                for _ in range(5):
+                    with clock.waiting():
+                        time.sleep(0.5)
+            time.sleep(2)
+            try:
+                with clock.phase("save"):
+                    raise ValueError
+            except ValueError:
+                time.sleep(2)
+            watched.closing()
+            time.sleep(2)
+        time.sleep(1)
+        print("done", clock.listeners)
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done []\n", "")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
+            "1 s in phase update from put_object",
+        ),
+        ("watched.closing()", "5 s in phase start_up from shutdown"),
+    ],
+)
+def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -> None:
+    """Neither when something large is handed to it nor at the end; nothing of it is left."""
+    done = run(OF_RAY + f"    {program}\n", closing=5.0)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stderr and "Ray's raylet or GCS on this node does not answer" in done.stderr
+    raylet = int(done.stdout.split()[0])
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(raylet) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not psutil.pid_exists(raylet), "what watches over the driver ends it"
