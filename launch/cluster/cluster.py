@@ -24,6 +24,7 @@ import psutil
 
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster import session_watcher
 
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
@@ -34,7 +35,7 @@ UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_STORE_BYTES = 80 << 20
 """Ray refuses a smaller object store."""
-WATCHER = Path(__file__).with_name("session_watcher.py")
+WATCHER = Path(session_watcher.__file__)
 AGENT = Path(__file__).with_name("plain_agent.py")
 
 
@@ -219,7 +220,6 @@ def session_folder() -> Iterator[Path]:
         [sys.executable, "-SP", str(WATCHER), session, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
         env={"PATH": os.environ.get("PATH", "")},
     )
     try:
@@ -227,7 +227,9 @@ def session_folder() -> Iterator[Path]:
     finally:
         os.environ.pop("MRL_SESSION", None)
         assert watcher.stdin is not None
-        watcher.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            watcher.stdin.write(session_watcher.CLOSES.encode())
+            watcher.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             watcher.wait(45)
         if watcher.poll() is None:

@@ -19,7 +19,7 @@ from mrl.observe.phases import Event, PhaseClock
 
 LEAST_SECONDS = 60.0
 """Not the driver's own work on a busy machine, however short the deadline of a phase is."""
-CLOSING_SECONDS = 180.0
+CLOSING_SECONDS = 120.0
 """For all that ends with the workers: what of it waits has shorter deadlines."""
 LOOK_SECONDS = 1.0
 
@@ -70,8 +70,9 @@ class Overdue:
         assert self._thread is not None and self._thread.ident is not None
         frame = traceback.extract_stack(sys._current_frames()[self._thread.ident])[-1]
         path = Path(frame.filename)
+        when = "while it ended the workers" if self._closing else f"in phase {self._clock.current}"
         ray = "; Ray's raylet or GCS on this node does not answer" if "ray" in path.parts else ""
         return (
-            f"the driver did not come back within {self._seconds:g} s in phase {self._clock.current} from {frame.name} "
-            f"({path.parent.name}/{path.name}:{frame.lineno}){ray}; the same command goes on from the last checkpoint"
+            f"the driver did not come back within {self._seconds:g} s {when} from {frame.name} "
+            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; the same command goes on from the last checkpoint"
         )

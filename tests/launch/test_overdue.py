@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 HEAD = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from mrl.launch.cluster import overdue
 from mrl.observe.phases import PhaseClock
 
@@ -92,7 +92,7 @@ def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> N
             "with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
             "1 s in phase update from put_object",
         ),
-        ("watched.closing()", "5 s in phase start_up from shutdown"),
+        ("watched.closing()", "5 s while it ended the workers from shutdown (ray/_private/worker.py:"),
     ],
 )
 def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -> None:
@@ -105,3 +105,15 @@ def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -
     while psutil.pid_exists(raylet) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not psutil.pid_exists(raylet), "what watches over the driver ends it"
+
+
+@pytest.mark.integration
+def test_a_driver_that_ray_ends_for_a_dead_raylet_is_spoken_for() -> None:
+    """Ray ends the process inside of the call, without a word."""
+    done = run(
+        OF_RAY
+        + "    threading.Timer(1.0, lambda: raylet.kill()).start()\n    ray.put(np.zeros(1 << 20))\n    print('went on')\n"
+    )
+    assert done.returncode == 1 and "went on" not in done.stdout
+    assert "ended without closing: Ray has no raylet on this node any more" in done.stderr
+    assert "the same command goes on from the last checkpoint" in done.stderr
