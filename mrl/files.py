@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 PARTIAL = ".partial"
 """What the name of a folder that is not complete ends in."""
@@ -35,8 +38,18 @@ def partial_of(path: Path) -> Path:
 
 def replace_durably(path: Path, data: bytes) -> None:
     """Puts a file in another's place: at no time is there neither."""
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """What is written to the stream takes the file's place at the end of the block; not where that raises."""
     temporary = partial_of(path)
-    write_durably(temporary, data)
+    with open(temporary, "wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(temporary, path)
     sync(path.parent)
 

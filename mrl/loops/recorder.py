@@ -8,9 +8,9 @@ import psutil
 
 from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
-from mrl.observe import metrics_log, trackers
+from mrl.observe import trackers
 from mrl.observe.ledger_log import LedgerLog, Standing, indices_of
-from mrl.observe.metrics_log import LAYERS, MetricsLog
+from mrl.observe.metrics_log import LAYERS, MetricsLog, Rows
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
 from mrl.observe.run_folder import RunFolder, TrackedRun
@@ -49,7 +49,7 @@ class Recorder:
         )
         self._dropped_samples = self._samples.resume_at(first_step, validated=self.has_row(first_step - 1))
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
-        self._trackers = trackers.start(config.logging, run, history=metrics_log.read(folder.metrics))
+        self._trackers = trackers.start(config.logging, run, history=Rows(folder.metrics))
         self.progress = Progress(config.loop.steps)
         self.last_row: dict[str, float] = {}
 

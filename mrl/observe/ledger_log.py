@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mrl.observe.metrics_log import append_lines, read
+from mrl.observe.metrics_log import Rows, append_lines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,17 +86,22 @@ def _told(standing: Standing) -> dict[str, object]:
 
 def _cut_torn_line(path: Path) -> None:
     """A machine that died may have left half a line, behind which no other may stand."""
-    if path.is_file() and not (data := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
+    if not path.is_file():
+        return
+    end = 0
+    with path.open("rb") as file:
+        for line in file:
+            end += len(line) * line.endswith(b"\n")
+    os.truncate(path, end)
 
 
 def _before(path: Path, step: int) -> tuple[int, list[str]]:
     """The number of the last attempt, 0 for none, and the prompts of its steps, and those before, from this one on."""
     attempt, trained = 0, []
-    for line in read(path):
+    for line in Rows(path):
         if isinstance(line.get("start"), int):
             attempt = int(line["start"])
             trained = [before for before in trained if before["step"] < line["step"]]
-        else:
+        elif line["step"] >= step:
             trained.append(line)
-    return attempt, [str(line.get("trained", "")) for line in trained if line["step"] >= step]
+    return attempt, [str(line.get("trained", "")) for line in trained]

@@ -9,10 +9,10 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mrl.files import replace_durably
+from mrl.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +42,25 @@ class MetricsLog:
 
     def resume_at(self, step: int) -> None:
         """Drops rows of `step` and later, so that a resumed run logs no step twice. Lines that are no rows go to a file beside."""
-        if damaged := [line for line in _lines(self._path) if line.strip() and _row(line) is None]:
-            beside = self._path.with_name(f"{self._path.name}.damaged")
-            with beside.open("ab") as file:
-                file.writelines(line + b"\n" for line in damaged)
-            log.warning("%s: lines that are no rows are now in %s: %d", self._path, beside.name, len(damaged))
-        kept = [row for row in read(self._path) if row["step"] < step]
-        replace_durably(self._path, "".join(_line(row) for row in kept).encode())
+        damaged: list[bytes] = []
+        with replacing(self._path) as kept:
+            for line in _lines(self._path):
+                if (row := _row(line)) is None:
+                    damaged += [line] if line.strip() else []
+                elif row["step"] < step:
+                    kept.write(line + b"\n")
+            if damaged:
+                self._put_aside(damaged)
+
+    def _put_aside(self, damaged: Sequence[bytes]) -> None:
+        beside = self._path.with_name(f"{self._path.name}.damaged")
+        with beside.open("ab") as file:
+            file.writelines(line + b"\n" for line in damaged)
+        log.warning("%s: lines that are no rows are now in %s: %d", self._path, beside.name, len(damaged))
 
     def has(self, step: int) -> bool:
         """Whether a row of the step is there."""
-        return any(row["step"] == step for row in read(self._path))
+        return any(row["step"] == step for row in Rows(self._path))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; one that a full disk does not take is written before the next one."""
@@ -77,13 +85,34 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
     return True
 
 
+class Rows:
+    """The rows that a file has at this moment, each with its step, read one by one and anew each time; an absent file has none. What is no row,
+    torn or damaged, is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, path.stat().st_size if path.is_file() else 0
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        read = 0
+        for line in _lines(self._path) if self._size else ():
+            read += len(line) + 1
+            if (row := _row(line)) is not None:
+                yield row
+            if read >= self._size:
+                return
+
+
 def read(path: Path) -> list[dict[str, float]]:
-    """Reads the rows of a file, each with its step; an absent file has none. What is no row, torn or damaged, is passed over."""
-    return [row for row in map(_row, _lines(path)) if row is not None]
+    """All rows of a file at once."""
+    return list(Rows(path))
 
 
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines() if path.is_file() else []
+def _lines(path: Path) -> Iterator[bytes]:
+    """Without their ends; none of an absent file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                yield line.removesuffix(b"\n")
 
 
 def _row(line: bytes) -> dict[str, float] | None:

@@ -83,7 +83,7 @@ class GuardedTracker:
         make: Callable[[], Tracker],
         *,
         deadline_seconds: float,
-        history: Sequence[Mapping[str, float]] = (),
+        history: Iterable[Mapping[str, float]] = (),
     ) -> None:
         """`history` are the rows of metrics.jsonl: the tracker takes those it lacks before anything new."""
         self.name, self.enabled = name, True
@@ -123,7 +123,7 @@ class GuardedTracker:
         if self._thread.is_alive():
             self._switch_off(f"still busy {self._deadline_seconds:g} s after the end")
 
-    def _work(self, make: Callable[[], Tracker], history: Sequence[Mapping[str, float]]) -> None:
+    def _work(self, make: Callable[[], Tracker], history: Iterable[Mapping[str, float]]) -> None:
         try:
             tracker = make()
             for row in history:
@@ -166,7 +166,7 @@ def require_installed(names: Iterable[str]) -> None:
 
 
 def start(
-    section: LoggingSection, run: TrackedRun, *, history: Sequence[Mapping[str, float]]
+    section: LoggingSection, run: TrackedRun, *, history: Iterable[Mapping[str, float]]
 ) -> list[GuardedTracker]:
     """A guarded tracker for each name; ConfigError where a package is absent."""
     require_installed(section.trackers)

@@ -2,12 +2,13 @@
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from mrl.observe.ledger_log import LedgerLog, Standing
-from mrl.observe.metrics_log import MetricsLog, read, without_volatile
+from mrl.observe.metrics_log import MetricsLog, Rows, read, without_volatile
 
 
 def test_resume_drops_later_rows_and_a_torn_line(tmp_path: Path) -> None:
@@ -67,3 +68,36 @@ def test_the_ledger_counts_its_starts_over_a_damaged_line(tmp_path: Path) -> Non
     log = LedgerLog(path)
     log.start(4, Standing((), 0))
     assert log.attempt == 3
+
+
+def test_a_start_holds_a_row_at_a_time_however_long_the_run_was(tmp_path: Path) -> None:
+    rows = {f"moe/figure_{number}": number / 7 for number in range(100)}
+    lines = "".join(json.dumps({"step": step, **rows}) + "\n" for step in range(2000))
+    ledger = "".join(
+        json.dumps({"step": step, "trained": f"{16 * step}-{16 * step + 15}"}) + "\n" for step in range(30000)
+    )
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "ledger.jsonl").write_text(ledger)
+    metrics, prompts = MetricsLog(tmp_path / "metrics.jsonl"), LedgerLog(tmp_path / "ledger.jsonl")
+    tracemalloc.start()
+    try:
+        metrics.resume_at(1999)
+        assert metrics.has(1998) and not metrics.has(1999)
+        undone = prompts.start(29998, Standing((), 0))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert undone == ["479968-479983", "479984-479999"]
+    assert min(len(lines), len(ledger)) > 1_000_000 > 5 * peak
+
+
+def test_rows_are_those_of_the_moment_that_they_were_asked_for(tmp_path: Path) -> None:
+    """A tracker reads them in a thread of its own, while the run goes on to write; what comes later is told to it."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    none = Rows(tmp_path / "metrics.jsonl")
+    for step in range(3):
+        log.write(step, {})
+    rows = Rows(tmp_path / "metrics.jsonl")
+    log.write(3, {})
+    assert [[row["step"] for row in rows] for _ in range(2)] == [[0, 1, 2]] * 2
+    assert not list(none)
