@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster import ports
-from mrl.launch.cluster.cluster import SLOT, own_gpus, session_folder, store_bytes
+from mrl.launch.cluster.cluster import NO_TASK_EVENTS, SLOT, own_gpus, session_folder, store_bytes
 from mrl.launch.cluster.session_watcher import members
 
 NODE_LABEL = "mrl-node"
@@ -135,7 +135,8 @@ def ray_node(
     with session_folder() as folder:
         environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
         # Niceness as in launch/cluster/cluster.py; what the user has set stays.
-        environment = {**HEALTH, "RAY_worker_niceness": "0", **environment}
+        no_events = {f"RAY_{name}": str(value) for name, value in NO_TASK_EVENTS.items()}
+        environment = {**HEALTH, **no_events, "RAY_worker_niceness": "0", **environment}
         try:
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
