@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 
 
 class Overdue:
-    """Watches the thread that runs the phases, from `begin` to the end of the `with` block."""
+    """Watches the thread that makes it, which runs the phases, from `begin` to the end of the `with` block."""
 
     def __init__(self, clock: PhaseClock, seconds: float) -> None:
         """`seconds`: the longest that a phase may take (loop.phase_deadline_seconds), which here is counted anew whenever the
@@ -34,7 +34,7 @@ class Overdue:
         self._heard, self._closing = 0.0, False
         """When the thread was heard last (monotonic)."""
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.current_thread()
 
     def __enter__(self) -> Overdue:
         return self
@@ -45,9 +45,8 @@ class Overdue:
             self._clock.listeners.remove(self)
 
     def begin(self) -> None:
-        """The workers are up; called by the thread that is watched."""
+        """The workers are up."""
         self._clock.listeners.append(self)
-        self._thread = threading.current_thread()
         threading.Thread(target=self._watch, name="overdue", daemon=True).start()
 
     def closing(self) -> None:
@@ -59,16 +58,14 @@ class Overdue:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            watched = (
-                self._closing or self._clock.depth > 0
-            )  # between two steps the thread may be its caller's
-            if watched and time.monotonic() - self._heard > self._seconds:
+            # Between two steps the thread may be its caller's.
+            inside = self._closing or self._clock.depth > 0
+            if inside and time.monotonic() - self._heard > self._seconds:
                 print(f"mrl: WorkerLost: {self._said()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
     def _said(self) -> str:
-        assert self._thread is not None and self._thread.ident is not None
-        frame = traceback.extract_stack(sys._current_frames()[self._thread.ident])[-1]
+        frame = traceback.extract_stack(sys._current_frames().get(self._thread.ident or 0))[-1]
         path = Path(frame.filename)
         when = "while it ended the workers" if self._closing else f"in phase {self._clock.current}"
         ray = "; Ray's raylet or GCS on this node does not answer" if "ray" in path.parts else ""
