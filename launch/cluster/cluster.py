@@ -34,6 +34,8 @@ UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 
 NO_TASK_EVENTS: dict[str, int] = {"task_events_report_interval_ms": 0}
 """Ray keeps what became of the last 100,000 calls for a state API that nobody here asks: 350 MB of its head after 3,000 small steps."""
+OWN_RAY = ("gcs_server", "raylet")
+"""What Ray has on every node, and on its head."""
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_STORE_BYTES = 80 << 20
 """Ray refuses a smaller object store."""
@@ -42,7 +44,7 @@ AGENT = Path(__file__).with_name("plain_agent.py")
 
 
 @contextlib.contextmanager
-def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
+def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
     """A connected Ray with at least `num_slots` slots; what was started here is gone afterwards."""
     import ray
 
@@ -52,7 +54,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
             ray.init(address=address, log_to_driver=False)
         try:
             _check_slots(num_slots, address)
-            yield
+            yield OwnRay()
         finally:
             ray.shutdown()
         return
@@ -76,7 +78,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[None]:
             )
         try:
             _check_slots(num_slots, "started here")
-            yield
+            yield OwnRay()
         finally:
             ray.shutdown()
 
@@ -160,10 +162,7 @@ def _long_wait(seconds: float) -> Iterator[None]:
 
 
 def _has_raylet() -> bool:
-    return any(
-        child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE
-        for child in psutil.Process().children()
-    )
+    return any(child.name() == "raylet" and _lives(child) for child in psutil.Process().children())
 
 
 def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
@@ -217,25 +216,70 @@ def _check_slots(num_slots: int, where: str) -> None:
 def session_folder() -> Iterator[Path]:
     """A short-named folder (Ray's socket paths are limited) with its watcher."""
     folder = Path(tempfile.mkdtemp(prefix="mrl-"))
-    session = folder.name
-    os.environ["MRL_SESSION"] = session
-    watcher = subprocess.Popen(
-        [sys.executable, "-SP", str(WATCHER), session, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={"PATH": os.environ.get("PATH", "")},
-    )
+    os.environ["MRL_SESSION"] = folder.name
+    watcher = Watcher(folder)
     try:
         yield folder
     finally:
         os.environ.pop("MRL_SESSION", None)
-        assert watcher.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            watcher.stdin.write(session_watcher.CLOSES.encode())
-            watcher.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            watcher.wait(45)
-        if watcher.poll() is None:
-            watcher.send_signal(signal.SIGKILL)
-            watcher.wait()
+        watcher.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Watcher:
+    """The process that cleans up after this one (session_watcher.py); another one comes where it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._over = folder, threading.Event()
+        self._process = self._started()
+        self._keeper = threading.Thread(target=self._keep, name="watcher", daemon=True)
+        self._keeper.start()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-SP", str(WATCHER), self._folder.name, str(self._folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", "")},
+        )
+
+    def _keep(self) -> None:
+        while not self._over.wait(1.0):
+            if self._process.poll() is not None:
+                self._process = self._started()
+
+    def close(self) -> None:
+        """Tells it that this process ends by itself, and waits until the session is clean."""
+        self._over.set()
+        self._keeper.join()
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(session_watcher.CLOSES.encode(), timeout=45)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class OwnRay:
+    """Ray's processes that this one started; none where it joined a cluster. Without one of them a run goes on for a minute at most, and
+    then Ray ends it."""
+
+    def __init__(self) -> None:
+        self._processes = {
+            each.name(): each for each in psutil.Process().children() if each.name() in OWN_RAY
+        }
+        self._looked = 0.0
+
+    def require(self, phase: str) -> None:
+        """WorkerLost where one has ended; looks once a second at most."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return
+        self._looked = now
+        if gone := [name for name, each in self._processes.items() if not _lives(each)]:
+            raise WorkerLost(f"Ray's {' and '.join(gone)} of this node died in phase {phase}")
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -4,7 +4,7 @@ Waits until the driver is gone (the pipe closes), gives the session's processes 
 exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when
 it has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps
 Ray's log open while it leaves, is never killed. One that closes says so in the pipe; of one that ended without a word the watcher says it, because
-Ray ends a driver that hands something to a raylet that died. Imports nothing that is not Python's own: it starts before all else.
+Ray ends a driver that hands something to a raylet that died, or whose GCS has not answered for a minute. Imports nothing that is not Python's own: it starts before all else.
 """
 
 import contextlib
@@ -18,6 +18,10 @@ GRACE_SECONDS = 8.0
 LONGEST_SECONDS = 40.0
 CLOSES = "closes"
 """What a driver says that ends by itself."""
+WHY = (
+    "it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and the same command goes on "
+    "from the last checkpoint"
+)
 
 
 def belongs(pid: int, session: str, folder: str) -> bool:
@@ -38,29 +42,13 @@ def members(session: str, folder: str, spared: set[int]) -> list[int]:
     return [pid for pid in pids if belongs(pid, session, folder)]
 
 
-def is_raylet(pid: int) -> bool:
-    """Not where its name cannot be read."""
-    try:
-        with open(f"/proc/{pid}/comm") as name:
-            return name.read() == "raylet\n"
-    except OSError:
-        return False
-
-
 def main(session: str, folder: str) -> None:
     os.setsid()
     owner = os.getppid()
     spared = {os.getpid(), owner}
     if sys.stdin.read() != CLOSES:
-        raylet_lives = any(map(is_raylet, members(session, folder, spared)))
         with contextlib.suppress(OSError):  # who reads it may be gone too
-            print(
-                f"mrl: process {owner} ended without closing"
-                f"{'' if raylet_lives else ': Ray has no raylet on this node any more'}; "
-                "what it started is ended, and the same command goes on from the last checkpoint",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"mrl: process {owner} ended without closing: {WHY}", file=sys.stderr, flush=True)
     start = time.monotonic()
     while (waited := time.monotonic() - start) < LONGEST_SECONDS:
         left = members(session, folder, spared)

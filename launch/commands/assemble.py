@@ -165,7 +165,7 @@ def assembled(
         overdue = stack.enter_context(Overdue(clock, config.loop.phase_deadline_seconds))
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
-            stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
+            ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
         reward_workers: RewardWorkers = NoRewardWorkers()
         if engines is not None:
             reward_workers = stack.enter_context(
@@ -179,6 +179,7 @@ def assembled(
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
+        clock.listeners.append(lambda event: ray.require(clock.current))
         overdue.begin()
         stack.callback(overdue.closing)
         data = inputs.dataset, prompts, store

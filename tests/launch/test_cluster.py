@@ -1,8 +1,12 @@
 """The Ray that a run starts on its machine has what it uses; one that does not come up is one of our errors, and leaves nothing."""
 
+import contextlib
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,7 +14,7 @@ import pytest
 
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import WorkerLost
-from mrl.launch.cluster.cluster import asked_again, cluster
+from mrl.launch.cluster.cluster import asked_again, cluster, session_folder
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(
@@ -63,3 +67,54 @@ def test_the_processes_of_a_run_s_ray_are_those_that_it_uses(monkeypatch: pytest
     unexpected = [command for command in commands if not any(name in command for name in names)]
     assert not unexpected and len(commands) == len(names), commands
     assert "Loaded 0 modules" in said, said
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, which Ray ends a minute later."""
+    program = f"""
+import psutil, time
+from mrl.config.sections.launch import LaunchSection
+from mrl.errors import WorkerLost
+from mrl.launch.cluster.cluster import cluster
+with cluster(LaunchSection(), num_slots=1) as ray:
+    ray.require("update")
+    next(each for each in psutil.Process().children() if each.name() == {name!r}).kill()
+    time.sleep(1.5)
+    try:
+        ray.require("update")
+    except WorkerLost as error:
+        print(error, flush=True)
+"""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert f"Ray's {name} of this node died in phase update" in done.stdout, done.stderr
+
+
+def watchers(folder: Path) -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # one that has ended and is not waited for yet
+            found += [each] if str(folder) in " ".join(each.cmdline()) else []
+    return found
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_watcher_that_dies_has_a_successor(capfd: pytest.CaptureFixture[str]) -> None:
+    with session_folder() as folder:
+        (first,) = watchers(folder)
+        first.kill()
+        assert until(lambda: bool(watchers(folder)) and watchers(folder) != [first])
+    assert not folder.exists() and not watchers(folder)
+    assert not capfd.readouterr().err, "whoever closes is not spoken for"

@@ -115,5 +115,7 @@ def test_a_driver_that_ray_ends_for_a_dead_raylet_is_spoken_for() -> None:
         + "    threading.Timer(1.0, lambda: raylet.kill()).start()\n    ray.put(np.zeros(1 << 20))\n    print('went on')\n"
     )
     assert done.returncode == 1 and "went on" not in done.stdout
-    assert "ended without closing: Ray has no raylet on this node any more" in done.stderr
+    assert (
+        "ended without closing: it was killed, or Ray ended it, whose raylet or GCS was gone" in done.stderr
+    )
     assert "the same command goes on from the last checkpoint" in done.stderr
