@@ -90,6 +90,8 @@ class Disturbed:
             self._tell("exit", code=code, step=life.step)
             self._give_room(life)
             self._wait_until_clean(life)
+            for line in life.new_lines():  # what others said of its end
+                self._hear(line, life)
             return code
 
     def _still_to_come(self, first: int) -> dict[str, int]:
