@@ -14,6 +14,9 @@ from mrl.models.family import Family
 from mrl.models.hf_config import field, head_dim
 from mrl.models.tensors import TRANSFORMER_ENGINE, Row
 
+_EXPERTS = "mlp.experts."
+"""How the rows of routed experts are named."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -98,8 +101,9 @@ class Facts:
         total, routed = tables * self.vocab * self.hidden + self.hidden, 0
         for row in rows:
             size = sum(s.rows for block in row.blocks for s in block) * math.prod(row.trailing)
+            size *= self.copies(row)
             total += size
-            routed += size * row.name.startswith("mlp.experts.")
+            routed += size * row.name.startswith(_EXPERTS)
         return total, routed
 
     @property
@@ -120,9 +124,13 @@ class Facts:
 
     @functools.cached_property
     def layers(self) -> list[list[Row]]:
-        """Rows of each layer with all its experts."""
-        experts = range(self.num_experts)
+        """Rows of each layer with the first of its experts, of which there are `copies`."""
+        experts = range(min(1, self.num_experts))
         return [self.family.layer(self.hf, n, TRANSFORMER_ENGINE, experts) for n in range(self.num_layers)]
+
+    def copies(self, row: Row) -> int:
+        """How many rows of its size one of `layers` stands for: all experts are alike."""
+        return self.num_experts if row.name.startswith(_EXPERTS) else 1
 
     def forward_flops(self, tokens: float, pairs: float, *, has_head: bool = True) -> float:
         """Operations of one forward pass over `tokens`, whose queries meet `pairs` keys in each layer; a

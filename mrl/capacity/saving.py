@@ -69,7 +69,8 @@ def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
     """A folder of the policy's weights in training.dtype."""
     element = DTYPE_BYTES[config.training.dtype]
     size = facts.parameters_total * element
-    tensors = facts.family.checkpoint_tensors(facts.hf)
+    stacked = any(row.stack for layer in facts.layers for row in layer)
+    tensors = facts.family.checkpoint_tensors(facts.hf) if stacked else []
     turned = max((math.prod(tensor.shape) for tensor in tensors if tensor.stack), default=0)
     return Exporting(
         num_bytes=size,

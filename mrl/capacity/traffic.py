@@ -216,7 +216,8 @@ def _stage_bytes(facts: Facts, rollout: RolloutSection, layout: Layout, stage: i
     element = DTYPE_BYTES[rollout.dtype]
     chunks = chunk_layers(facts.num_layers, layout, stage)
     for row in (row for chunk in chunks for n in chunk for row in facts.layers[n]):
-        _add_row(sizes, row, facts, row_bytes(row, 4 if row.role == "correction" else element, rollout))
+        size = row_bytes(row, 4 if row.role == "correction" else element, rollout)
+        _add_row(sizes, row, facts, size * facts.copies(row))
     table = facts.vocab * facts.hidden * element
     if stage == 0:
         sizes["split"] += table
