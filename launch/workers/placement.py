@@ -8,6 +8,7 @@ addresses. Where engines have slots of their own, the trainer's come first.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import SLOT
 from mrl.launch.cluster.ray_node import NODE_LABEL
 from mrl.resharding.planner.topology import Topology
+
+HEAD_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,10 +70,19 @@ class Placement:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
     def lost_nodes(self) -> list[str]:
-        """The run's nodes that Ray has given up, for people."""
-        import ray
+        """The run's nodes that Ray has given up, for people. None where its head does not answer, for which Ray waits until it ends this
+        process: a thread of its own asks."""
+        told: list[dict[str, Any]] = []
 
-        gone = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if not n["Alive"]}
+        def ask() -> None:
+            import ray
+
+            told.extend(ray.nodes())
+
+        asking = threading.Thread(target=ask, name="lost nodes", daemon=True)
+        asking.start()
+        asking.join(HEAD_SECONDS)
+        gone = {n["NodeID"]: n["NodeManagerAddress"] for n in [*told] if not n["Alive"]}
         return [
             f"node {number} ({gone[name]})" for name, number in sorted(self.numbers.items()) if name in gone
         ]
