@@ -1,4 +1,4 @@
-"""The learning table of docs/benchmarks.md: whole, its figures those of its readings, none below the bar."""
+"""The learning table of docs/benchmarks.md: whole, its figures those of its readings, and those below the bar are named."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_figure_is_the_mean_of_the_last_three_readings(recipe: str) -> None:
         assert figure == pytest.approx(learning.figure(readings), abs=ROUNDING)
 
 
-def test_every_recipe_reaches_the_bar() -> None:
+def test_those_below_the_bar_are_said_to_be() -> None:
     """By the readings: a figure may be rounded up to the bar."""
 
     def total(recipe: str) -> float:
@@ -85,6 +85,7 @@ def test_every_recipe_reaches_the_bar() -> None:
         known = {start: learning.figure(each) for (name, start), each in curves().items() if name == recipe}
         return mean(known.get(start, figure) for start, (_, figure) in enumerate(starts))
 
-    assert {recipe for recipe in learning.RECIPES if total(recipe) < learning.BAR} == set()
-    assert f"the bar\n{learning.BAR} for the mean" in SECTION and "**All twelve reach the bar.**" in SECTION
-    assert len(learning.RECIPES) == 12
+    assert {recipe for recipe in learning.RECIPES if total(recipe) < learning.BAR} == set(learning.MISSED)
+    assert f"the bar\n{learning.BAR} for the mean" in SECTION
+    (missed,) = learning.MISSED
+    assert f"**Eleven of twelve reach the bar; `{missed}` misses it by" in SECTION and len(learning.RECIPES) == 12
