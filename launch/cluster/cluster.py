@@ -275,8 +275,12 @@ class OwnRay:
         if now - self._looked < 1.0:
             return
         self._looked = now
-        if gone := [name for name, each in self._processes.items() if not _lives(each)]:
+        if gone := self.gone():
             raise WorkerLost(f"Ray's {' and '.join(gone)} of this node died in phase {phase}")
+
+    def gone(self) -> list[str]:
+        """Those that have ended."""
+        return [name for name, each in self._processes.items() if not _lives(each)]
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -21,6 +21,7 @@ LEAST_SECONDS = 60.0
 """Not the driver's own work on a busy machine, however short the deadline of a phase is."""
 CLOSING_SECONDS = 120.0
 """For all that ends with the workers: what of it waits has shorter deadlines."""
+WITHOUT_RAY_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 
 
@@ -49,9 +50,10 @@ class Overdue:
         self._clock.listeners.append(self)
         threading.Thread(target=self._watch, name="overdue", daemon=True).start()
 
-    def closing(self) -> None:
-        """The workers are ended from here on."""
-        self._seconds, self._heard, self._closing = CLOSING_SECONDS, time.monotonic(), True
+    def closing(self, *, without_ray: bool = False) -> None:
+        """The workers are ended from here on; `without_ray`: and much of that asks a process that is gone."""
+        self._seconds = WITHOUT_RAY_SECONDS if without_ray else CLOSING_SECONDS
+        self._heard, self._closing = time.monotonic(), True
 
     def __call__(self, event: Event) -> None:
         self._heard = time.monotonic()

@@ -181,7 +181,7 @@ def assembled(
         stack.callback(gc.unfreeze)
         clock.listeners.append(lambda event: ray.require(clock.current))
         overdue.begin()
-        stack.callback(overdue.closing)
+        stack.callback(lambda: overdue.closing(without_ray=bool(ray.gone())))
         data = inputs.dataset, prompts, store
         yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)
 
