@@ -22,6 +22,7 @@ LEAST_SECONDS = 60.0
 CLOSING_SECONDS = 120.0
 """For all that ends with the workers: what of it waits has shorter deadlines."""
 WITHOUT_RAY_SECONDS = 10.0
+"""For that where Ray's GCS or raylet is gone."""
 LOOK_SECONDS = 1.0
 
 

@@ -19,6 +19,7 @@ from mrl.launch.cluster.ray_node import NODE_LABEL
 from mrl.resharding.planner.topology import Topology
 
 HEAD_SECONDS = 5.0
+"""For an answer of Ray's head."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
