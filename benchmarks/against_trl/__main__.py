@@ -1,15 +1,17 @@
 """A GRPO step of ours beside TRL's, the same workload in turn on one machine, and beside the two engines called alone.
 
     python -m venv work/trl && work/trl/bin/pip install trl==1.16.0
-    python -m benchmarks.against_trl --trl work/trl/bin/python --out work/against_trl [--workloads W2 W3] [--rounds 2]
+    python -m benchmarks.against_trl --trl work/trl/bin/python --out work/against_trl [--workloads W2 W3] [--rounds 2] [--processes 1 2]
 
 Nothing else should run: threads of both wait for each other by spinning, so that half a core of other work makes a step several
-times as long. A round is one run of each; figures are medians over the steps of all rounds.
+times as long. A round is one run of each; figures are medians over the steps of all rounds. With two processes each trainer is data parallel over
+two ranks of one thread, with an engine each, instead of one rank of two threads; each is fairly read at its faster one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.against_trl import ours
-from benchmarks.against_trl.workloads import WORKLOADS
+from benchmarks.against_trl.workloads import THREADS, WORKLOADS
 
 HERE = Path(__file__).parent
 MICROBATCH_SAMPLES = {"tiny": 4, "W": 256, "W2": 128, "W3": 32}
@@ -42,29 +44,48 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=["W", "W2", "W3"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--processes", type=int, nargs="+", choices=(1, 2), default=[1], help="ranks of either trainer"
+    )
     parser.add_argument("--steps", type=int, default=4, help="of a run, after one of warm-up")
     parser.add_argument("--eager", action="store_true", help="vLLM without its compiler, here and alone")
     parser.add_argument("words", nargs="*", help="settings of our runs, as of mrl train")
     options = parser.parse_args()
     for name in options.workloads:
-        folder = options.out / name
-        rounds = [_round(name, folder / f"round-{number}", options) for number in range(options.rounds)]
-        (folder / "rounds.json").write_text(json.dumps(rounds, indent=1) + "\n")
-        print("\n".join(_table(name, rounds)), flush=True)
+        rounds: dict[int, list[dict[str, Spent]]] = {count: [] for count in options.processes}
+        for number, processes in itertools.product(range(options.rounds), options.processes):
+            folder = options.out / name / f"round-{number}-of-{processes}"
+            rounds[processes].append(_round(name, folder, processes, options))
+        for processes, own in rounds.items():
+            (options.out / name / f"rounds-of-{processes}.json").write_text(json.dumps(own, indent=1) + "\n")
+            print("\n".join(_table(f"{name}, {processes} of each", own)), flush=True)
 
 
-def _round(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Spent]:
-    """By who ran: ours, TRL (trl), the engines alone."""
+def _round(name: str, folder: Path, processes: int, options: argparse.Namespace) -> dict[str, Spent]:
+    """By who ran: ours, TRL (trl), and the engines alone, which are one process each."""
     words = [*options.words, *(["rollout.enforce_eager=true"] if options.eager else [])]
     made = ours.measure(
-        WORKLOADS[name], folder, steps=options.steps, microbatch_tokens=MICROBATCH_TOKENS, words=words
+        WORKLOADS[name],
+        folder,
+        steps=options.steps,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        processes=processes,
+        words=words,
     )
     theirs: Spent = {}
     if options.trl:
-        script = (str(options.trl), str(HERE / "theirs.py"), name, "--steps", str(options.steps))
-        theirs = _run(*script, "--microbatch", str(MICROBATCH_SAMPLES[name]), out=folder / "trl.json")
+        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+        script = (*launcher * (processes > 1), str(HERE / "theirs.py"), name, "--steps", str(options.steps))
+        theirs = _run(
+            str(options.trl),
+            *script,
+            "--microbatch",
+            str(MICROBATCH_SAMPLES[name]),
+            out=folder / "trl.json",
+            threads=THREADS // processes,
+        )
     alone: Spent = {}
-    for which in ("vllm", "megatron"):
+    for which in ("vllm", "megatron") * (processes == 1):
         command = (
             sys.executable,
             "-m",
@@ -79,11 +100,11 @@ def _round(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Sp
     return {"ours": made, "trl": theirs, "alone": alone}
 
 
-def _run(*command: str, out: Path) -> Spent:
+def _run(*command: str, out: Path, threads: int = THREADS) -> Spent:
     """What a program measured. CalledProcessError, TimeoutExpired."""
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against_trl.workloads import WORKLOADS, Workload, tell, write_model, write_tokenizer
+from benchmarks.against_trl.workloads import THREADS, WORKLOADS, Workload, tell, write_model, write_tokenizer
 
 WARM_UP = 1
-THREADS = 2
 
 
 def main() -> None:

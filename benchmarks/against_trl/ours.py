@@ -1,4 +1,5 @@
-"""A real `mrl train` of a workload, read from its metrics: one trainer rank and one engine that take turns, two threads each."""
+"""A real `mrl train` of a workload, read from its metrics: trainer ranks and as many engines that take turns, data parallel where there are more
+than one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against_trl.workloads import Workload, text_of, write_model, write_tokenizer
+from benchmarks.against_trl.workloads import THREADS, Workload, text_of, write_model, write_tokenizer
 from mrl.observe import metrics_log
 
 WARM_UP = 1
@@ -21,8 +22,11 @@ def shares(prompts, completions, completion_ids, **columns):
 """
 
 
-def settings(work: Workload, folder: Path, *, steps: int, microbatch_tokens: int) -> dict[str, Any]:
-    """The configuration of a run in `folder`."""
+def settings(
+    work: Workload, folder: Path, *, steps: int, microbatch_tokens: int, processes: int
+) -> dict[str, Any]:
+    """The configuration of a run in `folder` of so many trainer ranks, which share THREADS."""
+    threads = THREADS // processes
     return {
         "run": {"name": "ours", "folder": f"{folder}/runs"},
         "model": {"path": f"{folder}/model", "max_length": work.max_length},
@@ -37,13 +41,14 @@ def settings(work: Workload, folder: Path, *, steps: int, microbatch_tokens: int
         "training": {
             "dtype": "float32",
             "microbatch_tokens": microbatch_tokens,
-            "num_threads": 2,
+            "layout": {"dp": processes},
+            "num_threads": threads,
             "optimizer": {"lr": work.rate, "schedule": "constant", "weight_decay": 0.0, "warmup_steps": 0},
         },
         "rollout": {
             "dtype": "float32",
             "max_response_tokens": work.response_length,
-            "num_threads": 2,
+            "num_threads": threads,
             "kv_cache_bytes": 1 << 29,
         },
         "loop": {
@@ -57,7 +62,7 @@ def settings(work: Workload, folder: Path, *, steps: int, microbatch_tokens: int
 
 
 def measure(
-    work: Workload, folder: Path, *, steps: int, microbatch_tokens: int, words: list[str]
+    work: Workload, folder: Path, *, steps: int, microbatch_tokens: int, processes: int, words: list[str]
 ) -> dict[str, Any]:
     """Seconds of each step after the warm-up, and of its phases. CalledProcessError, TimeoutExpired."""
     folder.mkdir(parents=True)
@@ -67,7 +72,7 @@ def measure(
     count = WARM_UP + steps
     rows = [{"prompt": text_of(prompt), "answer": "0"} for prompt in work.drawn(work.prompts * count)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = settings(work, folder, steps=count, microbatch_tokens=microbatch_tokens)
+    config = settings(work, folder, steps=count, microbatch_tokens=microbatch_tokens, processes=processes)
     (folder / "ours.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "mrl.cli", "train", str(folder / "ours.yaml"), *words]
     with (folder / "log.txt").open("w") as log:

@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer on a workload, in an environment that has TRL (`pip install trl`), on CPU.
 
 python benchmarks/against_trl/theirs.py W2 --steps 4 --out trl.json
+OMP_NUM_THREADS=1 python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/against_trl/theirs.py W2 --steps 4 --out trl.json
 
 A step is the time from the end of one optimizer step to the end of the next, so that nothing is left out. Generation is
 transformers' own: of TRL's ways to generate on CPU it is the one that needs no second copy of the weights.
@@ -16,9 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-THREADS = os.environ.setdefault("OMP_NUM_THREADS", "2")
-
-from workloads import (  # noqa: E402
+from workloads import (
+    THREADS,
     WORKLOADS,
     Workload,
     reward,
@@ -29,6 +29,8 @@ from workloads import (  # noqa: E402
 )
 
 WARM_UP = 1
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
+THREADS_OF_ONE = os.environ.setdefault("OMP_NUM_THREADS", str(THREADS // PROCESSES))
 
 
 def main() -> None:
@@ -36,7 +38,9 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
-        "--microbatch", type=int, help="samples of a forward and backward pass; the whole step by default"
+        "--microbatch",
+        type=int,
+        help="samples of a forward and backward pass, over all processes; the whole step by default",
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -45,6 +49,8 @@ def main() -> None:
     generating: list[float] = []
     trainer = _trainer(work, steps, options.microbatch or work.prompts * work.samples, ends, generating)
     trainer.train()
+    if not trainer.is_world_process_zero():
+        return
     spent = [after - before for before, after in itertools.pairwise(ends)]
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "loss" in row]
     tell(
@@ -74,7 +80,7 @@ def _trainer(work: Workload, steps: int, size: int, ends: list[float], generatin
             generating.append(time.perf_counter() - start)
             return result
 
-    torch.set_num_threads(int(THREADS))
+    torch.set_num_threads(int(THREADS_OF_ONE))
     folder = tempfile.mkdtemp(prefix="against-trl-")
     write_model(Path(folder), work)
     write_tokenizer(Path(folder), work, needs_end=True)
@@ -97,7 +103,7 @@ def _settings(work: Workload, steps: int, size: int) -> Any:
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=size,
+        per_device_train_batch_size=size // PROCESSES,
         gradient_accumulation_steps=work.prompts * work.samples // size,
         num_generations=work.samples,
         max_completion_length=work.response_length,

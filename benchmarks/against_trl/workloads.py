@@ -52,6 +52,8 @@ class Workload:
         return [[dice.randrange(first, self.vocabulary) for _ in range(length)] for length in lengths]
 
 
+THREADS = 2
+"""Of a trainer, over all its processes; of the engine it takes turns with too."""
 W2 = Workload(8, 256, 4, 16, 128, 2048, prompts=16, samples=8, prompt_length=64, response_length=128)
 WORKLOADS = {
     "tiny": Workload(2, 64, 4, 4, 32, 64, prompts=2, samples=2, prompt_length=4, response_length=6),
