@@ -88,4 +88,7 @@ def test_those_below_the_bar_are_said_to_be() -> None:
     assert {recipe for recipe in learning.RECIPES if total(recipe) < learning.BAR} == set(learning.MISSED)
     assert f"the bar\n{learning.BAR} for the mean" in SECTION
     (missed,) = learning.MISSED
-    assert f"**Eleven of twelve reach the bar; `{missed}` misses it by" in SECTION and len(learning.RECIPES) == 12
+    assert (
+        f"**Eleven of twelve reach the bar; `{missed}` misses it by" in SECTION
+        and len(learning.RECIPES) == 12
+    )
