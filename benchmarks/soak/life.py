@@ -13,6 +13,7 @@ from types import TracebackType
 import psutil
 
 from mrl.errors import MrlError
+from mrl.launch.cluster.cluster import lives
 
 LOOK_SECONDS = 0.2
 STALLED_SECONDS = 420.0
@@ -66,7 +67,7 @@ class Life:
         for parent in list(self._members.values()):
             with contextlib.suppress(psutil.Error):
                 self._members |= {child.pid: child for child in parent.children(recursive=True)}
-        self._members = {pid: each for pid, each in self._members.items() if _lives(each)}
+        self._members = {pid: each for pid, each in self._members.items() if lives(each)}
         return list(self._members.values())
 
     def kill(self) -> None:
@@ -118,9 +119,3 @@ def command_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())[:120] or process.name()
     return f"process {process.pid}"
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False

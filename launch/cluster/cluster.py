@@ -162,7 +162,7 @@ def _long_wait(seconds: float) -> Iterator[None]:
 
 
 def _has_raylet() -> bool:
-    return any(child.name() == "raylet" and _lives(child) for child in psutil.Process().children())
+    return any(child.name() == "raylet" and lives(child) for child in psutil.Process().children())
 
 
 def asked_again[**P, R](ask: Callable[P, R], seconds: float, lives: Callable[[], bool]) -> Callable[P, R]:
@@ -280,10 +280,11 @@ class OwnRay:
 
     def gone(self) -> list[str]:
         """Those that have ended."""
-        return [name for name, each in self._processes.items() if not _lives(each)]
+        return [name for name, each in self._processes.items() if not lives(each)]
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Not one that has ended and nobody has waited for."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

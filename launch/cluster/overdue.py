@@ -15,6 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
+from mrl.launch.cluster.session_watcher import GO_ON
 from mrl.observe.phases import Event, PhaseClock
 
 LEAST_SECONDS = 60.0
@@ -74,5 +75,5 @@ class Overdue:
         ray = "; Ray's raylet or GCS on this node does not answer" if "ray" in path.parts else ""
         return (
             f"the driver did not come back within {self._seconds:g} s {when} from {frame.name} "
-            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; the same command goes on from the last checkpoint"
+            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {GO_ON}"
         )

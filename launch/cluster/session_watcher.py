@@ -18,10 +18,8 @@ GRACE_SECONDS = 8.0
 LONGEST_SECONDS = 40.0
 CLOSES = "closes"
 """What a driver says that ends by itself."""
-WHY = (
-    "it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and the same command goes on "
-    "from the last checkpoint"
-)
+GO_ON = "the same command goes on from the last checkpoint"
+WHY = f"it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and {GO_ON}"
 
 
 def belongs(pid: int, session: str, folder: str) -> bool:

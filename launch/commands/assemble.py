@@ -21,7 +21,7 @@ from mrl.config.root import Config
 from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.launch.cluster.cluster import address_of, cluster, has_gpus
+from mrl.launch.cluster.cluster import OwnRay, address_of, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
 from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check, check_rewards
@@ -48,7 +48,7 @@ from mrl.loops.recorder import Recorder
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
-from mrl.observe.phases import PhaseClock
+from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.pool.store import Store
@@ -179,11 +179,25 @@ def assembled(
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
-        clock.listeners.append(lambda event: ray.require(clock.current))
-        overdue.begin()
-        stack.callback(lambda: overdue.closing(without_ray=bool(ray.gone())))
+        stack.enter_context(_looked_after(ray, overdue, clock))
         data = inputs.dataset, prompts, store
         yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)
+
+
+@contextlib.contextmanager
+def _looked_after(ray: OwnRay, overdue: Overdue, clock: PhaseClock) -> Iterator[None]:
+    """While the workers are up Ray's own processes live, and the driver comes back."""
+
+    def look(event: Event) -> None:
+        ray.require(clock.current)
+
+    clock.listeners.append(look)
+    overdue.begin()
+    try:
+        yield
+    finally:
+        clock.listeners.remove(look)
+        overdue.closing(without_ray=bool(ray.gone()))
 
 
 def _starting(config: Config) -> str:

