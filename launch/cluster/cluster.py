@@ -246,7 +246,8 @@ class Watcher:
     def _keep(self) -> None:
         while not self._over.wait(1.0):
             if self._process.poll() is not None:
-                self._process = self._started()
+                with contextlib.suppress(OSError):  # no process or no memory left: asked again a second later
+                    self._process = self._started()
 
     def close(self) -> None:
         """Tells it that this process ends by itself, and waits until the session is clean."""
