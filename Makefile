@@ -33,8 +33,8 @@ setup: .venv/installed
 	rm -f .venv/installed-cuda
 	$(BIN)/python -m pip uninstall -qq -y vllm
 	grep -vE '$(LEFT_OUT)' requirements/cpu.lock >.venv/packages.txt
-	$(BIN)/python -m pip install -q --no-deps -r .venv/packages.txt
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements/cpu.lock))
+	$(BIN)/python -m pip install -q --no-deps --no-compile -r .venv/packages.txt
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --no-compile --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements/cpu.lock))
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
 	touch $@

@@ -25,19 +25,25 @@ from mrl.rollout.part import on_each_node
 from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 
+class Folders:
+    """Model name -> a folder with its published config.json and all of its tensors, of zeros that take no room; made when first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __getitem__(self, model: str) -> Path:
+        if not (folder := self._root / model).is_dir():
+            folder.mkdir()
+            text = (CONFIGS / f"models/{model}/config.json").read_text()
+            (folder / "config.json").write_text(text)
+            hf = language_model(json.loads(text))
+            write_zeros(folder / "model.safetensors", family_of(hf).checkpoint_tensors(hf))
+        return folder
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model name -> a folder with its published config.json and all of its tensors, of zeros that take no room."""
-    found = {}
-    for published in CONFIGS.glob("models/*/config.json"):
-        folder = tmp_path_factory.mktemp("weights") / published.parent.name
-        folder.mkdir()
-        text = published.read_text()
-        (folder / "config.json").write_text(text)
-        hf = language_model(json.loads(text))
-        write_zeros(folder / "model.safetensors", family_of(hf).checkpoint_tensors(hf))
-        found[folder.name] = folder
-    return found
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory.mktemp("weights"))
 
 
 def write_zeros(path: Path, tensors: Iterable[CheckpointTensor]) -> None:
@@ -60,7 +66,7 @@ def train_refuses(config: Config) -> bool:
     return False
 
 
-def with_folder(files: tuple[Path, ...], folders: dict[str, Path], *words: str) -> Config:
+def with_folder(files: tuple[Path, ...], folders: Folders, *words: str) -> Config:
     """The recipe on nodes of eight slots, its model's folder in the place of the one that nobody has here."""
     folder = folders[Path(load(files).model.path).name]
     return load(files, [f"model.path={folder}", "launch.slots_per_node=8", *words])
@@ -78,7 +84,7 @@ def test_recipe_fits_its_hardware_and_can_be_trained(
     files: tuple[Path, ...],
     nodes: int,
     hardware: str,
-    folders: dict[str, Path],
+    folders: Folders,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
@@ -153,7 +159,7 @@ def test_a_recipe_whose_engines_span_nodes_says_so(recipe: str) -> None:
     ],
 )
 def test_what_train_refuses_does_not_fit_by_the_plan(
-    recipe: str, word: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    recipe: str, word: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)

@@ -84,8 +84,9 @@ def load_folder(
 
     ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
     """
-    files, left_out = _check_files(folder, family, hf_config)
-    load_pieces(targets, files, family.checkpoint_tensors(hf_config))
+    expected = family.checkpoint_tensors(hf_config)
+    files, left_out = _check_files(folder, family, hf_config, expected)
+    load_pieces(targets, files, expected)
     return left_out
 
 
@@ -94,12 +95,15 @@ def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tup
 
     ConfigError unless the folder has exactly the tensors of `hf_config`, in their shapes and in types that are read.
     """
-    files, left_out = _check_files(folder, family, hf_config)
-    _check_headers(files, family.checkpoint_tensors(hf_config))
+    expected = family.checkpoint_tensors(hf_config)
+    files, left_out = _check_files(folder, family, hf_config, expected)
+    _check_headers(files, expected)
     return files, left_out
 
 
-def _check_files(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
+def _check_files(
+    folder: str | Path, family: Family, hf_config: HfConfig, expected: Sequence[CheckpointTensor]
+) -> tuple[dict[str, Path], set[str]]:
     """check_folder() without opening each file of a folder of several."""
     files = tensor_files(folder)
     if absent := sorted({path.name for path in files.values() if not path.is_file()}):
@@ -108,7 +112,7 @@ def _check_files(folder: str | Path, family: Family, hf_config: HfConfig) -> tup
         )
     left_out = check_names(
         files,
-        family.checkpoint_tensors(hf_config),
+        expected,
         folder=folder,
         tied=bool(hf_config.get("tie_word_embeddings", False)),
         untrained=(*family.untrained(hf_config), *family.carried),
