@@ -96,7 +96,7 @@ test-slow: setup system-packages
 
 # Two tests beside each other, three of the fast ones, which wait for a quarter of their time. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
+PYTEST := $(BIN)/python -m pytest -q --durations 25 -n $(WORKERS) --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 test: setup system-packages
 	$(PYTEST) -n $$(($(WORKERS) + 1)) -m "not integration and not slow and not gpu"
