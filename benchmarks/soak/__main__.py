@@ -3,8 +3,8 @@
     python -m benchmarks.soak --out work/soak --steps 5000 --seed 0 --every-seconds 180
 
 Three legs, each done once and not again where OUT has it: the run left alone; a short run over two machines (network namespaces) whose
-link is slow for a while, against one whose link is not; the run under faults. Which faults come at which steps is drawn by the seed and in
-OUT/plan.json before the first. OUT/report.md says what became of each. Exit code 0: all that it names holds, bit for bit where it says so; 1: something does not.
+link is slow for a while, against one whose link is not; the run under faults. Two commands may make two legs beside each other (`--legs`), never the same
+one; the one that finds or makes all of them reports. Which faults come at which steps is drawn by the seed and in OUT/plan.json before the first. OUT/report.md says what became of each. Exit code 0: all that it names holds, bit for bit where it says so; 1: something does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import shutil
@@ -34,6 +35,7 @@ from benchmarks.soak.weights import differences
 from mrl.observe import metrics_log
 from mrl.report.audit import audit, text
 
+LEGS = ("alone", "machines", "faults")
 SHARED_MEGABYTES = 4096
 LINK_STEPS = 24
 SLOW_STEPS = range(8, 16)
@@ -58,18 +60,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--deck", nargs="*", default=DECK, help="TARGET:HOW (plan.py), each once before any again"
     )
     parser.add_argument("--no-link", action="store_true", help="without the leg of two machines")
+    parser.add_argument(
+        "--faults", type=int, help="their number, instead of --every-seconds, which needs the run left alone"
+    )
+    parser.add_argument(
+        "--legs", nargs="+", choices=LEGS, default=LEGS, help="makes these alone, and no report"
+    )
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(out / "data", options.steps, options.save_every)
-    recipe.prepare()
+    with contextlib.ExitStack() as held:
+        for leg in options.legs:
+            held.enter_context(nobody_else(out, leg))
+        made = legs(recipe, out, options)
+    return reported(out, options, *made) if set(options.legs) == set(LEGS) else 0
+
+
+def legs(recipe: Recipe, out: Path, options: argparse.Namespace) -> tuple[float, dict[str, Any]]:
+    """Makes those that are asked for and not there; the seconds of a step, left alone, and what came of the two machines."""
+    with nobody_else(out, "data", waits=True):
+        recipe.prepare()
     own_mounts()
+    step_seconds, link = math.nan, {"differences": []}
     with mounted(SHARED_MEMORY, SHARED_MEGABYTES):
-        step_seconds = left_alone(recipe, out)
-        link = {"differences": []} if options.no_link else two_machines(recipe, out)
-        plan = planned(out, options, step_seconds)
-        if not (out / "disturbed").is_dir():
-            under_faults(recipe, plan, out, options.disk_megabytes)
+        if "alone" in options.legs:
+            step_seconds = left_alone(recipe, out)
+        if "machines" in options.legs and not options.no_link:
+            link = two_machines(recipe, out)
+        if "faults" in options.legs:
+            plan = planned(out, options, step_seconds)
+            if not (out / "disturbed").is_dir():
+                under_faults(recipe, plan, out, options.disk_megabytes)
+    return step_seconds, link
+
+
+@contextlib.contextmanager
+def nobody_else(out: Path, leg: str, *, waits: bool = False) -> Iterator[None]:
+    """SoakError where another command makes this leg of OUT, which is not done before its folder is written; or waits for it."""
+    with (out / f"{leg}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise SoakError(f"another command makes the leg {leg} of {out}; wait for its end") from None
+        yield
+
+
+def reported(out: Path, options: argparse.Namespace, step_seconds: float, link: dict[str, Any]) -> int:
+    """OUT/report.md and report.json; the exit code."""
+    plan = planned(out, options, step_seconds)
     run, reference = out / "disturbed/run", out / "reference/run"
     found = report.made(
         out,
@@ -124,8 +163,11 @@ def planned(out: Path, options: argparse.Namespace, step_seconds: float) -> list
     """What OUT/plan.json has, which is drawn where it is not there."""
     path = out / "plan.json"
     if not path.is_file():
-        often = math.ceil(options.steps * step_seconds / options.every_seconds)
-        number = max(often, len(options.deck))
+        number = options.faults
+        if number is None and math.isnan(step_seconds):
+            raise SoakError("how many faults? --faults says it, or the run left alone with --every-seconds")
+        if number is None:
+            number = max(math.ceil(options.steps * step_seconds / options.every_seconds), len(options.deck))
         plan = draw(
             options.seed, steps=options.steps, number=number, save_every=options.save_every, deck=options.deck
         )

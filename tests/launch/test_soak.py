@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.soak import report
+from benchmarks.soak.__main__ import main, nobody_else
 from benchmarks.soak.clock import Clock
 from benchmarks.soak.disturbed import Disturbed, Places
 from benchmarks.soak.life import Life, SoakError
@@ -198,6 +199,14 @@ def test_a_command_that_stands_still_is_ended_with_the_reason(tmp_path: Path) ->
         family = life.family()
     psutil.wait_procs(family, timeout=10)
     assert len(family) == 2 and not life.family()
+
+
+def test_a_leg_that_another_command_makes_is_left_to_it(tmp_path: Path) -> None:
+    """It is not done before its folder is written, long after its last step: what it has seen would be removed."""
+    (tmp_path / "events.jsonl").write_text("seen\n")
+    with nobody_else(tmp_path, "faults"), pytest.raises(SoakError, match="makes the leg faults of"):
+        main(["--out", str(tmp_path), "--legs", "faults", "--faults", "1"])
+    assert (tmp_path / "events.jsonl").read_text() == "seen\n"
 
 
 def soak(out: Path, *words: str, seconds: float) -> dict[str, Any]:
