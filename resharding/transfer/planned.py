@@ -140,14 +140,14 @@ def send(
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
-    ranks, where no slot gets a message, because its receiver reads everything. `fallback`:
+    ranks, where no slot gets a message, because its receiver reads everything; they have met then. `fallback`:
     how what no plan can place is gathered. `timeline`: gets what this rank does. `proof`: of this rank; the
     receivers of `feeds` are among its own. What the feeds' leases describe may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
         if lane is None:
-            moved = _announced(feeds, part, ranks)
+            moved = _moved(feeds, part, time.monotonic(), 0.0)
         else:
             moved = _windows(feeds, part, flat, lane, ranks, timeline)
         if fallback is not None:
@@ -155,7 +155,15 @@ def send(
         return moved
 
     receivers = [feed.receiver for feed in feeds]
-    return run_session(ranks, session, feeds, move, lambda: proof.said(flat, ranks, receivers), mesh=mesh)
+    return run_session(
+        ranks,
+        session,
+        feeds,
+        move,
+        lambda: proof.said(flat, ranks, receivers),
+        mesh=mesh,
+        at_once=lane is None,
+    )
 
 
 def _tables(feed: Feed) -> Tables:
@@ -190,19 +198,6 @@ def _windows(
         lane.start(turn, window, received)
     ranks.together(lambda: _last(feeds, lane, len(part.windows), timeline))
     return _moved(feeds, part, started, timeline.seconds("pack"))
-
-
-def _announced(feeds: Sequence[Feed], part: SlotPart, ranks: Ranks) -> Moved:
-    """Every window, where nothing is sent: each rank tells its own receivers, and waits for no other's."""
-    started = time.monotonic()
-
-    def announce() -> None:
-        for turn in range(len(part.windows)):
-            _free(feeds, turn)
-        _announce(feeds, len(part.windows) - 1)
-
-    ranks.together(announce)
-    return _moved(feeds, part, started, 0.0)
 
 
 def _moved(feeds: Sequence[Feed], part: SlotPart, started: float, packing: float) -> Moved:

@@ -161,11 +161,11 @@ class PlannedSync:
         call it together."""
         trainer = self._trainer
         ranks = Ranks(group_of(trainer), self._sync.deadline_seconds, trainer.device)
-        self._start.check(session, ranks, lambda: self._proof, absent)
-        self._leave_out(absent)
         self.timeline = Timeline()
-        trainer.memory.lease()
+        trainer.memory.lease()  # before all have met: some receiver may read from then on
         try:
+            self._start.check(session, ranks, lambda: self._proof, absent)
+            self._leave_out(absent)
             feeds = self.feeds(ranks)
             stats = planned.send(
                 [self._leased(feeds[n]) for n in self._endpoints.present(absent)],

@@ -95,7 +95,7 @@ class Receiver:
                 self.progress.receiving()
                 consumer = plan
                 self._begin_proof(self._proof_of(tables, plan.manifest) if session.full else None)
-                num_tensors, num_bytes = self._take_windows(conversation, opening.lease, tables, plan)
+                num_tensors, num_bytes = self._take_windows(conversation, opening, tables, plan)
             else:
                 raise WeightSyncError(f"{session} follows a plan; this receiver takes whole tensors only")
             verified = self._finish(conversation, consumer, num_tensors, num_bytes)
@@ -245,29 +245,23 @@ class Receiver:
             expected += 1
 
     def _take_windows(
-        self, conversation: Conversation, lease: list[dict], tables: Tables, consumer: PlanConsumer
+        self, conversation: Conversation, opening: m.Open, tables: Tables, consumer: PlanConsumer
     ) -> tuple[int, int]:
         """(parameters, bytes) written. What has to be unmapped is so after the last window, before anything is
         acknowledged as complete."""
-        self._lease = renewed(self._lease, lease)
+        assert opening.lease is not None
+        if opening.at_once and any(window.bucket_bytes for window in tables.windows):
+            raise WeightSyncError(f"{conversation.session} sends nothing, and its windows bring bytes")
+        self._lease = renewed(self._lease, opening.lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
         self.timeline = Timeline()
         for expected in range(len(tables.windows)):
-            message = conversation.next(f"window {expected}")
-            if not isinstance(message, m.Window) or message.index != expected:
-                raise WeightSyncError(
-                    f"{conversation.session}: expected window {expected}, got {message!r:.200}"
-                )
-            self.timeline.begin("take", expected)
-            mark = time.monotonic()
-            size = tables.windows[expected].bucket_bytes
-            received = self._bytes(conversation, message.buffer, size, message.parcels)
-            if message.digest is not None and digest(received) != message.digest:
-                raise WeightSyncError(
-                    f"window {expected}: the bytes received do not have the digest of those sent"
-                )
-            self._spent["copy"] += time.monotonic() - mark
+            if opening.at_once:
+                self.timeline.begin("take", expected)
+                received = torch.empty(0, dtype=torch.uint8, device=self._device)
+            else:
+                received = self._window(conversation, tables.windows[expected].bucket_bytes, expected)
             mark = time.monotonic()
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
@@ -281,6 +275,21 @@ class Receiver:
             conversation, tables.fallback, consumer, first=len(tables.windows)
         )
         return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
+
+    def _window(self, conversation: Conversation, size: int, expected: int) -> torch.Tensor:
+        """[size] uint8: what the next window brings from elsewhere, once the sender says that it is there."""
+        message = conversation.next(f"window {expected}")
+        if not isinstance(message, m.Window) or message.index != expected:
+            raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
+        self.timeline.begin("take", expected)
+        mark = time.monotonic()
+        received = self._bytes(conversation, message.buffer, size, message.parcels)
+        if message.digest is not None and digest(received) != message.digest:
+            raise WeightSyncError(
+                f"window {expected}: the bytes received do not have the digest of those sent"
+            )
+        self._spent["copy"] += time.monotonic() - mark
+        return received
 
     def _end_lease(self) -> None:
         lease, self._lease = self._lease, None

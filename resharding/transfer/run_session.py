@@ -89,17 +89,20 @@ def run_session(
     prove: Callable[[], Sequence[str]],
     *,
     mesh: TrainerMesh | None = None,
+    at_once: bool = False,
 ) -> SendStats:
     """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the
     `mesh`.
 
+    `at_once`: on all ranks, which have met: all lies in the feeds' leases, and receivers begin when they are told of the session.
     `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was
     sent and while nothing may change it; all ranks compute it together, in a session that asks for it."""
     started = time.monotonic()
     senders = [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: _open(session, feeds))
-        ranks.together(lambda: _connect(senders, session, mesh))
+        ranks.together(lambda: _open(session, feeds, at_once))
+        if not at_once:
+            ranks.together(lambda: _connect(senders, session, mesh))
         moved = move()
         proofs, proving = _timed(prove) if session.full else ([None] * len(senders), 0.0)
         verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
@@ -128,11 +131,11 @@ def _timed(prove: Callable[[], Sequence[str]]) -> tuple[Sequence[str], float]:
     return prove(), time.monotonic() - started
 
 
-def _open(session: Session, feeds: Sequence[Feed]) -> None:
+def _open(session: Session, feeds: Sequence[Feed], at_once: bool) -> None:
     """All receivers are told before any is waited for: one that is gone then leaves nobody waiting for a session that never
     opens, because the others hear of its end."""
     for feed in feeds:
-        feed.sender.announce(session, feed.content, lease=feed.lease)
+        feed.sender.announce(session, feed.content, lease=feed.lease, at_once=at_once)
     for feed in feeds:
         feed.sender.accepted(feed.content)
 

@@ -91,16 +91,18 @@ class WeightSender:
         content: Whole | Tables,
         *,
         lease: Sequence[dict[str, Any]] | None = None,
+        at_once: bool = False,
     ) -> None:
         """Tells the receiver of the session; `accepted` comes next.
 
         Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory
-        (`lease.describe_*`).
+        (`lease.describe_*`). `at_once`: all windows lie there already, and none is sent.
         """
         if self._session is not None:
             raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
         own = ProcessId.own()
-        self._sent, self._done, self.wait_seconds = 0, 0, 0.0
+        self._sent = len(content.windows) if at_once and isinstance(content, Tables) else 0
+        self._done, self.wait_seconds = 0, 0.0
         self._session = session
         self._post(
             m.Open(
@@ -113,6 +115,7 @@ class WeightSender:
                 buffers=self._link.describe(session.session_id),
                 lease=None if lease is None else list(lease),
                 tables_digest=content.digest if isinstance(content, Tables) else "",
+                at_once=at_once,
                 full=session.full,
             )
         )

@@ -47,6 +47,8 @@ class Open(Message):
     buckets."""
     tables_digest: str = ""
     """Planned mode: the digest of this slot's tables."""
+    at_once: bool = False
+    """Planned mode: all windows lie in the lease, and are taken without a `Window` for each."""
     full: bool
     """The end carries a proof."""
 

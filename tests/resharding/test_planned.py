@@ -19,6 +19,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import receiver as receiver_module
@@ -29,6 +30,7 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.wire.faults import Faults
+from mrl.resharding.wire.messages import Message
 from mrl.resharding.wire.shared_memory import SharedSegment
 from mrl.training.platform.parameter_memory import _free_pages
 from tests.ranks import Rank, run_ranks
@@ -201,6 +203,64 @@ def _exchange(slot: Any, session: Session) -> None:
     assert thread.end() is None and equal(consumer, world, 0)
 
 
+class Slow(Parameters):
+    """Takes no window before it may."""
+
+    def __init__(self, manifest: RankManifest) -> None:
+        super().__init__(manifest)
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        self.begun.set()
+        assert self.may.wait(60)
+        super().apply(index, sources, bucket)
+
+
+def _lent_at_once(slot: Any, consumer: Parameters, tables: Tables) -> Receiving:
+    """A receiver that was told of a session whose every byte lies in leased memory."""
+    _, plan, receiver, sender, trainer = slot
+    session = Session.new(-1, 0, plan.digest, full=False)
+    thread = _receive(receiver, session, consumer)
+    lease = describe_files([(trainer.segment.export()["fd"], trainer.segment.buffer.numel())])
+    sender.announce(session, tables, lease=lease, at_once=True)
+    sender.accepted(tables)
+    return thread
+
+
+def test_a_receiver_that_was_lent_everything_begins_and_waits_for_no_word(slot: Any) -> None:
+    """Only the end is waited for: whether all ranks got so far is agreed upon behind the copies."""
+    world, plan, receiver, sender, trainer = slot
+    consumer = Slow(world.engines[0])
+    thread = _lent_at_once(slot, consumer, of_part(plan.part(0), trainer.leased))
+    assert consumer.begun.wait(60) and receiver.progress.state is State.RECEIVING
+    consumer.may.set()
+    sender.finish()
+    assert equal(consumer, world, 0)
+    sender.commit()
+    assert thread.end() is None and receiver.progress.serving
+
+
+def test_a_sender_that_gives_up_is_heard_after_what_is_being_copied(slot: Any) -> None:
+    world, plan, receiver, sender, trainer = slot
+    consumer = Slow(world.engines[0])
+    thread = _lent_at_once(slot, consumer, of_part(plan.part(0), trainer.leased))
+    assert consumer.begun.wait(60)
+    sender.abort("another rank broke")
+    consumer.may.set()
+    assert "another rank broke" in str(thread.end()) and receiver.progress.state is State.FAILED
+    assert consumer.aborts == 1 and receiver._lease is None
+
+
+def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
+    world, plan, _, sender, trainer = slot
+    tables = of_part(plan.part(0), trainer.leased)
+    windows = (dataclasses.replace(tables.windows[0], bucket_bytes=64), *tables.windows[1:])
+    consumer = Parameters(world.engines[0])
+    thread = _lent_at_once(slot, consumer, dataclasses.replace(tables, windows=windows))
+    assert "sends nothing, and its windows bring bytes" in str(thread.end()) and not consumer.flat
+    sender.abort("refused")
+
+
 def test_a_receiver_without_a_plan_consumer_refuses(slot: Any) -> None:
     _, plan, receiver, sender, trainer = slot
     session = Session.new(-1, 0, plan.digest)
@@ -355,6 +415,37 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     assert storage.first_difference(MadeUp(again.trainer.checkpoint, version=0)) is None
     fresh.close()
     again.close()
+
+
+class Heard(Faults):
+    """Keeps the kinds of what was sent."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def sends(self, message: Message) -> Message:
+        self.kinds.append(message.kind)
+        return message
+
+
+def test_inside_a_node_a_session_is_three_words() -> None:
+    """The trainer's parameters are read where they lie: nothing is told of windows, and tables are brought once."""
+    wire = Wire(KINDS[0], 0)
+    receiver = wire.receiver(60.0)
+    pair = Pair(wire, receiver.address, 60.0)
+    (sender,), storage = (
+        pair.weight_sync._endpoints.senders,
+        Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU),
+    )
+    for version, more in enumerate((["tables"], [])):
+        sender.faults = heard = Heard()
+        session = Session.new(version - 1, version, pair.weight_sync.digest, full=False)
+        thread = take(receiver, session, Windows(storage), storage)
+        pair.weight_sync.send(session)
+        assert thread.end() is None
+        assert heard.kinds == ["open", *more, "end", "commit"]
+    receiver.close()
+    pair.close()
 
 
 class FlipOnce(Faults):
