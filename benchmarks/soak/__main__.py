@@ -178,7 +178,7 @@ def planned(out: Path, options: argparse.Namespace, step_seconds: float) -> list
 def under_faults(recipe: Recipe, plan: Sequence[Fault], out: Path, megabytes: int) -> None:
     """The run of the faults, on a disk of its own, from its first step; what it wrote is in OUT/disturbed once it is done, and else in OUT/cut."""
     say(f"{len(plan)} faults")
-    for name in ("events.jsonl", "usage.jsonl", "cut"):
+    for name in ("events.jsonl", "usage.jsonl", "cut", "copied"):
         shutil.rmtree(out / name, ignore_errors=True)
         (out / name).unlink(missing_ok=True)
     with mounted(out / "disk", megabytes) as disk, temporary_folder() as temporary:
@@ -188,7 +188,8 @@ def under_faults(recipe: Recipe, plan: Sequence[Fault], out: Path, megabytes: in
         except BaseException:
             shutil.copytree(disk, out / "cut", dirs_exist_ok=True)
             raise
-        shutil.copytree(disk, out / "disturbed")
+        shutil.copytree(disk, out / "copied")
+        (out / "copied").rename(out / "disturbed")
 
 
 @contextlib.contextmanager
