@@ -58,6 +58,11 @@ def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> Ans
     return answers(pool, 1)[key]
 
 
+def hosts() -> set[psutil.Process]:
+    """Of all pools of this process: numbers of processes begin anew, so that the last one need not be the youngest."""
+    return {child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()}
+
+
 def test_an_episode_from_reset_to_done(pool: EnvironmentPool) -> None:
     opening = begun(pool, "a", "counting", turns=2)
     assert opening.turn == 0 and opening.reward is None and opening.ended_by is None
@@ -170,8 +175,7 @@ def test_an_episode_that_is_closed_is_closed_in_its_process(tmp_path: Path) -> N
 
 def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
     begun(pool, "first", "counting", turns=9)
-    hosts = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
-    (host,) = [child for child in hosts if child.children()]
+    (host,) = [host for host in hosts() if host.children()]
     guests = host.children()
     os.kill(host.pid, signal.SIGKILL)
     gone, left = psutil.wait_procs(guests, timeout=PATIENCE)
@@ -185,9 +189,10 @@ def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
 
 
 def test_a_host_that_says_nothing_is_given_up() -> None:
+    others = hosts()
     with EnvironmentPool(SPECS, Deadlines(step_seconds=0.2), host_seconds=0.3) as pool:
         begun(pool, "first", "counting", turns=9)
-        stopped = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()][-1]
+        (stopped,) = hosts() - others
         os.kill(stopped.pid, signal.SIGSTOP)
         pool.step("first", "hello")
         answer = answers(pool, 1)["first"]
