@@ -127,9 +127,9 @@ def test_reasons_carry_no_control_characters(program: str) -> None:
 
 
 def test_a_program_over_the_size_limit_is_refused_unread() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assert verify("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize(
