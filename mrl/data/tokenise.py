@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import batched, pairwise
 from typing import Any
 
 import numpy as np
 
 from mrl.data.shapes import Row
 from mrl.errors import DataError
+
+AT_ONCE = 1024
+"""Texts that a tokenizer is given in one call: each takes tens of kilobytes until that is over."""
 
 
 def render(
@@ -48,14 +51,13 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
     tokenizer's own opening tokens, never a closing one."""
     encoded: list[np.ndarray | None] = [None] * len(texts)
     for with_template in (False, True):
-        where = [i for i, flag in enumerate(templated) if flag is with_template]
-        if not where:
-            continue
-        ids = tokenizer([texts[i] for i in where], add_special_tokens=not with_template)["input_ids"]
-        for i, tokens in zip(where, ids, strict=True):
-            if not with_template:
-                tokens = _without_closing(tokens, texts[i], tokenizer)
-            encoded[i] = np.asarray(tokens, dtype=np.int32)
+        every = (i for i, flag in enumerate(templated) if flag is with_template)
+        for where in batched(every, AT_ONCE):
+            ids = tokenizer([texts[i] for i in where], add_special_tokens=not with_template)["input_ids"]
+            for i, tokens in zip(where, ids, strict=True):
+                if not with_template:
+                    tokens = _without_closing(tokens, texts[i], tokenizer)
+                encoded[i] = np.asarray(tokens, dtype=np.int32)
     return [tokens for tokens in encoded if tokens is not None]
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
 from mrl.data.shapes import Row
-from mrl.data.tokenise import decoder, encode, pieces, render
+from mrl.data.tokenise import AT_ONCE, decoder, encode, pieces, render
 from mrl.errors import ConfigError, DataError
 from mrl.models.families import FAMILIES
 from mrl.prepare.tokenizer import write_bpe
@@ -77,6 +77,24 @@ def test_special_tokens(plain_tokenizer: Any, closing_tokenizer: Any) -> None:
     assert plain[0] == 1 and plain[1:].tolist() == templated.tolist()
     (open_end,) = encode(["ab"], [False], closing_tokenizer)
     assert open_end.tolist() == plain.tolist(), "the tokenizer's closing token is not part of a prompt"
+
+
+def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
+    """In their order, those of a template among the others: a part is all that has the tokenizer's own objects at a time."""
+    texts = ["a" * (1 + n % 7) for n in range(2 * AT_ONCE + 3)]
+    templated = [n % 5 == 0 for n in range(len(texts))]
+    sizes = []
+
+    def counted(part: list[str], **options: Any) -> Any:
+        sizes.append(len(part))
+        return plain_tokenizer(part, **options)
+
+    counted.eos_token_id = plain_tokenizer.eos_token_id  # type: ignore[attr-defined]
+    counted.eos_token = plain_tokenizer.eos_token  # type: ignore[attr-defined]
+    found = encode(texts, templated, counted)
+    singly = [encode([text], [flag], plain_tokenizer)[0] for text, flag in zip(texts, templated, strict=True)]
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in singly]
+    assert max(sizes) == AT_ONCE and sum(sizes) == len(texts)
 
 
 def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
