@@ -62,17 +62,22 @@ class Survey:
     def __init__(
         self, prompts: Sequence[Prompt], file: RateFile, section: DifficultySection, sampling: Sampling
     ) -> None:
-        self._prompts, self._file, self._sampling = prompts, file, sampling
+        self._prompts = [dataclasses.replace(prompt, index=place) for place, prompt in enumerate(prompts)]
+        self._file, self._sampling = file, sampling
         self._section, self._band = section, band_of(section)
 
     def waiting(self) -> list[Prompt]:
-        """Those that need more samples, in order. Each look at a prompt has an index of its own, and so seeds of its own, the
-        same ones whatever was ended and resumed before."""
+        """Those that need more samples, in order."""
+        return self._still(self._prompts)
+
+    def _still(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those of them that need more samples. Each look at a prompt has an index of its own, and so seeds of its own, the same
+        ones whatever was ended and resumed before."""
         found = []
-        for place, prompt in enumerate(self._prompts):
+        for prompt in prompts:
             known = self._known(prompt)
             if known.asked < self._section.samples and self._band.place(known.rate) == "unknown":
-                look = known.asked // SAMPLES_A_LOOK
+                look, place = known.asked // SAMPLES_A_LOOK, prompt.index % len(self._prompts)
                 found.append(dataclasses.replace(prompt, index=look * len(self._prompts) + place))
         return found
 
@@ -81,12 +86,15 @@ class Survey:
         path = Path(self._section.file)
         begun = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
         self._file.write(path, begun, self._band)  # a last line without its end is gone, others can follow
-        while waiting := self.waiting():
-            groups = collector.round(waiting[:PROMPTS_A_ROUND], self._sampling)
+        waiting = self.waiting()
+        while waiting:
+            asked, others = waiting[:PROMPTS_A_ROUND], waiting[PROMPTS_A_ROUND:]
+            groups = collector.round(asked, self._sampling)
             self._take(groups)
             with path.open("a", encoding="utf-8") as stream:
                 stream.writelines(self._file.line(group.prompt, self._band) for group in groups)
-            self._say(len(self._prompts) - len(self.waiting()))
+            waiting = self._still(asked) + others
+            self._say(len(self._prompts) - len(waiting))
 
     def _take(self, groups: Sequence[Group]) -> None:
         judged = [[sample for sample in group.samples if has_reward(sample)] for group in groups]

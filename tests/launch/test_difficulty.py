@@ -13,9 +13,10 @@ import pytest
 from mrl.algorithms.solve_rate import Band, SolveRate
 from mrl.config.load import load
 from mrl.config.sections.data import DifficultySection
-from mrl.data.difficulty import RateFile
+from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, RewardError
-from mrl.launch.commands.difficulty import Survey, measure, summary
+from mrl.launch.commands import difficulty
+from mrl.launch.commands.difficulty import PROMPTS_A_ROUND, Survey, measure, summary
 from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
 from mrl.rollout.request import Sampling
@@ -123,6 +124,26 @@ def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) 
     places = [band.place(measured.rate) for measured in found.values()]
     assert places.count("below") >= 100 and places.count("above") >= 100
     assert not survey(ended, 400).waiting()
+
+
+def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt's name is a digest of its tokens."""
+    named = 0
+
+    def counted(prompt: Prompt) -> str:
+        nonlocal named
+        named += 1
+        return prompt_id(prompt)
+
+    monkeypatch.setattr(difficulty, "prompt_id", counted)
+    costs = []
+    for count in (PROMPTS_A_ROUND, 4 * PROMPTS_A_ROUND):
+        coins, named = Coins([0.0, 0.5, 1.0, 0.3] * (count // 4)), 0
+        survey(tmp_path / f"{count}.jsonl", count).run(coins)  # type: ignore[arg-type]
+        costs.append(named / len(coins.seen))
+    assert costs[1] < 1.1 * costs[0]
 
 
 def test_rates_without_any_reward_are_not_written_down(tmp_path: Path) -> None:
