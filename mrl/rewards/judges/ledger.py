@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 from pathlib import Path
@@ -29,9 +30,11 @@ def digest(*what: Any) -> str:
 class Ledger:
     """The answers of one judge, in memory alone where there is no folder."""
 
-    def __init__(self, folder: Path | None, judge: str) -> None:
-        self._judge = judge
+    def __init__(self, folder: Path | None, judge: str, *, above: float = math.inf) -> None:
+        self._judge, self._above = judge, above
         self._values: dict[str, tuple[float, ...]] = {}
+        self.num_above = 0
+        """Questions that were given more than `above`."""
         self.calls = self.tokens = 0
         """Of answered calls, those of the run's earlier parts included."""
         self._file = None
@@ -49,10 +52,6 @@ class Ledger:
     def find_all(self, key: str) -> tuple[float, ...]:
         """The scores that were given to this question before, none where it is new."""
         return self._values.get(key, ())
-
-    def count_above(self, value: float) -> int:
-        """Questions that were given more than so much."""
-        return sum(found[0] > value for found in self._values.values())
 
     def note(self, tokens: int, key: str | None = None, *values: float) -> None:
         """Adds an answered call, with the value, or the scores, that it gave to a question where it gave any."""
@@ -85,7 +84,9 @@ class Ledger:
         self.calls += 1
         self.tokens += int(line.get("tokens", 0))
         if "key" in line:
-            self._values[line["key"]] = (float(line["value"]), *map(float, line.get("further", ())))
+            before, values = self.find(line["key"]), (line["value"], *line.get("further", ()))
+            self._values[line["key"]] = found = tuple(map(float, values))
+            self.num_above += (found[0] > self._above) - (before is not None and before > self._above)
 
 
 def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:

@@ -57,7 +57,7 @@ class LlmVerifier:
         said = rules.model_dump(exclude=_NOT_OF_THE_VERDICT)
         self.version = digest("llm", Endpoint.who(part, rules), said, self._questions.template)[:12]
         self._ledger = Ledger(folder, self.version)
-        self._canaries = Ledger(folder, f"{self.version} canaries")
+        self._canaries = Ledger(folder, f"{self.version} canaries", above=self._middle)
         self._endpoint = Endpoint.of(part, rules)
         self._attacks = list(read_attacks().values())
         self._compared = self._flipped = 0
@@ -156,7 +156,7 @@ class LlmVerifier:
             _log.warning("the judge took a wrong response for right that said %r", text[:120])
 
     def _check_canaries(self) -> None:
-        passed = self._canaries.count_above(self._middle)
+        passed = self._canaries.num_above
         if passed > self._rules.max_canary_passes:
             raise RewardError(
                 f"the judge took {passed} wrong responses for right that attacked it, more than "
