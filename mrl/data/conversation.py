@@ -1,11 +1,12 @@
 """Prompts with their responses as tokens, and which of them are trained: what the assistant says, up to its end token.
 
-A conversation is rendered and tokenised once as a whole; what came before a turn of the assistant must be its beginning, token
+A conversation is rendered and tokenised as a whole; what came before a turn of the assistant must be its beginning, token
 for token, else the row is refused by name. Plain text is tokenised as the policy meets it: the prompt alone, then the response.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -73,44 +74,44 @@ class Encoder:
         left out."""
         if not getattr(self._tokenizer, "chat_template", None):
             return self._without_template(messages, first=first, place=place)
-        whole, spans = self._ids(messages, tools, place), []
+        whole, spans = Rendered(self._text(messages, tools, place), self._tokenizer), []
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not turns or not turns[0]:
             raise DataError(
                 f"{place}: there is no message of the assistant to train on, or none that anything precedes"
             )
         for turn in turns:
-            before = self._ids(messages[:turn], tools, place, to_go_on=True)
-            after = self._ids(messages[: turn + 1], tools, place)
+            before = self._text(messages[:turn], tools, place, to_go_on=True)
+            after = self._text(messages[: turn + 1], tools, place)
             spans.append(self._span(whole, before, after, turn, place))
-        tokens = np.array(whole[: spans[-1][1]], np.int64)
+        tokens = np.array(whole.ids[: spans[-1][1]], np.int64)
         self._require_one_opening(tokens, place)
         mask = np.zeros(len(tokens), bool)
         for start, end in spans:
             mask[start:end] = True
         return Encoded(tokens, mask, spans[0][0])
 
-    def _span(
-        self, whole: list[int], before: list[int], after: list[int], turn: int, place: str
-    ) -> tuple[int, int]:
+    def _span(self, whole: Rendered, before: str, after: str, turn: int, place: str) -> tuple[int, int]:
         """The tokens of one turn, its end token the last."""
-        for part in (before, after):
-            if whole[: len(part)] != part:
-                at = next(
-                    (i for i, (a, b) in enumerate(zip(whole, part, strict=False)) if a != b), len(whole)
-                )
-                raise DataError(
-                    f"{place}: the conversation up to message {turn} is not how the whole one begins (token {at}): the chat "
-                    "template or the tokenizer changes it once more follows; train on the last turn alone (tune.data.turns: "
-                    "last), or change the row"
-                )
-        ends = [i for i in range(len(before), len(after)) if whole[i] in self._ends]
+        start, stop = (self._tokens_of(whole, part, turn, place) for part in (before, after))
+        ends = [i for i in range(start, stop) if whole.ids[i] in self._ends]
         if not ends:
             raise DataError(
                 f"{place}: message {turn} has no end token ({self._ends}) after the chat template rendered it; a model tuned on "
                 "it would not stop"
             )
-        return len(before), ends[-1] + 1
+        return start, ends[-1] + 1
+
+    def _tokens_of(self, whole: Rendered, part: str, turn: int, place: str) -> int:
+        """How many tokens a beginning of the conversation has."""
+        length, differs = whole.beginning(part)
+        if length is None:
+            raise DataError(
+                f"{place}: the conversation up to message {turn} is not how the whole one begins (token {differs}): the chat "
+                "template or the tokenizer changes it once more follows; train on the last turn alone (tune.data.turns: "
+                "last), or change the row"
+            )
+        return length
 
     def _without_template(self, messages: Messages, *, first: int, place: str) -> Encoded:
         if len(messages) != 2 or messages[1]["role"] != "assistant" or first > 1:
@@ -120,26 +121,74 @@ class Encoder:
             )
         return self.text(messages[0]["content"], messages[1]["content"], place=place)
 
-    def _ids(
+    def _text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: list[dict[str, Any]] | None,
         place: str,
         *,
         to_go_on: bool = False,
-    ) -> list[int]:
+    ) -> str:
         import jinja2
 
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=to_go_on, **self._kwargs
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=to_go_on,
+                    **self._kwargs,
+                )
             )
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             roles = [message["role"] for message in messages]
             raise DataError(f"{place}: the chat template refuses the roles {roles}: {error}") from error
-        return encode([str(text)], [True], self._tokenizer)[0].tolist()
 
     def _require_one_opening(self, tokens: np.ndarray, place: str) -> None:
         opening = self._tokenizer.bos_token_id
         if opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening:
             raise DataError(f"{place}: the row begins with the opening token twice; take it out of the text")
+
+
+class Rendered:
+    """A conversation's text in tokens, and how many of them are those of a beginning of it.
+
+    The tokenizer's added tokens are found before anything else, and cut the text: what lies behind one is tokenised as if nothing
+    came before it (`AddedVocabulary` of Hugging Face's tokenizers). So of a beginning only what begins with its last such token is
+    tokenised again, and a conversation of many turns costs what its tokens do, not their square.
+    """
+
+    def __init__(self, text: str, tokenizer: Any) -> None:
+        self._text, self._tokenizer = text, tokenizer
+        self.ids: list[int] = _ids(text, tokenizer)
+        self._cuts = _cuts(text, self.ids, tokenizer) if tokenizer.is_fast else []
+        """(end, start, number) of each added token: where it lies in the text, and which token it is."""
+
+    def beginning(self, part: str) -> tuple[int | None, int]:
+        """(tokens of `part`, 0); (None, the first token that is another one) where they are not the first of the whole."""
+        last = bisect.bisect_left(self._cuts, (len(part),)) - 1
+        if last >= 0 and self._text.startswith(part):
+            _, start, number = self._cuts[last]
+            own = _ids(part[start:], self._tokenizer)
+            if self.ids[number : number + len(own)] == own:
+                return number + len(own), 0
+        own = _ids(part, self._tokenizer)
+        if self.ids[: len(own)] == own:
+            return len(own), 0
+        pairs = enumerate(zip(self.ids, own, strict=False))
+        return None, next((i for i, (a, b) in pairs if a != b), len(self.ids))
+
+
+def _ids(text: str, tokenizer: Any) -> list[int]:
+    return encode([text], [True], tokenizer)[0].tolist()
+
+
+def _cuts(text: str, ids: Sequence[int], tokenizer: Any) -> list[tuple[int, int, int]]:
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if not token.normalized}
+    return [
+        (end, start, number)
+        for number, (token, (start, end)) in enumerate(zip(ids, offsets, strict=True))
+        if token in added
+    ]
