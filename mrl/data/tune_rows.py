@@ -114,8 +114,16 @@ def _load(
 
 
 def _counts(rows: Sequence[TuneRow]) -> str:
-    seen = {tuple(each.tokens.tobytes() for each in row.responses) for row in rows}
+    seen = {_digest(row) for row in rows}
     return f", {len(rows) - len(seen)} of them twice" if len(seen) < len(rows) else ""
+
+
+def _digest(row: TuneRow) -> bytes:
+    """Of its tokens: a set of these is no second copy of the rows."""
+    found = hashlib.blake2b(digest_size=16)
+    for each in row.responses:
+        found.update(len(each.tokens).to_bytes(8, "little") + each.tokens.tobytes())
+    return found.digest()
 
 
 def _prompt(row: TuneRow) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,17 @@ def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tm
     training = loaded(path, qwen(), data=data)
     validation = load_validation(section(path, data=data), encoder(qwen()), max_length=100)
     assert "1 of them twice" in training.report and overlap(training, validation) == 2
+
+
+def test_rows_are_counted_without_a_second_copy_of_them(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}", "chosen": "ab " * 2000, "rejected": "ba " * 2000} for i in range(40)]
+    path, tokenizer = written(tmp_path / "a.jsonl", *rows), qwen()
+    tracemalloc.start()
+    found = loaded(path, tokenizer, max_length=100_000)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tokens = sum(each.tokens.nbytes for row in found.rows for each in row.responses)
+    assert tokens > 1 << 20 and most - held < tokens / 2
 
 
 def some_rows(tmp_path: Path, count: int) -> TuneRows:
