@@ -9,6 +9,7 @@ as "further".
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -20,6 +21,9 @@ from mrl.rewards.contract import Refused
 from mrl.rewards.judges.rules import EndpointRules
 
 FILE, SECRET = "judged.jsonl", "secret"
+MOST = 1 << 24
+"""Numbers of 32 bytes that a process keeps in its memory, of the 2 GiB that it may have, where a question counts as 8; then it forgets
+the older half of its answers."""
 
 
 def digest(*what: Any) -> str:
@@ -33,6 +37,7 @@ class Ledger:
     def __init__(self, folder: Path | None, judge: str, *, above: float = math.inf) -> None:
         self._judge, self._above = judge, above
         self._values: dict[str, tuple[float, ...]] = {}
+        self._size = 0
         self.num_above = 0
         """Questions that were given more than `above`."""
         self.calls = self.tokens = 0
@@ -72,13 +77,11 @@ class Ledger:
     def _load(self, file: Path) -> None:
         if not file.is_file():
             return
-        for text in file.read_bytes().split(b"\n"):
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # the end of a line that a killed process wrote, or nothing
-            if isinstance(line, dict) and line.get("judge") == self._judge:
-                self._count(line)
+        own = json.dumps(self._judge).encode()
+        with file.open("rb") as lines:
+            for text in lines:
+                if own in text and (line := _line(text)).get("judge") == self._judge:
+                    self._count(line)
 
     def _count(self, line: dict[str, Any]) -> None:
         self.calls += 1
@@ -87,6 +90,23 @@ class Ledger:
             before, values = self.find(line["key"]), (line["value"], *line.get("further", ()))
             self._values[line["key"]] = found = tuple(map(float, values))
             self.num_above += (found[0] > self._above) - (before is not None and before > self._above)
+            self._size += 8 + len(found)
+            if self._size > MOST:
+                self._forget()
+
+    def _forget(self) -> None:
+        older = len(self._values) // 2
+        self._values = dict(itertools.islice(self._values.items(), older, None))
+        self._size = sum(8 + len(found) for found in self._values.values())
+
+
+def _line(text: bytes) -> dict[str, Any]:
+    """Empty where it is none: the end of a line that a killed process wrote."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:
