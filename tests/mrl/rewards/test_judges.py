@@ -306,12 +306,12 @@ def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules:
 def test_heads_that_disagree_lower_the_reward(
     weight: float, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
 ) -> None:
-    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
+    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run, of one weight, says so without asking."""
     url, stats, _ = server
     (tmp_path / "model").mkdir()
     heads = scored_by_heads(tmp_path / "model", url, 3, served=3, disagreement_weight=weight)
     pair, before = make_pair(0, "12", None), stats()["calls"]
-    for _ in range(2):
+    for _ in range(2 if weight else 1):
         with RewardPool(heads, folder=str(tmp_path / "judged")) as pool:
             verdict = score_all(pool, [pair])["0.0"]
         request = Request("0.0", 0, "12", None, prompt=pair[1].text)
@@ -390,12 +390,12 @@ STEPS = ("3+9 is é2\n", "\n", "times <|im_end|>2\n", "so 24")
 def test_the_reward_is_made_of_the_steps_probabilities(
     reduction: str | None, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
 ) -> None:
-    """Each step is read up to its own last token; a resumed run says the same without asking."""
+    """Each step is read up to its own last token; a resumed run, of one of them, says the same without asking."""
     url, stats, _ = server
     (tmp_path / "model").mkdir()
     section = scored_by_steps(tmp_path / "model", url, step_reduction=reduction, token_values=True)
     pair, before = written_by_a_policy(make_pair, "".join(STEPS)), stats()["calls"]
-    for _ in range(2):
+    for _ in range(2 if reduction is None else 1):
         with RewardPool(section, folder=str(tmp_path / "judged")) as pool:
             verdict = score_all(pool, [pair])["0.0"]
     assert stats()["calls"] == before + 1, verdict.reason
