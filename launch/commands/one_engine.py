@@ -50,7 +50,8 @@ def collecting(
         ):
             rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()
             in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed, episodes=episodes)
-            yield Collector(in_flight, clock=clock, deadline_seconds=config.loop.phase_deadline_seconds)
+            deadline = config.loop.phase_deadline_seconds
+            yield Collector(in_flight, clock=clock, deadline_seconds=deadline, of_silence=True)
     finally:
         engine.close()
 

@@ -12,10 +12,10 @@ that the outcome does not depend on which response finishes first.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mrl.config.root import Config
-from mrl.errors import RewardError, RolloutError
+from mrl.errors import MrlError, RewardError, RolloutError
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Sampling
@@ -25,9 +25,13 @@ from mrl.samples import Group, Prompt, Sample, Status, VerdictKind
 class Collector:
     """Waits for one round of prompts at a time; other groups may be in the making meanwhile."""
 
-    def __init__(self, in_flight: InFlight, *, clock: PhaseClock, deadline_seconds: float) -> None:
+    def __init__(
+        self, in_flight: InFlight, *, clock: PhaseClock, deadline_seconds: float, of_silence: bool = False
+    ) -> None:
+        """`deadline_seconds`: the longest wait for all responses of a round, and then for all verdicts. `of_silence`: from one to the
+        next, for rounds of any length."""
         self._in_flight = in_flight
-        self.clock, self._deadline_seconds = clock, deadline_seconds
+        self.clock, self._deadline_seconds, self._of_silence = clock, deadline_seconds, of_silence
         self._round_seconds = 0.0
         """What the last round of training prompts took to its last response."""
 
@@ -46,24 +50,37 @@ class Collector:
         return [self._in_flight.take(index) for index in indices]
 
     def _await_responses(self, indices: Sequence[int]) -> None:
-        deadline = time.monotonic() + self._deadline_seconds
-        while self._in_flight.num_unanswered(indices):
-            self._in_flight.poll(1.0)
-            if time.monotonic() > deadline and (missing := self._in_flight.missing(indices)[0]):
-                raise RolloutError(self._late("responses", missing, indices))
+        def late() -> RolloutError | None:
+            missing = self._in_flight.missing(indices)[0]
+            return RolloutError(self._late("responses", missing, indices)) if missing else None
+
+        self._wait(lambda: self._in_flight.num_unanswered(indices), self._in_flight.poll, late)
 
     def _await_verdicts(self, indices: Sequence[int]) -> None:
+        def late() -> RewardError | None:
+            missing = self._in_flight.missing(indices)[1]
+            return RewardError(self._late("verdicts", missing, indices)) if missing else None
+
         self._in_flight.flush_groups(indices)
-        deadline = time.monotonic() + self._deadline_seconds
-        while self._in_flight.num_unjudged(indices):
-            self._in_flight.collect(1.0)
-            if time.monotonic() > deadline and (missing := self._in_flight.missing(indices)[1]):
-                raise RewardError(self._late("verdicts", missing, indices))
+        self._wait(lambda: self._in_flight.num_unjudged(indices), self._in_flight.collect, late)
+
+    def _wait(
+        self, num_left: Callable[[], int], look: Callable[[float], None], late: Callable[[], MrlError | None]
+    ) -> None:
+        """Looks until nothing is left; past the deadline raises what `late` says of it, if anything."""
+        left, begun = num_left(), time.monotonic()
+        while left:
+            look(1.0)
+            before, left = left, num_left()
+            if self._of_silence and left < before:
+                begun = time.monotonic()
+            if time.monotonic() > begun + self._deadline_seconds and (error := late()):
+                raise error
 
     def _late(self, what: str, missing: Sequence[str], indices: Sequence[int]) -> str:
         return (
             f"{len(missing)} {what} of {len(indices)} prompts (first: {list(missing[:3])}) did not arrive within "
-            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase {self.clock.current}"
+            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s{' of the last one' * self._of_silence} in phase {self.clock.current}"
         )
 
 

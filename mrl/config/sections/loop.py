@@ -98,7 +98,8 @@ class LoopSection(Section):
     max_no_reward_fraction: float = Field(default=0.05, ge=0, le=1)
     """Share of samples without a reward in a step above which the run stops."""
     phase_deadline_seconds: float = Field(default=1800.0, gt=0)
-    """Longest time one phase of a step may take before the run ends with the phase named."""
+    """Longest time one phase of a step may take before the run ends with the phase named; of commands that ask one engine (`mrl eval`,
+    `mrl difficulty`, `mrl make preferences`) the longest from one response or verdict to the next."""
     max_rollout_mismatch: float | None = Field(default=None, gt=0)
     """Largest allowed |engine - trainer log-prob| outside router near-ties; null only measures."""
     router_margin: float = Field(default=1e-5, ge=0)

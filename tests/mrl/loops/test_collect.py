@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mrl.errors import RewardError, RolloutError, WorkerLost
+from mrl.loops import collect
 from mrl.loops.collect import sampling_of, trainable
 from mrl.observe import phases
 from mrl.samples import Prompt, Status, Verdict
@@ -67,6 +69,35 @@ def test_who_does_not_answer_in_time_is_named(silent: str, tmp_path: Path) -> No
     collector = script.collector_of(deadline_seconds=-1.0)
     with pytest.raises(error, match=message):
         collector.round(PROMPTS, sampling_of(script.config))
+
+
+@pytest.mark.parametrize("silent", ["nobody", "rollout", "rewards"])
+@pytest.mark.parametrize("of_silence", [False, True])
+def test_a_round_of_any_length_may_have_a_deadline_from_one_answer_to_the_next(
+    of_silence: bool, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes a second of a clock that nothing else moves; twelve responses and verdicts come one a look."""
+    script, now = Scripted(tmp_path, {}), [0.0]
+    monkeypatch.setattr(collect.time, "monotonic", lambda: now[0])
+    script.rollout = ScriptedRollout(at_once=1)
+    for each, look in ((script.rollout, "ended"), (script.rewards, "collect")):
+        monkeypatch.setattr(each, look, slow(getattr(each, look), now))
+    script.rollout.silent, script.rewards.silent = silent == "rollout", silent == "rewards"
+    collector = script.collector_of(deadline_seconds=5.0, of_silence=of_silence)
+    if of_silence and silent == "nobody":
+        assert len(collector.round(PROMPTS, sampling_of(script.config))) == 3 and now[0] > 5.0
+        return
+    with pytest.raises((RolloutError, RewardError), match="did not arrive within") as error:
+        collector.round(PROMPTS, sampling_of(script.config))
+    assert ("s of the last one in phase" in str(error.value)) == of_silence
+
+
+def slow[**P, R](look: Callable[P, R], now: list[float]) -> Callable[P, R]:
+    def later(*arguments: P.args, **named: P.kwargs) -> R:
+        now[0] += 1.0
+        return look(*arguments, **named)
+
+    return later
 
 
 def test_waiting_for_verdicts_is_no_work_of_the_driver(
