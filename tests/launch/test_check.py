@@ -203,16 +203,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started() -> list[str]:
-    """Command lines of this process' children that are workers of a run."""
-    lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+def children() -> set[psutil.Process]:
+    return {*psutil.Process().children(recursive=True)}
+
+
+def workers(processes: set[psutil.Process]) -> list[str]:
+    """Command lines of those that are workers of a run."""
+    lines = [" ".join(process.cmdline()) for process in processes]
     return [line for line in lines if "ray" in line or "vllm" in line or "torchrun" in line]
 
 
 def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a command that ended with bad input, nothing having started."""
+    """The lines of a command that ended with bad input, nothing having started; other tests' processes may be there."""
+    others = children()
     assert main(command) == 2
-    assert not started()
+    assert not workers(children() - others)
     return capsys.readouterr().err.strip().splitlines()
 
 
