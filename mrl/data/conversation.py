@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,14 @@ class Encoder:
         """`ends`: the tokens that end a response; the first of them closes a plain text."""
         self._tokenizer, self._ends = tokenizer, tuple(ends)
         self._kwargs = dict(chat_template_kwargs or {})
+
+    @functools.cached_property
+    def _cutting(self) -> frozenset[int]:
+        """The added tokens that cut a text; none where the tokenizer does not tell where its tokens lie."""
+        if not self._tokenizer.is_fast:
+            return frozenset()
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if not token.normalized)
 
     def text(self, prompt: str, response: str, *, place: str) -> Encoded:
         """A text that follows a text, closed by the end token."""
@@ -74,7 +83,7 @@ class Encoder:
         left out."""
         if not getattr(self._tokenizer, "chat_template", None):
             return self._without_template(messages, first=first, place=place)
-        whole, spans = Rendered(self._text(messages, tools, place), self._tokenizer), []
+        whole, spans = Rendered(self._text(messages, tools, place), self._tokenizer, self._cutting), []
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not turns or not turns[0]:
             raise DataError(
@@ -159,11 +168,17 @@ class Rendered:
     tokenised again, and a conversation of many turns costs what its tokens do, not their square.
     """
 
-    def __init__(self, text: str, tokenizer: Any) -> None:
+    def __init__(self, text: str, tokenizer: Any, cutting: Collection[int]) -> None:
+        """`cutting`: those of the added tokens that are found before the text is normalised."""
         self._text, self._tokenizer = text, tokenizer
-        self.ids: list[int] = _ids(text, tokenizer)
-        self._cuts = _cuts(text, self.ids, tokenizer) if tokenizer.is_fast else []
-        """(end, start, number) of each added token: where it lies in the text, and which token it is."""
+        if not cutting:
+            self.ids, self._cuts = _ids(text, tokenizer), list[tuple[int, int, int]]()
+            return
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        self.ids = list(found["input_ids"])
+        places = zip(self.ids, found["offset_mapping"], strict=True)
+        self._cuts = [(end, start, n) for n, (token, (start, end)) in enumerate(places) if token in cutting]
+        """(end, start, number) of each such token: where it lies in the text, and which token it is."""
 
     def beginning(self, part: str) -> tuple[int | None, int]:
         """(tokens of `part`, 0); (None, the first token that is another one) where they are not the first of the whole."""
@@ -182,13 +197,3 @@ class Rendered:
 
 def _ids(text: str, tokenizer: Any) -> list[int]:
     return encode([text], [True], tokenizer)[0].tolist()
-
-
-def _cuts(text: str, ids: Sequence[int], tokenizer: Any) -> list[tuple[int, int, int]]:
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    added = {number for number, token in tokenizer.added_tokens_decoder.items() if not token.normalized}
-    return [
-        (end, start, number)
-        for number, (token, (start, end)) in enumerate(zip(ids, offsets, strict=True))
-        if token in added
-    ]

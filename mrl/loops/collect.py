@@ -50,19 +50,19 @@ class Collector:
         return [self._in_flight.take(index) for index in indices]
 
     def _await_responses(self, indices: Sequence[int]) -> None:
-        def late() -> RolloutError | None:
-            missing = self._in_flight.missing(indices)[0]
-            return RolloutError(self._late("responses", missing, indices)) if missing else None
-
-        self._wait(lambda: self._in_flight.num_unanswered(indices), self._in_flight.poll, late)
+        self._wait(
+            lambda: self._in_flight.num_unanswered(indices),
+            self._in_flight.poll,
+            lambda: self._late(RolloutError, "responses", self._in_flight.missing(indices)[0], indices),
+        )
 
     def _await_verdicts(self, indices: Sequence[int]) -> None:
-        def late() -> RewardError | None:
-            missing = self._in_flight.missing(indices)[1]
-            return RewardError(self._late("verdicts", missing, indices)) if missing else None
-
         self._in_flight.flush_groups(indices)
-        self._wait(lambda: self._in_flight.num_unjudged(indices), self._in_flight.collect, late)
+        self._wait(
+            lambda: self._in_flight.num_unjudged(indices),
+            self._in_flight.collect,
+            lambda: self._late(RewardError, "verdicts", self._in_flight.missing(indices)[1], indices),
+        )
 
     def _wait(
         self, num_left: Callable[[], int], look: Callable[[float], None], late: Callable[[], MrlError | None]
@@ -77,8 +77,12 @@ class Collector:
             if time.monotonic() > begun + self._deadline_seconds and (error := late()):
                 raise error
 
-    def _late(self, what: str, missing: Sequence[str], indices: Sequence[int]) -> str:
-        return (
+    def _late(
+        self, error: type[MrlError], what: str, missing: Sequence[str], indices: Sequence[int]
+    ) -> MrlError | None:
+        if not missing:
+            return None
+        return error(
             f"{len(missing)} {what} of {len(indices)} prompts (first: {list(missing[:3])}) did not arrive within "
             f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s{' of the last one' * self._of_silence} in phase {self.clock.current}"
         )

@@ -90,14 +90,18 @@ class Ledger:
             before, values = self.find(line["key"]), (line["value"], *line.get("further", ()))
             self._values[line["key"]] = found = tuple(map(float, values))
             self.num_above += (found[0] > self._above) - (before is not None and before > self._above)
-            self._size += 8 + len(found)
+            self._size += _size(found)
             if self._size > MOST:
                 self._forget()
 
     def _forget(self) -> None:
         older = len(self._values) // 2
         self._values = dict(itertools.islice(self._values.items(), older, None))
-        self._size = sum(8 + len(found) for found in self._values.values())
+        self._size = sum(map(_size, self._values.values()))
+
+
+def _size(found: tuple[float, ...]) -> int:
+    return 8 + len(found)
 
 
 def _line(text: bytes) -> dict[str, Any]:

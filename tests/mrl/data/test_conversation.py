@@ -57,7 +57,9 @@ SCHOOLS = chat_tokenizers.ALL | {"greedy": with_greedy_tokens, "first": with_a_m
 def test_every_beginning_of_a_conversation_has_the_tokens_that_it_has_by_itself(school: str) -> None:
     tokenizer = SCHOOLS[school]()
     text = text_of(tokenizer, 8)
-    whole, cut = Rendered(text, tokenizer), 0
+    added = tokenizer.added_tokens_decoder.items()
+    cutting = {number for number, token in added if not token.normalized}
+    whole, cut = Rendered(text, tokenizer, cutting), 0
     for end in range(1, len(text) + 1):
         own = tokenizer(text[:end], add_special_tokens=False)["input_ids"]
         length, differs = whole.beginning(text[:end])

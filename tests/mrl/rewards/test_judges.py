@@ -17,8 +17,7 @@ from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import Request
-from mrl.rewards.judges import ledger
-from mrl.rewards.judges.ledger import FILE, Ledger
+from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
 from mrl.rewards.judges.reward_model import Conversation, check_heads
 from mrl.rewards.judges.rules import RewardModelRules
@@ -154,34 +153,6 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     assert new["20.0"].value == 0.0
     assert last["21.0"].value is None and "budget is spent: max_calls = 5" in last["21.0"].reason
     assert "failed 1 times" in last["21.0"].reason, "another attempt would find no more of it"
-
-
-def test_answers_above_a_value_are_counted_as_they_come_and_as_they_are_read(tmp_path: Path) -> None:
-    """A question that two processes asked at once counts as it was answered last."""
-    answers = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (1.0, 1.0), "d": (0.5,), "e": (0.6, 2.0)}
-    first = Ledger(tmp_path, "judge", above=0.5)
-    for key, given in answers.items():
-        for value in given:
-            first.note(3, key, value)
-    first.note(3)
-    Ledger(tmp_path, "another", above=0.5).note(3, "a", 1.0)
-    again = Ledger(tmp_path, "judge", above=0.5)
-    assert first.num_above == again.num_above == 3
-    assert (first.calls, first.tokens) == (again.calls, again.tokens) == (10, 30)
-
-
-def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest are known, now and in a resumed run; all are counted."""
-    monkeypatch.setattr(ledger, "MOST", 90)
-    for scores, held in ((1, range(5, 11)), (12, range(2, 5))):
-        judge = f"of {scores}"
-        long = Ledger(tmp_path, judge, above=0.5)
-        for number in range(100):
-            long.note(3, str(number), *[number / 99] * scores)
-        for known in (long, Ledger(tmp_path, judge, above=0.5)):
-            assert (known.calls, known.tokens, known.num_above) == (100, 300, 50)
-            found = [number for number in range(100) if known.find(str(number)) == number / 99]
-            assert len(found) in held and found == list(range(found[0], 100))
 
 
 def test_a_judge_that_falls_for_attacks_ends_the_rewards(
