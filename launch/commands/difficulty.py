@@ -4,6 +4,7 @@ side of a band its rate lies. One engine, no trainer, no Ray; a measurement that
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.evaluate import model_digest
 from mrl.launch.commands.one_engine import collecting
-from mrl.loops.collect import Collector, has_reward, sampling_of
-from mrl.loops.validate import correctness
+from mrl.loops.collect import Collector, sampling_of
+from mrl.loops.validate import Scores
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 
-PROMPTS_A_ROUND = 256
-"""Prompts asked at once; the file has their figures after each round."""
+PROMPTS_A_WRITE = 256
+"""Prompts whose figures are written down together."""
 
 
 def measure(config: Config) -> str:
@@ -65,6 +66,7 @@ class Survey:
         self._prompts = [dataclasses.replace(prompt, index=place) for place, prompt in enumerate(prompts)]
         self._file, self._sampling = file, sampling
         self._section, self._band = section, band_of(section)
+        self._num_asked = sum(known.asked for known in file.prompts.values())
 
     def waiting(self) -> list[Prompt]:
         """Those that need more samples, in order."""
@@ -87,36 +89,39 @@ class Survey:
         begun = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
         self._file.write(path, begun, self._band)  # a last line without its end is gone, others can follow
         waiting = self.waiting()
+        num_known = len(self._prompts) - len(waiting)
         while waiting:
-            asked, others = waiting[:PROMPTS_A_ROUND], waiting[PROMPTS_A_ROUND:]
-            groups = collector.round(asked, self._sampling)
-            self._take(groups)
-            with path.open("a", encoding="utf-8") as stream:
-                stream.writelines(self._file.line(group.prompt, self._band) for group in groups)
-            waiting = self._still(asked) + others
-            self._say(len(self._prompts) - len(waiting))
+            further = []
+            for groups in itertools.batched(collector.in_turn(waiting, self._sampling), PROMPTS_A_WRITE):
+                self._take(groups)
+                with path.open("a", encoding="utf-8") as stream:
+                    stream.writelines(self._file.line(group.prompt, self._band) for group in groups)
+                further += (unknown := self._still([group.prompt for group in groups]))
+                num_known += len(groups) - len(unknown)
+                self._say(num_known)
+            waiting = further
 
     def _take(self, groups: Sequence[Group]) -> None:
-        judged = [[sample for sample in group.samples if has_reward(sample)] for group in groups]
-        if not any(judged):
+        scores = [Scores.of(group).known for group in groups]
+        if not any(scores):
             verdict = groups[0].samples[0].verdict
             reason = f": {verdict.reason}" if verdict and verdict.reason else ""
             raise RewardError(
                 f"none of {len(groups) * SAMPLES_A_LOOK} samples has a reward, so that no rate is known{reason}"
             )
-        for group, samples in zip(groups, judged, strict=True):
+        for group, judged in zip(groups, scores, strict=True):
             known = self._known(group.prompt)
-            solved = sum(correctness(sample) >= 1.0 for sample in samples)
-            rate = SolveRate(known.rate.samples + len(samples), known.rate.solved + solved)
+            solved = sum(score >= 1.0 for score in judged)
+            rate = SolveRate(known.rate.samples + len(judged), known.rate.solved + solved)
             self._file.prompts[prompt_id(group.prompt)] = Measured(known.asked + len(group.samples), rate)
+            self._num_asked += len(group.samples)
 
     def _known(self, prompt: Prompt) -> Measured:
         return self._file.prompts.get(prompt_id(prompt), Measured(0, SolveRate(0, 0)))
 
     def _say(self, num_known: int) -> None:
-        asked = sum(known.asked for known in self._file.prompts.values())
         print(
-            f"difficulty: {num_known} of {len(self._prompts)} prompts, {asked} samples",
+            f"difficulty: {num_known} of {len(self._prompts)} prompts, {self._num_asked} samples",
             file=sys.stderr,
             flush=True,
         )

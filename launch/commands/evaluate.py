@@ -1,46 +1,190 @@
-"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no Ray."""
+"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no
+Ray; a measurement that was ended goes on where it was."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from mrl.config.flat import flat
 from mrl.config.root import Config
 from mrl.data.load import load_validation
 from mrl.errors import ConfigError, DataError
+from mrl.files import replace_durably
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.one_engine import collecting
-from mrl.loops.validate import validate
-from mrl.observe.samples_log import write_all
-from mrl.samples import Group
+from mrl.loops.collect import Collector
+from mrl.loops.validate import Scores, accuracy, greedy, validation_sampling_of
+from mrl.observe.samples_log import row_of
+from mrl.rollout.request import Sampling, request_id
+from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import digest
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
+MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed") + tuple(
+    f"rollout.{name}"
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_response_tokens",
+        "stop",
+        "dtype",
+        "quantization",
+    )
+)
+"""How the names of settings begin that decide what is measured; of the others a measurement may go on with others."""
+SECONDS_BETWEEN = 30.0
+"""From one line about how far it is to the next."""
 
 
 def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
     """`val/accuracy`, and `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
 
-    No training row is read. The new folder `out` then has every sample (kind "validation" where greedy, else "sampled") and a
-    summary: the metrics, the settings and what they were measured on. ConfigError where it exists and is not empty.
+    No training row is read. The folder `out` has a summary (the model, the settings, and at the end the metrics) and every sample
+    from when it is judged, kind "validation" where greedy, else "sampled"; `score` is what the metrics are means of. What a call
+    that was ended left there is not measured again. ConfigError where `out` has something else in it.
     """
-    folder, start, sampled = _new_folder(out) if out else None, time.monotonic(), list[Group]()
-    metrics, greedy = _measure(config, sampled)
-    if folder:
-        write_all(folder / SAMPLES, 0, greedy, kind="validation")
-        write_all(folder / SAMPLES, 0, sampled, kind="sampled")
-        summary = {
-            "metrics": metrics,
-            "model": {"path": config.model.path, "sha256": model_digest(config.model.path)},
-            "seconds": time.monotonic() - start,
+    start = time.monotonic()
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    acting = look_at(config, tokenizer)
+    dataset = load_validation(
+        config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
+    )
+    print(dataset.report.text(), file=sys.stderr, flush=True)
+    prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
+    if not prompts:
+        raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
+    results = Results(Path(out), config, prompts) if out else None
+    sampling = validation_sampling_of(config)
+    with collecting(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as collector:
+        responses = _measured(collector, prompts, greedy(sampling), "validation", results)
+        sampled = _measured(collector, prompts, sampling, "sampled", results)
+    metrics = accuracy(responses, sampled)
+    if results:
+        results.end(metrics, seconds=time.monotonic() - start)
+    return metrics
+
+
+def _measured(
+    collector: Collector, prompts: Sequence[Prompt], sampling: Sampling, kind: str, results: Results | None
+) -> list[Scores]:
+    """Of each prompt, those that are written down first."""
+    if not sampling.num_samples:
+        return []
+    found, told = results.found(kind) if results else [], time.monotonic()
+    for group in collector.in_turn(prompts[len(found) :], sampling):
+        if results:
+            results.add(kind, group)
+        found.append(Scores.of(group))
+        if time.monotonic() > told + SECONDS_BETWEEN:
+            told = time.monotonic()
+            print(f"eval: {len(found)} of {len(prompts)} prompts ({kind})", file=sys.stderr, flush=True)
+    return found
+
+
+class Results:
+    """The folder that a measurement writes, and goes on from."""
+
+    def __init__(self, folder: Path, config: Config, prompts: Sequence[Prompt]) -> None:
+        """ConfigError where something else lies there."""
+        self._folder, self._prompts = folder, prompts
+        sizes = {"validation": 1, "sampled": config.loop.validation.num_samples}
+        self._sizes = {kind: size for kind, size in sizes.items() if size}
+        """Samples of a prompt."""
+        begun = _begun(folder)
+        self._about: dict[str, Any] = {
+            "prompts": len(prompts),
             "settings": config.model_dump(mode="json"),
         }
-        (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return metrics
+        if begun:
+            self._require_same(_deciding(begun), _deciding(self._about))
+        self._about["model"] = {"path": config.model.path, "sha256": model_digest(config.model.path)}
+        if begun:
+            self._require_same(begun["model"], self._about["model"])
+        self._found = self._read()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write(self._about)
+
+    def found(self, kind: str) -> list[Scores]:
+        """Of the first prompts, whose samples of this kind were there at the start."""
+        return list(self._found[kind])
+
+    def add(self, kind: str, group: Group) -> None:
+        """Writes the samples of the next prompt; an OSError of the disk is the caller's."""
+        scores = Scores.of(group).of_samples
+        rows = [
+            row_of(0, kind, group, sample) | {"score": score}
+            for sample, score in zip(group.samples, scores, strict=True)
+        ]
+        with (self._folder / SAMPLES).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def end(self, metrics: dict[str, float], *, seconds: float) -> None:
+        """Nothing is added any more. `seconds`: of the call that ended it."""
+        self._write({"metrics": metrics, "seconds": seconds} | self._about)
+
+    def _write(self, summary: dict[str, Any]) -> None:
+        replace_durably(self._folder / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+
+    def _require_same(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise self._of_another(f"{name} = {before.get(name)}, this is {now.get(name)}")
+
+    def _of_another(self, why: str) -> ConfigError:
+        return ConfigError(f"--out {self._folder} was begun with {why}; choose a new folder")
+
+    def _read(self) -> dict[str, list[Scores]]:
+        """The scores that are written down, by kind; the samples of a prompt that are not all there are cut off."""
+        found: dict[str, list[Scores]] = {kind: [] for kind in self._sizes}
+        if not (self._folder / SAMPLES).exists():
+            return found
+        with (self._folder / SAMPLES).open("rb+") as file:
+            for kind, prompt in itertools.product(self._sizes, self._prompts):
+                begin, lines = file.tell(), [file.readline() for _ in range(self._sizes[kind])]
+                if not lines[-1].endswith(b"\n"):
+                    file.truncate(begin)
+                    break
+                rows = [json.loads(line) for line in lines]
+                self._require_of(prompt, kind, rows)
+                found[kind].append(Scores(prompt.domain, prompt.tag, [row["score"] for row in rows]))
+        return found
+
+    def _require_of(self, prompt: Prompt, kind: str, rows: Sequence[dict[str, Any]]) -> None:
+        asked = {"kind": kind, "prompt": prompt.text, "ground_truth": str(prompt.ground_truth)}
+        for number, row in enumerate(rows):
+            expected = asked | {"sample_id": request_id(prompt.index, number)}
+            for name, value in expected.items():
+                if row.get(name) != value:
+                    raise self._of_another(f"{name} {row.get(name)!r} in {SAMPLES}, this is {value!r}")
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """The summary of a measurement that has not ended; of a new or empty folder nothing."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return {}
+    path = folder / SUMMARY
+    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if "metrics" in summary:
+        raise ConfigError(f"--out {folder} has a measurement that has ended; choose a new folder")
+    if "settings" not in summary:
+        raise ConfigError(f"--out {folder} exists and is not empty; choose a new folder")
+    return summary
+
+
+def _deciding(about: dict[str, Any]) -> dict[str, Any]:
+    """What two calls must have in common, by name, their model's files aside."""
+    settings = {n: value for n, value in flat(about["settings"]) if n.startswith(MEASURED)}
+    return settings | {"prompts": about["prompts"]}
 
 
 def model_digest(path: str) -> str:
@@ -52,26 +196,3 @@ def model_digest(path: str) -> str:
         if file.is_file()
     }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _new_folder(path: str) -> Path:
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--out {path} exists and is not empty; choose a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _measure(config: Config, sampled: list[Group]) -> tuple[dict[str, float], list[Group]]:
-    """The metrics and the greedy groups; the groups of k samples are put into `sampled`."""
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    acting = look_at(config, tokenizer)
-    tools = acting.tools_of if acting else None
-    dataset = load_validation(config.data, config.reward, tokenizer, tools=tools)
-    print(dataset.report.text(), file=sys.stderr, flush=True)
-    prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
-    if not prompts:
-        raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
-    group_size = max(1, config.loop.validation.num_samples)
-    with collecting(config, tokenizer, acting, group_size=group_size) as collector:
-        return validate(collector, prompts, config, on_sampled=sampled.extend)

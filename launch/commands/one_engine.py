@@ -50,8 +50,7 @@ def collecting(
         ):
             rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()
             in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed, episodes=episodes)
-            deadline = config.loop.phase_deadline_seconds
-            yield Collector(in_flight, clock=clock, deadline_seconds=deadline, of_silence=True)
+            yield Collector(in_flight, clock=clock, deadline_seconds=config.loop.phase_deadline_seconds)
     finally:
         engine.close()
 

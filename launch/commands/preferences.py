@@ -27,8 +27,6 @@ from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 
 FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
-PROMPTS_A_ROUND = 1024
-"""Whose responses are in memory at a time."""
 _RIGHT = "right"
 _OTHERS = 64
 """Rows of whose right responses a row's worse ones may be made."""
@@ -165,8 +163,7 @@ def _sampled(
     found: dict[str, list[Pair]] = {}
     with collecting(config, tokenizer, None, group_size=options.samples) as collector:
         for use, rows in prompts.items():
-            rounds = itertools.batched(rows, PROMPTS_A_ROUND)
-            groups = (group for part in rounds for group in collector.round(part, sampling))
+            groups = collector.in_turn(rows, sampling)
             found[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
     return found
 

@@ -11,8 +11,10 @@ that the outcome does not depend on which response finishes first.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mrl.config.root import Config
 from mrl.errors import MrlError, RewardError, RolloutError
@@ -21,17 +23,17 @@ from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, VerdictKind
 
+AT_ONCE = 4096
+"""Samples in the making where prompts are asked in turn: more than engines make side by side."""
+
 
 class Collector:
     """Waits for one round of prompts at a time; other groups may be in the making meanwhile."""
 
-    def __init__(
-        self, in_flight: InFlight, *, clock: PhaseClock, deadline_seconds: float, of_silence: bool = False
-    ) -> None:
-        """`deadline_seconds`: the longest wait for all responses of a round, and then for all verdicts. `of_silence`: from one to the
-        next, for rounds of any length."""
+    def __init__(self, in_flight: InFlight, *, clock: PhaseClock, deadline_seconds: float) -> None:
+        """`deadline_seconds`: the longest wait for all responses of a round, and then for all verdicts; in turn, from one to the next."""
         self._in_flight = in_flight
-        self.clock, self._deadline_seconds, self._of_silence = clock, deadline_seconds, of_silence
+        self.clock, self._deadline_seconds = clock, deadline_seconds
         self._round_seconds = 0.0
         """What the last round of training prompts took to its last response."""
 
@@ -49,42 +51,51 @@ class Collector:
             self._await_verdicts(indices)
         return [self._in_flight.take(index) for index in indices]
 
+    def in_turn(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Group]:
+        """The groups that `round` would give, each as soon as it and those before it are whole. Any number of prompts: they are read when
+        there is room among AT_ONCE samples in the making."""
+        waiting, asked = iter(prompts), deque[int]()
+        while True:
+            room = (AT_ONCE - self._in_flight.num_unjudged(asked)) // sampling.num_samples
+            if more := list(itertools.islice(waiting, max(room, 0 if asked else 1))):
+                self._in_flight.ask(more, sampling)
+                asked += (prompt.index for prompt in more)
+            if not asked:
+                return
+            self._await_any(asked)
+            self._in_flight.flush_groups(self._in_flight.take_answered())
+            while asked and not self._in_flight.num_unjudged([asked[0]]):
+                yield self._in_flight.take(asked.popleft())
+
     def _await_responses(self, indices: Sequence[int]) -> None:
-        self._wait(
-            lambda: self._in_flight.num_unanswered(indices),
-            self._in_flight.poll,
-            lambda: self._late(RolloutError, "responses", self._in_flight.missing(indices)[0], indices),
-        )
+        self._wait(indices, lambda: self._in_flight.num_unanswered(indices) > 0, self._in_flight.poll)
 
     def _await_verdicts(self, indices: Sequence[int]) -> None:
         self._in_flight.flush_groups(indices)
-        self._wait(
-            lambda: self._in_flight.num_unjudged(indices),
-            self._in_flight.collect,
-            lambda: self._late(RewardError, "verdicts", self._in_flight.missing(indices)[1], indices),
-        )
+        self._wait(indices, lambda: self._in_flight.num_unjudged(indices) > 0, self._in_flight.collect)
 
-    def _wait(
-        self, num_left: Callable[[], int], look: Callable[[float], None], late: Callable[[], MrlError | None]
-    ) -> None:
-        """Looks until nothing is left; past the deadline raises what `late` says of it, if anything."""
-        left, begun = num_left(), time.monotonic()
-        while left:
+    def _await_any(self, indices: Sequence[int]) -> None:
+        """Until a response or a verdict has come."""
+        before = self._in_flight.num_come
+        self._wait(indices, lambda: self._in_flight.num_come == before, self._in_flight.poll)
+
+    def _wait(self, indices: Sequence[int], waits: Callable[[], bool], look: Callable[[float], None]) -> None:
+        """Looks as long as it waits; past the deadline an error says what of these prompts is missing."""
+        deadline = time.monotonic() + self._deadline_seconds
+        while waits():
             look(1.0)
-            before, left = left, num_left()
-            if self._of_silence and left < before:
-                begun = time.monotonic()
-            if time.monotonic() > begun + self._deadline_seconds and (error := late()):
-                raise error
+            if time.monotonic() > deadline and waits():
+                raise self._late(indices)
 
-    def _late(
-        self, error: type[MrlError], what: str, missing: Sequence[str], indices: Sequence[int]
-    ) -> MrlError | None:
-        if not missing:
-            return None
+    def _late(self, indices: Sequence[int]) -> MrlError:
+        responses, verdicts = self._in_flight.missing(indices)
+        error, what, phase = (
+            (RolloutError, "responses", "generate") if responses else (RewardError, "verdicts", "reward")
+        )
+        missing = responses or verdicts
         return error(
-            f"{len(missing)} {what} of {len(indices)} prompts (first: {list(missing[:3])}) did not arrive within "
-            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s{' of the last one' * self._of_silence} in phase {self.clock.current}"
+            f"{len(missing)} {what} of {len(indices)} prompts (first: {missing[:3]}) did not arrive within "
+            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase {phase}"
         )
 
 

@@ -70,8 +70,12 @@ class InFlight:
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
         self._making: dict[int, _Making] = {}
+        self._answered_groups: set[int] = set()
+        """Groups that have all responses, until they are taken."""
         self._whole: set[int] = set()
         """Groups that have all verdicts."""
+        self.num_come = 0
+        """Responses and verdicts, from the start."""
         self._resting: set[int] = set()
         """Groups that were in the making at a park: no turn of theirs is asked before `go_on`."""
         self._put_off: list[tuple[Request, Response | None]] = []
@@ -252,6 +256,7 @@ class InFlight:
             self._judged(sample_of(name)[0], name, verdict)
 
     def _judged(self, index: int, name: str, verdict: Verdict) -> None:
+        self.num_come += 1
         making = self._making[index]
         making.verdicts[name] = verdict
         if len(making.verdicts) == making.size:
@@ -262,6 +267,7 @@ class InFlight:
         self._reward_workers.flush_groups(indices)
 
     def _answered(self, responses: Sequence[Response]) -> None:
+        self.num_come += len(responses)
         whole = self._drafts.take(responses)
         versions = [response.segments[-1].version for response in whole if response.segments]
         self.newest_version = max([self.newest_version, *versions])
@@ -290,6 +296,7 @@ class InFlight:
         for index in sorted({sample.prompt_index for sample, _ in arrived}):
             making = self._making[index]
             if len(making.samples) == making.size:
+                self._answered_groups.add(index)
                 names = [name for name in making.ids() if name not in making.verdicts]
                 self.arrivals.answered(names, rests=index in self._resting)
         if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
@@ -335,6 +342,11 @@ class InFlight:
         unanswered = [name for name in making.ids() if name not in making.samples]
         return episodes is not None and all(map(episodes.waits, unanswered))
 
+    def take_answered(self) -> set[int]:
+        """Indices of the groups whose last response came since the last call."""
+        answered, self._answered_groups = self._answered_groups, set()
+        return answered
+
     def whole(self) -> list[int]:
         """Indices of the groups that have all verdicts, smallest first."""
         return sorted(self._whole)
@@ -342,6 +354,7 @@ class InFlight:
     def take(self, index: int) -> Group:
         """A whole group, with its verdicts; it is not in the making any more."""
         making = self._making.pop(index)
+        self._answered_groups.discard(index)
         self._whole.discard(index)
         samples = (making.samples[name].with_verdict(making.verdicts[name]) for name in making.ids())
         return Group(making.prompt, tuple(samples))

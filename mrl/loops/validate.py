@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -13,28 +14,50 @@ from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 
 
-def validate(
-    collector: Collector,
-    prompts: Sequence[Prompt],
-    config: Config,
-    *,
-    on_sampled: Callable[[list[Group]], None] = lambda groups: None,
-) -> tuple[dict[str, float], list[Group]]:
-    """`val/accuracy` (greedy), by domain and tag too, and `val/avg@k`, `val/pass@k` where configured; the greedy groups.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scores:
+    """What a validation takes from the samples of one prompt."""
 
-    `on_sampled` is called with the groups of k samples, where there are any.
-    """
+    domain: str
+    tag: str
+    of_samples: Sequence[float | None]
+    """`score_of` each."""
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        return cls(group.prompt.domain, group.prompt.tag, [score_of(sample) for sample in group.samples])
+
+    @property
+    def known(self) -> list[float]:
+        """Those of samples with a reward."""
+        return [score for score in self.of_samples if score is not None]
+
+
+def validate(
+    collector: Collector, prompts: Sequence[Prompt], config: Config
+) -> tuple[dict[str, float], list[Group]]:
+    """The `accuracy` of the prompts, and the greedy groups."""
     sampling = validation_sampling_of(config)
-    groups = collector.round(prompts, dataclasses.replace(sampling, num_samples=1, greedy=True))
-    metrics = {"val/accuracy": _mean([_scores(g) for g in groups]), "val/prompts": float(len(prompts))}
-    metrics["val/no_reward"] = float(sum(not has_reward(s) for g in groups for s in g.samples))
-    metrics |= _by(groups, "domain") | _by(groups, "tag")
-    if k := sampling.num_samples:
-        sampled = collector.round(prompts, sampling)
-        on_sampled(sampled)
-        metrics[f"val/avg@{k}"] = _mean([_scores(g) for g in sampled])
-        metrics[f"val/pass@{k}"] = float(np.mean([max(_scores(g), default=0.0) >= 1.0 for g in sampled]))
-    return metrics, groups
+    groups = collector.round(prompts, greedy(sampling))
+    sampled = collector.round(prompts, sampling) if sampling.num_samples else []
+    return accuracy(list(map(Scores.of, groups)), list(map(Scores.of, sampled))), groups
+
+
+def accuracy(responses: Sequence[Scores], sampled: Sequence[Scores] = ()) -> dict[str, float]:
+    """`val/accuracy` of greedy responses, by domain and tag too, and of k samples of each prompt `val/avg@k` and `val/pass@k`."""
+    metrics = {"val/accuracy": _mean(responses), "val/prompts": float(len(responses))}
+    metrics["val/no_reward"] = float(sum(score is None for each in responses for score in each.of_samples))
+    metrics |= _by(responses, "domain") | _by(responses, "tag")
+    if sampled:
+        k = len(sampled[0].of_samples)
+        metrics[f"val/avg@{k}"] = _mean(sampled)
+        metrics[f"val/pass@{k}"] = float(np.mean([max(each.known, default=0.0) >= 1.0 for each in sampled]))
+    return metrics
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """One response, of the likeliest tokens."""
+    return dataclasses.replace(sampling, num_samples=1, greedy=True)
 
 
 def validation_sampling_of(config: Config) -> Sampling:
@@ -48,30 +71,27 @@ def validation_sampling_of(config: Config) -> Sampling:
     )
 
 
-def correctness(sample: Sample) -> float:
-    """1 for a right answer: the first named part of the verdict where it has parts (format bonuses aside), else its value."""
+def score_of(sample: Sample) -> float | None:
+    """1 for a right answer: the first named part of the verdict where it has parts (format bonuses aside), else its value; None without
+    a reward."""
+    if not has_reward(sample):
+        return None
     verdict = sample.verdict
     assert verdict is not None and verdict.value is not None
     return next(iter(verdict.parts.values())) if verdict.parts else verdict.value
 
 
-def _scores(group: Group) -> list[float]:
-    return [correctness(s) for s in group.samples if has_reward(s)]
+def _mean(prompts: Sequence[Scores]) -> float:
+    scores = [score for each in prompts for score in each.known]
+    return float(np.mean(scores)) if scores else 0.0
 
 
-def _mean(scores: Sequence[Sequence[float]]) -> float:
-    flat = [value for group in scores for value in group]
-    return float(np.mean(flat)) if flat else 0.0
-
-
-def _by(groups: Sequence[Group], field: str) -> dict[str, float]:
+def _by(prompts: Sequence[Scores], field: str) -> dict[str, float]:
     """Accuracy for each value of a prompt's field, when there is more than one."""
-    names = sorted({getattr(g.prompt, field) for g in groups})
+    names = sorted({getattr(each, field) for each in prompts})
     if len(names) < 2:
         return {}
     return {
-        f"val/accuracy/{name or 'untagged'}": _mean(
-            [_scores(g) for g in groups if getattr(g.prompt, field) == name]
-        )
+        f"val/accuracy/{name or 'untagged'}": _mean([e for e in prompts if getattr(e, field) == name])
         for name in names
     }

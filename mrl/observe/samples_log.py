@@ -51,19 +51,12 @@ class SamplesLog:
         chosen = ((group, sample) for group in groups for sample in _extremes(group.samples))
         rows: list[Row] = []
         for place, (group, sample) in enumerate(itertools.islice(chosen, self._limit)):
-            row = _row(step, kind, group, sample)
+            row = row_of(step, kind, group, sample)
             if tokens is not None and place < self._limit_tokens:
                 row["tokens"] = tokens.of(sample)
             rows.append(row)
         append_lines(self._path, [json.dumps(row) + "\n" for row in rows])
         return rows
-
-
-def write_all(path: Path, step: int, groups: Sequence[Group], *, kind: str) -> None:
-    """Appends every sample of the groups; an OSError of the disk is the caller's."""
-    with path.open("a", encoding="utf-8") as file:
-        for group in groups:
-            file.writelines(json.dumps(_row(step, kind, group, sample)) + "\n" for sample in group.samples)
 
 
 def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[str], *, reason: str) -> None:
@@ -73,7 +66,7 @@ def write_named(path: Path, step: int, groups: Sequence[Group], names: Sequence[
         for group in groups:
             for sample in group.samples:
                 if sample.sample_id in requested:
-                    row = _row(step, "bad", group, sample) | {"why": reason}
+                    row = row_of(step, "bad", group, sample) | {"why": reason}
                     row["reward"] = str(row["reward"])  # JSON has no NaN
                     row["tokens"] = [*sample.prompt_tokens.tolist(), *sample.response_tokens.tolist()]
                     file.write(json.dumps(row) + "\n")
@@ -90,7 +83,8 @@ def _value(sample: Sample) -> float:
     return float("-inf") if verdict is None or verdict.value is None else verdict.value
 
 
-def _row(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object]:
+def row_of(step: int, kind: str, group: Group, sample: Sample) -> dict[str, object]:
+    """A sample as a line of such a file has it."""
     verdict = sample.verdict
     return {
         "step": step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands import difficulty
-from mrl.launch.commands.difficulty import PROMPTS_A_ROUND, Survey, measure, summary
+from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure, summary
 from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
 from mrl.rollout.request import Sampling
@@ -74,16 +75,17 @@ def test_a_file_of_responses_that_ended_elsewhere_is_refused(
 class Coins:
     """Groups of prompts that are solved with known rates, by coins that a prompt's index alone seeds."""
 
-    def __init__(self, rates: list[float], *, rounds: int = 1000, judged: bool = True) -> None:
-        self.rates, self.rounds, self.judged, self.seen = rates, rounds, judged, set[int]()
+    def __init__(self, rates: list[float], *, most: int = 1 << 20, judged: bool = True) -> None:
+        """Ended after `most` groups."""
+        self.rates, self.most, self.judged, self.seen = rates, most, judged, set[int]()
 
-    def round(self, prompts: list[Prompt], sampling: Sampling) -> list[Group]:
-        if not self.rounds:
-            raise KeyboardInterrupt
-        self.rounds -= 1
-        assert not self.seen & {prompt.index for prompt in prompts}, "samples would be drawn twice"
-        self.seen |= {prompt.index for prompt in prompts}
-        return [Group(p, tuple(self._sample(p, n) for n in range(sampling.num_samples))) for p in prompts]
+    def in_turn(self, prompts: list[Prompt], sampling: Sampling) -> Iterator[Group]:
+        for prompt in prompts:
+            if len(self.seen) == self.most:
+                raise KeyboardInterrupt
+            assert prompt.index not in self.seen, "samples would be drawn twice"
+            self.seen.add(prompt.index)
+            yield Group(prompt, tuple(self._sample(prompt, n) for n in range(sampling.num_samples)))
 
     def _sample(self, prompt: Prompt, number: int) -> Sample:
         coin = np.random.default_rng([prompt.index, number]).random()
@@ -113,7 +115,7 @@ def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) 
     whole, ended = tmp_path / "whole.jsonl", tmp_path / "ended.jsonl"
     survey(whole, 400).run(Coins(rates))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
-        survey(ended, 400).run(Coins(rates, rounds=5))  # type: ignore[arg-type]
+        survey(ended, 400).run(Coins(rates, most=900))  # type: ignore[arg-type]
     assert len(RateFile.read(ended).prompts) > 0
     with ended.open("a") as file:
         file.write('{"id": "cut')
@@ -139,7 +141,7 @@ def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(
 
     monkeypatch.setattr(difficulty, "prompt_id", counted)
     costs = []
-    for count in (PROMPTS_A_ROUND, 4 * PROMPTS_A_ROUND):
+    for count in (PROMPTS_A_WRITE, 4 * PROMPTS_A_WRITE):
         coins, named = Coins([0.0, 0.5, 1.0, 0.3] * (count // 4)), 0
         survey(tmp_path / f"{count}.jsonl", count).run(coins)  # type: ignore[arg-type]
         costs.append(named / len(coins.seen))

@@ -1,8 +1,10 @@
 """`mrl eval` before its engine starts, and what ends a response in it."""
 
+import contextlib
 import json
 import shutil
 import string
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,17 @@ from transformers import AutoTokenizer
 
 from mrl.config.load import load
 from mrl.errors import ConfigError, DataError
+from mrl.launch.commands import evaluate as evaluating
 from mrl.launch.commands.evaluate import evaluate
+from mrl.rollout.request import Sampling
+from mrl.samples import Group, Prompt, Sample
 from mrl.tokenizer_folder import load_tokenizer
 from tests.launch import acting_runs
 from tests.launch.command import run
 from tests.launch.greedy_samples import compared
 from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer
+from tests.support.samples import make_sample, verdict_of
 from tests.tiny_models import FAMILIES, write_model
 
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
@@ -39,6 +45,98 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(
     said = capsys.readouterr().err
     assert "data: rows: 0, validation_rows: 0, " in said and "overlong: 1" in said
     assert "read by reward functions alone: page" in said
+
+
+class Counting:
+    """Gives each sample a score of its own; ended after `most` groups."""
+
+    def __init__(self, *, most: int = 100) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self._most = most
+
+    def in_turn(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Group]:
+        for prompt in prompts:
+            if len(self.asked) == self._most:
+                raise KeyboardInterrupt
+            self.asked.append((prompt.index, sampling.num_samples))
+            samples = [self._sample(prompt, number) for number in range(sampling.num_samples)]
+            yield Group(prompt, tuple(samples))
+
+    def _sample(self, prompt: Prompt, number: int) -> Sample:
+        score = None if (prompt.index, number) == (-2, 1) else 1.0 / (number - prompt.index)
+        return make_sample(0, number, prompt_index=prompt.index, verdict=verdict_of(score))
+
+
+@pytest.fixture
+def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Counting]:
+    """Measures five rows, once greedily and three times each, into tmp_path/out; what was asked."""
+    make_tokenizer().save_pretrained(str(tmp_path / "model"))
+    rows = [json.dumps({"question": f"{n}+1?", "answer": f"#### {n + 1}"}) for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    asked = [f"model.path={tmp_path}/model", f"data.validation={tmp_path}/rows.jsonl"]
+
+    def measure(*more: str, most: int = 100) -> Counting:
+        model = Counting(most=most)
+        monkeypatch.setattr(evaluating, "collecting", lambda *_, **__: contextlib.nullcontext(model))
+        config = load([GSM8K], [*asked, "loop.validation={num_prompts: 5, num_samples: 3}", *more])
+        evaluate(config, out=f"{tmp_path}/out")
+        return model
+
+    return measure
+
+
+@pytest.mark.parametrize("most", [0, 3, 5, 7])
+def test_an_ended_measurement_goes_on_with_what_is_missing(
+    most: int, measuring: Callable[..., Counting], tmp_path: Path
+) -> None:
+    """Killed while it wrote: what is left of a prompt's samples is measured again. How fast it is measured may be another."""
+    out = tmp_path / "out"
+    measuring()
+    whole, metrics = (out / "samples.jsonl").read_bytes(), json.loads((out / "summary.json").read_text())
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt):
+        measuring(most=most)
+    assert "metrics" not in json.loads((out / "summary.json").read_text())
+    written = (out / "samples.jsonl").read_bytes() if most else b""
+    assert whole.startswith(written)
+    (out / "samples.jsonl").write_bytes(whole[: len(written) + 30])
+    model = measuring("rollout.max_num_seqs=3")
+    order = [(-1 - n, size) for size in (1, 3) for n in range(5)]
+    assert model.asked == order[most:] and (out / "samples.jsonl").read_bytes() == whole
+    again = json.loads((out / "summary.json").read_text())
+    assert again["metrics"] == metrics["metrics"] and again["metrics"]["val/accuracy"] > 0.4
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("rollout.temperature=0.5", r"begun with rollout\.temperature = 1\.0, this is 0\.5"),
+        ("loop.validation.num_samples=2", r"begun with loop\.validation\.num_samples = 3, this is 2"),
+        ("model", "begun with sha256 = "),
+        ("rows", r"begun with ground_truth .*'3'.* in samples\.jsonl, this is .*'7'"),
+        ("ended", "has a measurement that has ended"),
+        ("other", "exists and is not empty"),
+    ],
+)
+def test_a_folder_of_another_measurement_is_refused(
+    more: str, reason: str, measuring: Callable[..., Counting], tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measuring(most=4)
+    written = (tmp_path / "out/samples.jsonl").read_bytes()
+    if more == "model":
+        (tmp_path / "model/more").write_text("a")
+    elif more == "rows":
+        rows = (tmp_path / "rows.jsonl").read_text()
+        (tmp_path / "rows.jsonl").write_text(rows.replace("#### 3", "#### 7"))
+    elif more == "ended":
+        measuring()
+        written = (tmp_path / "out/samples.jsonl").read_bytes()
+    elif more == "other":
+        (tmp_path / "out/summary.json").unlink()
+    with pytest.raises(ConfigError, match=reason):
+        measuring(*([more] if "=" in more else []))
+    assert (tmp_path / "out/samples.jsonl").read_bytes() == written
 
 
 @pytest.mark.integration

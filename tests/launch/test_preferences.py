@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mrl.cli import main
-from mrl.config.load import load
 from mrl.data.pairs import preferences
-from mrl.launch.commands import preferences as made
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.verifier import verify_exactly
-from mrl.rollout.request import Sampling
-from mrl.samples import Group, Prompt, Sample
 from tests.launch.command import run
 from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer
-from tests.support.samples import make_sample, verdict_of
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
 NAMES = {"off by one", "another digit", "another row", "cut off", "all answers", "with a doubt"}
@@ -72,35 +65,6 @@ def test_what_gives_no_pair_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*asked, f"reward={{kind: plugin, path: '{tmp_path}/same.py:score'}}"]) == 2
     assert "no two responses to one row have different rewards" in capsys.readouterr().err
     assert not (tmp_path / "pairs").exists()
-
-
-class Alternating:
-    """Every second response of a group is right; remembers how many prompts each round had."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-
-    def round(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        self.rounds.append(len(prompts))
-        return [Group(prompt, tuple(map(self._sample, range(sampling.num_samples)))) for prompt in prompts]
-
-    def _sample(self, number: int) -> Sample:
-        return make_sample(0, number, response_text=str(number), verdict=verdict_of(float(number % 2)))
-
-
-def test_a_model_is_asked_about_so_many_rows_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their responses are dropped before the next are asked for."""
-    model = Alternating()
-    monkeypatch.setattr(made, "collecting", lambda *_, **__: contextlib.nullcontext(model))
-    monkeypatch.setattr(made, "PROMPTS_A_ROUND", 20)
-    file, *settings = sums(tmp_path)
-    pairs = made.pairs_of(load([file], settings), made.Options(tmp_path, samples=4))
-    assert model.rounds == [20, 20, 10, 10] and [len(pairs[use]) for use in ("train", "validation")] == [
-        50,
-        10,
-    ]
 
 
 @pytest.mark.integration

@@ -134,14 +134,23 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
     assert f"val/accuracy {greedy[0]:.4f}" in found, found[-2000:]
     assert "val/avg@2" in found and "val/pass@2" in found
-    assert all(line.startswith(("data: ", "val/")) for line in found.splitlines()), found
+    assert all(line.startswith(("data: ", "eval: ", "val/")) for line in found.splitlines()), found
+    summary = json.loads((out / "summary.json").read_text())
+    check_written(out, summary, greedy[0])
+    kept = (out / "samples.jsonl").read_bytes()[:-7]  # ended while it wrote the last sample
+    (out / "samples.jsonl").write_bytes(kept)
+    (out / "summary.json").write_text(json.dumps({n: v for n, v in summary.items() if n != "metrics"}))
+    run("eval", *words(task, tmp_path, "eval", *more), "--out", str(out), log=tmp_path / "again.log")
     check_written(out, json.loads((out / "summary.json").read_text()), greedy[0])
+    again = (out / "samples.jsonl").read_bytes()
+    assert again.startswith(b"".join(kept.splitlines(keepends=True)[:-2])), "one prompt was measured again"
 
 
 def check_written(out: Path, summary: dict[str, Any], accuracy: object) -> None:
     """What `mrl eval --out` leaves: every sample, in the run's own form, gives the summary's metrics again."""
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    kinds = [[s["reward"] for s in samples if s["kind"] == kind] for kind in ("validation", "sampled")]
+    assert all(sample["score"] == sample["reward"] for sample in samples)
+    kinds = [[s["score"] for s in samples if s["kind"] == kind] for kind in ("validation", "sampled")]
     assert [len(rewards) for rewards in kinds] == [8, 16] and len(samples) == 24
     metrics = summary["metrics"]
     assert metrics["val/accuracy"] == accuracy == pytest.approx(np.mean(kinds[0]))

@@ -112,10 +112,8 @@ class Scripted:
     def in_flight(self) -> InFlight:
         return InFlight(self.rollout, self.rewards, self.clock, run_seed=0)
 
-    def collector_of(self, *, deadline_seconds: float, of_silence: bool = False) -> Collector:
-        return Collector(
-            self.in_flight(), clock=self.clock, deadline_seconds=deadline_seconds, of_silence=of_silence
-        )
+    def collector_of(self, *, deadline_seconds: float) -> Collector:
+        return Collector(self.in_flight(), clock=self.clock, deadline_seconds=deadline_seconds)
 
     def asked(self) -> list[list[int]]:
         """The prompt indices of each round so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from mrl.errors import RewardError, RolloutError, WorkerLost
 from mrl.loops import collect
 from mrl.loops.collect import sampling_of, trainable
 from mrl.observe import phases
-from mrl.samples import Prompt, Status, Verdict
-from tests.mrl.loops.scripted import Scripted, ScriptedRollout
+from mrl.rollout.request import Round
+from mrl.samples import Group, Prompt, Status, Verdict
+from tests.mrl.loops.scripted import Scripted, ScriptedRewards, ScriptedRollout
 from tests.support.samples import make_groups, make_sample, verdict_of
 
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None) for n in (5, 3, 8)]
@@ -71,10 +72,80 @@ def test_who_does_not_answer_in_time_is_named(silent: str, tmp_path: Path) -> No
         collector.round(PROMPTS, sampling_of(script.config))
 
 
+class Queue(ScriptedRollout):
+    """Takes requests at any time, and answers the oldest first."""
+
+    def submit(self, asked: Iterable[Round]) -> None:
+        for requested in asked:
+            self.rounds.append(requested)
+            self._open = [*reversed(requested.requests()), *self._open]
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+
+class Fair(ScriptedRewards):
+    """The oldest first."""
+
+    num_given = 0
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        self._waiting.reverse()
+        verdicts = super().collect(timeout_seconds)
+        self._waiting.reverse()
+        self.num_given += len(verdicts)
+        return verdicts
+
+
+def in_turn(
+    script: Scripted, prompts: Iterable[Prompt], *, deadline_seconds: float = 60.0
+) -> Iterator[Group]:
+    """Four samples of each."""
+    collector = script.collector_of(deadline_seconds=deadline_seconds)
+    return collector.in_turn(prompts, sampling_of(script.config))
+
+
+def test_in_turn_a_group_comes_as_soon_as_it_is_whole(tmp_path: Path) -> None:
+    """What `round` gives, one by one: the first while others are not answered."""
+    script, other = (Scripted(tmp_path, {}, reward=lambda p, s: p + s / 10) for _ in range(2))
+    script.rollout, script.rewards = (queue := Queue(at_once=1)), Fair(script.rewards.reward)
+    found = [(group, queue.num_open) for group in in_turn(script, PROMPTS)]
+    assert [left for _, left in found] == [7, 3, 0]
+    whole = other.collector.round(PROMPTS, sampling_of(other.config))
+    assert [told(group) for group, _ in found] == [told(group) for group in whole]
+    assert list(in_turn(script, [])) == []
+
+
+def told(group: Group) -> tuple[object, ...]:
+    return group.prompt, [(s.sample_id, s.response_text, s.verdict, s.status) for s in group.samples]
+
+
+@pytest.mark.parametrize(("room", "most"), [(1, 4), (20, 20)])
+def test_in_turn_prompts_are_asked_when_there_is_room(
+    room: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of four samples: so many in the making at a time, and one prompt's at least."""
+    monkeypatch.setattr(collect, "AT_ONCE", room)
+    script, in_making = Scripted(tmp_path, {}), list[int]()
+    script.rollout, script.rewards = (queue := Queue()), (rewards := Fair(script.rewards.reward))
+    submit = queue.submit
+
+    def counted(asked: Iterable[Round]) -> None:
+        submit(asked)
+        in_making.append(sum(map(len, queue.rounds)) - rewards.num_given)
+
+    monkeypatch.setattr(queue, "submit", counted)
+    prompts = (Prompt(n, np.array([n], np.int32), "", None) for n in range(100))
+    groups = list(in_turn(script, prompts))
+    assert [group.prompt.index for group in groups] == list(range(100))
+    assert {len(group.samples) for group in groups} == {4} and max(in_making) == most
+
+
 @pytest.mark.parametrize("silent", ["nobody", "rollout", "rewards"])
-@pytest.mark.parametrize("of_silence", [False, True])
-def test_a_round_of_any_length_may_have_a_deadline_from_one_answer_to_the_next(
-    of_silence: bool, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["round", "in turn"])
+def test_in_turn_the_deadline_is_from_one_answer_to_the_next(
+    way: str, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look takes a second of a clock that nothing else moves; twelve responses and verdicts come one a look."""
     script, now = Scripted(tmp_path, {}), [0.0]
@@ -83,13 +154,13 @@ def test_a_round_of_any_length_may_have_a_deadline_from_one_answer_to_the_next(
     for each, look in ((script.rollout, "ended"), (script.rewards, "collect")):
         monkeypatch.setattr(each, look, slow(getattr(each, look), now))
     script.rollout.silent, script.rewards.silent = silent == "rollout", silent == "rewards"
-    collector = script.collector_of(deadline_seconds=5.0, of_silence=of_silence)
-    if of_silence and silent == "nobody":
-        assert len(collector.round(PROMPTS, sampling_of(script.config))) == 3 and now[0] > 5.0
+    collector, sampling = script.collector_of(deadline_seconds=5.0), sampling_of(script.config)
+    if way == "in turn" and silent == "nobody":
+        assert len(list(collector.in_turn(PROMPTS, sampling))) == 3 and now[0] > 5.0
         return
-    with pytest.raises((RolloutError, RewardError), match="did not arrive within") as error:
-        collector.round(PROMPTS, sampling_of(script.config))
-    assert ("s of the last one in phase" in str(error.value)) == of_silence
+    awaited = "verdicts" if silent == "rewards" and way == "in turn" else "responses"
+    with pytest.raises((RolloutError, RewardError), match=f"{awaited} of 3 prompts .* did not arrive within"):
+        collector.round(PROMPTS, sampling) if way == "round" else list(collector.in_turn(PROMPTS, sampling))
 
 
 def slow[**P, R](look: Callable[P, R], now: list[float]) -> Callable[P, R]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import DataError
-from mrl.observe.samples_log import write_all
+from mrl.observe.samples_log import row_of
 from mrl.report.transcripts import samples_text
 from mrl.samples import Transcript, Turn
 from tests.support.samples import make_groups, make_sample, verdict_of
@@ -21,7 +21,8 @@ def test_an_episode_turn_by_turn(tmp_path: Path) -> None:
         make_sample(0, 0, transcript=episode, verdict=verdict_of(1.25)),
         make_sample(0, 1, response_text="no"),
     ]
-    write_all(tmp_path / "samples.jsonl", 3, make_groups(samples), kind="train")
+    rows = [row_of(3, "train", group, s) for group in make_groups(samples) for s in group.samples]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = samples_text(tmp_path)
     assert text.splitlines() == [
         "step 3  train  sample 0.0  reward 1.25  finished, ended by env_done",
