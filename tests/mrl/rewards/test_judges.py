@@ -1,5 +1,6 @@
 """Models that judge, against a real server process: an outage is never a reward."""
 
+import asyncio
 import dataclasses
 import json
 import signal
@@ -16,15 +17,16 @@ from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import Request, request_for
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
 from mrl.rewards.judges.reward_model import Conversation, check_heads
 from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
-from mrl.samples import VerdictKind
+from mrl.samples import Verdict, VerdictKind
 from tests.support import chat_tokenizers
 from tests.support.judge_server import FAILURES, judge_server, token_score
 
@@ -265,6 +267,14 @@ def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
     return end
 
 
+def scored_here(section: RewardSection, pair: Any, folder: str | None = None) -> Verdict:
+    """By the section's only verifier, in this process: what a worker does once its imports are there. What the verifier raises is raised."""
+    (part,), (sample, prompt) = section.all_verifiers(), pair
+    kind = kind_of(part, folder)
+    asked = request_for(sample, prompt, ground_truth=prompt.ground_truth, deadline_seconds=60.0)
+    return asyncio.run(kind.verifier(kind.stages[0]).score(asked))
+
+
 def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
     """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
     tokenizer = chat_tokenizers.qwen()
@@ -275,16 +285,15 @@ def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules:
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_heads_that_disagree_lower_the_reward(
-    weight: float, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+    weight: float, server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
-    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run, of one weight, says so without asking."""
+    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
     url, stats, _ = server
     (tmp_path / "model").mkdir()
     heads = scored_by_heads(tmp_path / "model", url, 3, served=3, disagreement_weight=weight)
     pair, before = make_pair(0, "12", None), stats()["calls"]
-    for _ in range(2 if weight else 1):
-        with RewardPool(heads, folder=str(tmp_path / "judged")) as pool:
-            verdict = score_all(pool, [pair])["0.0"]
+    for _ in range(2):
+        verdict = scored_here(heads, pair, str(tmp_path / "judged"))
         request = Request("0.0", 0, "12", None, prompt=pair[1].text)
         mean = sum(Conversation(str(tmp_path / "model")).ids(request)[0]) + 3.0
         assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
@@ -293,16 +302,13 @@ def test_heads_that_disagree_lower_the_reward(
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_a_deviation_lowers_the_reward(
-    weight: float, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_a_deviation_lowers_the_reward(weight: float, server: Asked, make_pair: Any, tmp_path: Path) -> None:
     """The server says that log_sigma is ln 2, whatever it is asked."""
     save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(DISTRIBUTION))
     rules = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution", "disagreement_weight": weight}
     section = RewardSection(kind="reward_model", path=server[0], reward_model=rules, deadline_seconds=60.0)
     pair = make_pair(0, "12", None)
-    with RewardPool(section) as pool:
-        verdict = score_all(pool, [pair])["0.0"]
+    verdict = scored_here(section, pair)
     mean = sum(Conversation(str(tmp_path)).ids(Request("0.0", 0, "12", None, prompt=pair[1].text))[0])
     assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
     assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
@@ -327,12 +333,11 @@ def test_numbers_that_are_no_heads_are_no_reward(
     said: str,
     server: Asked,
     make_pair: Any,
-    score_all: Any,
     tmp_path: Path,
 ) -> None:
-    with RewardPool(scored_by_heads(tmp_path, server[0], heads, served=served, **rules)) as pool:
-        verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
-    assert verdict.value is None and said in verdict.reason
+    section = scored_by_heads(tmp_path, server[0], heads, served=served, **rules)
+    with pytest.raises((ConfigError, RewardError), match=said):
+        scored_here(section, make_pair(0, "12", None))
 
 
 def scored_by_steps(folder: Path, url: str, **rules: Any) -> RewardSection:
@@ -361,13 +366,15 @@ STEPS = ("3+9 is é2\n", "\n", "times <|im_end|>2\n", "so 24")
 def test_the_reward_is_made_of_the_steps_probabilities(
     reduction: str | None, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
 ) -> None:
-    """Each step is read up to its own last token; a resumed run, of one of them, says the same without asking."""
+    """Each step is read up to its own last token; a resumed run says the same without asking, and so does a worker."""
     url, stats, _ = server
     (tmp_path / "model").mkdir()
     section = scored_by_steps(tmp_path / "model", url, step_reduction=reduction, token_values=True)
     pair, before = written_by_a_policy(make_pair, "".join(STEPS)), stats()["calls"]
-    for _ in range(2 if reduction is None else 1):
-        with RewardPool(section, folder=str(tmp_path / "judged")) as pool:
+    folder = str(tmp_path / "judged")
+    verdict = scored_here(section, pair, folder)
+    if reduction is None:
+        with RewardPool(section, folder=folder) as pool:
             verdict = score_all(pool, [pair])["0.0"]
     assert stats()["calls"] == before + 1, verdict.reason
     tokenizer = chat_tokenizers.qwen()
@@ -397,7 +404,7 @@ SCHOOLS = sorted(set(chat_tokenizers.ALL) - {"llama"})
 
 @pytest.mark.parametrize("school", SCHOOLS)
 def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
-    school: str, server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+    school: str, server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
     """Whatever a chat template does to the end of a response: the separator after the last step is not its business."""
     tokenizer, steps = chat_tokenizers.ALL[school](), ("3+9 = 12\n", "so it is\n\n", "12")
@@ -414,29 +421,23 @@ def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
     section = RewardSection(
         kind="reward_model", path=server[0], reward_model=rules, retries=0, deadline_seconds=60.0
     )
-    with RewardPool(section) as pool:
-        verdict = score_all(pool, [make_pair(0, "".join(steps), None)])["0.0"]
+    verdict = scored_here(section, make_pair(0, "".join(steps), None))
     assert len(scores) == 3
     assert verdict.value == pytest.approx(np.prod(1 / (1 + np.exp(-np.array(scores))))), verdict.reason
 
 
 def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
-    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
+    server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
     section = scored_by_steps(tmp_path, server[0], token_values=True)
     sample, prompt = written_by_a_policy(make_pair, "so 24")
     foreign = dataclasses.replace(sample, response_text="as 24")
-    with RewardPool(section) as pool:
-        verdict = score_all(pool, [(foreign, prompt)])["0.0"]
-    assert verdict.value is None and "has to be the policy's" in verdict.reason
+    with pytest.raises(RewardError, match="has to be the policy's"):
+        scored_here(section, (foreign, prompt))
     tried = dataclasses.replace(foreign, loss_mask=np.zeros(len(foreign.loss_mask), bool))
-    with RewardPool(section) as pool:
-        verdict = score_all(pool, [(tried, prompt)])["0.0"]
-    assert verdict.value is not None and verdict.token_values is None, "nobody's tokens"
+    assert scored_here(section, (tried, prompt)).token_values is None, "nobody's tokens"
     plain = scored_by_steps(tmp_path, server[0])
-    with RewardPool(plain) as pool:
-        verdict = score_all(pool, [(foreign, prompt)])["0.0"]
-    assert verdict.value is not None and verdict.token_values is None
+    assert scored_here(plain, (foreign, prompt)).token_values is None
 
 
 def test_an_answer_of_fewer_tokens_is_no_reward(
