@@ -106,7 +106,7 @@ def _check_files(
 ) -> tuple[dict[str, Path], set[str]]:
     """check_folder() without opening each file of a folder of several."""
     files = tensor_files(folder)
-    if absent := sorted({path.name for path in files.values() if not path.is_file()}):
+    if absent := sorted(path.name for path in set(files.values()) if not path.is_file()):
         raise ConfigError(
             f"{folder} lacks {len(absent)} of the files its index names, first {absent[:3]}; download them again"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,28 @@ def test_sharded_and_single_folders_load_the_same(folder: Path, tmp_path: Path) 
     assert len(set(hf_folder.tensor_files(tmp_path).values())) == 3
     single, sharded = load_all(folder, LAYOUTS[1]), load_all(tmp_path, LAYOUTS[1])
     assert all(torch.equal(single[key], sharded[key]) for key in single)
+
+
+def test_a_file_is_looked_for_once_however_many_tensors_it_has(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank looks, on a file system that all share: DeepSeek-V3 has 163 files and 91,000 tensors."""
+    for part in ("one", "two"):
+        (tmp_path / f"{part}.safetensors").symlink_to(folder / "model.safetensors")
+    (tmp_path / "config.json").symlink_to(folder / "config.json")
+    names = sorted(hf_folder.tensor_files(folder))
+    parts = {name: f"{('one', 'two')[place % 2]}.safetensors" for place, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    looked, is_file = Counter[str](), Path.is_file
+
+    def counted(path: Path) -> bool:
+        looked[path.name] += 1
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", counted)
+    config = hf_folder.read_config(tmp_path)
+    hf_folder.check_folder(tmp_path, family_of(config), config)
+    assert looked["one.safetensors"] == looked["two.safetensors"] == 1 and len(names) > 40
 
 
 def test_padding_of_the_vocabulary_is_zero(folder: Path) -> None:
