@@ -88,12 +88,14 @@ def _is_manifest(tree: dict[str, Any]) -> bool:
 def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
     """Returns the manifest after holding files against it; DamagedCheckpoint names the first fault.
 
-    All names and sizes are compared, and the digests of one of `shares` shares of the files, nearly equal in
-    bytes: as many processes verify the whole together, each byte once.
+    Sizes and digests of one of `shares` shares of the files are compared, nearly equal in bytes, and by share 0 all names and sizes: as
+    many processes verify the whole together, each byte once, and do not all ask a shared file system for every file.
     """
-    manifest = verify_sizes(folder)
+    manifest = verify_sizes(folder) if share == 0 else read_manifest(folder)
     for name in share_of(manifest, share, shares):
-        if digest(folder / name, version=manifest["version"]) != manifest["files"][name][1]:
+        size, known = manifest["files"][name]
+        _require_size(folder / name, size)
+        if digest(folder / name, version=manifest["version"]) != known:
             raise DamagedCheckpoint(
                 f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
             )
@@ -104,14 +106,17 @@ def verify_sizes(folder: Path) -> dict[str, Any]:
     """Returns the manifest after holding names and sizes against it, without reading a file; DamagedCheckpoint names the first fault."""
     manifest = read_manifest(folder)
     for name, (size, _) in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise DamagedCheckpoint(f"{path} is missing, {MANIFEST} lists it")
-        if path.stat().st_size != size:
-            raise DamagedCheckpoint(f"{path} has {path.stat().st_size} bytes, {MANIFEST} says {size}")
+        _require_size(folder / name, size)
     if extra := sorted(set(file_names(folder)) - set(manifest["files"])):
         raise DamagedCheckpoint(f"{folder / extra[0]} is not listed in {MANIFEST}")
     return manifest
+
+
+def _require_size(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise DamagedCheckpoint(f"{path} is missing, {MANIFEST} lists it")
+    if (found := path.stat().st_size) != size:
+        raise DamagedCheckpoint(f"{path} has {found} bytes, {MANIFEST} says {size}")
 
 
 def share_of(manifest: dict[str, Any], share: int, shares: int) -> list[str]:

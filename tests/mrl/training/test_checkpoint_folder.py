@@ -65,6 +65,8 @@ def test_damage_is_named_and_the_one_before_is_taken(
     spoil(newer)
     with pytest.raises(CheckpointError, match=reason):
         folders.verify(newer)
+    with pytest.raises(CheckpointError, match=reason):
+        _ = [folders.verify(newer, share=share, shares=3) for share in (1, 2, 0)]
     with caplog.at_level(logging.WARNING):
         assert folders.latest_checkpoint(tmp_path) == older
     assert "step-00000010" in caplog.text
@@ -137,6 +139,22 @@ def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
         expected = pytest.raises(DamagedCheckpoint, match=r"17\.bin") if share == guilty else nullcontext()
         with expected:
             folders.verify(path, share=share, shares=4)
+
+
+def test_a_rank_asks_the_file_system_for_its_own_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 512 ranks with two files each all would ask half a million times."""
+    path = write_checkpoint(tmp_path, "step-00000001")
+    manifest, asked, is_file = folders.read_manifest(path), set[str](), Path.is_file
+
+    def counted(file: Path) -> bool:
+        asked.add(str(file.relative_to(path)))
+        return is_file(file)
+
+    monkeypatch.setattr(Path, "is_file", counted)
+    folders.verify(path, share=1, shares=2)
+    assert asked - {folders.MANIFEST} == set(folders.share_of(manifest, 1, 2)) < set(manifest["files"])
 
 
 def test_a_file_is_digested_as_it_is_written(tmp_path: Path) -> None:
