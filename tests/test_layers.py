@@ -146,9 +146,8 @@ def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path)
     assert loaded_by(made, ("torch", "ray", "vllm", "megatron")) == []
 
 
-ENGINES = ("ray", "vllm", "megatron")
 PURE = {
-    ENGINES: (
+    ("ray", "vllm", "megatron"): (
         "mrl.algorithms",
         "mrl.data",
         "mrl.observe",
@@ -156,7 +155,7 @@ PURE = {
         "mrl.simulation",
         "mrl.models.kernels",
     ),
-    (*ENGINES, "torch"): (
+    ("ray", "vllm", "megatron", "torch"): (
         "mrl.rewards.pool",
         "mrl.rewards.plugins",
         "mrl.report",

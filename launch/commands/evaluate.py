@@ -41,7 +41,7 @@ MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed
         "quantization",
     )
 )
-"""How the names of settings begin that decide what is measured; of the others a measurement may go on with others."""
+"""How the names of settings begin that decide what is measured; the others may have changed when it goes on."""
 SECONDS_BETWEEN = 30.0
 """From one line about how far it is to the next."""
 
