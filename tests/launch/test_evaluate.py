@@ -1,6 +1,7 @@
 """`mrl eval` before its engine starts, and what ends a response in it."""
 
 import contextlib
+import hashlib
 import json
 import shutil
 import string
@@ -137,6 +138,16 @@ def test_a_folder_of_another_measurement_is_refused(
     with pytest.raises(ConfigError, match=reason):
         measuring(*([more] if "=" in more else []))
     assert (tmp_path / "out/samples.jsonl").read_bytes() == written
+
+
+def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """So many that threads end in an order of their own; what was measured before keeps its digest."""
+    contents = {f"{n:02d}.bin": bytes([n]) * (1 << (20 - n)) for n in range(20)}
+    for name in reversed(contents):
+        (tmp_path / name).write_bytes(contents[name])
+    files = {name: [len(data), hashlib.sha256(data).hexdigest()] for name, data in contents.items()}
+    expected = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    assert evaluating.model_digest(str(tmp_path)) == expected
 
 
 @pytest.mark.integration
