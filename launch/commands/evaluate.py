@@ -3,14 +3,12 @@ Ray; a measurement that was ended goes on where it was."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from mrl.observe.samples_log import row_of
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.checkpoint.folder import digest
+from mrl.training.checkpoint.folder import digests
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed") + tuple(
@@ -46,8 +44,6 @@ MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed
 """How the names of settings begin that decide what is measured; the others may have changed when it goes on."""
 SECONDS_BETWEEN = 30.0
 """From one line about how far it is to the next."""
-AT_ONCE = 8
-"""Files of a model that are digested side by side, 1.4 GB a second each."""
 
 
 def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
@@ -86,9 +82,9 @@ def _measured(
         return []
     found, told = results.found(kind) if results else [], time.monotonic()
     for group in collector.in_turn(prompts[len(found) :], sampling):
-        if results:
-            results.add(kind, group)
         found.append(Scores.of(group))
+        if results:
+            results.add(kind, group, found[-1])
         if time.monotonic() > told + SECONDS_BETWEEN:
             told = time.monotonic()
             print(f"eval: {len(found)} of {len(prompts)} prompts ({kind})", file=sys.stderr, flush=True)
@@ -100,10 +96,7 @@ class Results:
 
     def __init__(self, folder: Path, config: Config, prompts: Sequence[Prompt]) -> None:
         """ConfigError where something else lies there."""
-        self._folder, self._prompts = folder, prompts
-        sizes = {"validation": 1, "sampled": config.loop.validation.num_samples}
-        self._sizes = {kind: size for kind, size in sizes.items() if size}
-        """Samples of a prompt."""
+        self._folder = folder
         begun = _begun(folder)
         self._about: dict[str, Any] = {
             "prompts": len(prompts),
@@ -114,7 +107,7 @@ class Results:
         self._about["model"] = {"path": config.model.path, "sha256": model_digest(config.model.path)}
         if begun:
             self._require_same(begun["model"], self._about["model"])
-        self._found = self._read()
+        self._found = self._read(prompts, {"validation": 1, "sampled": config.loop.validation.num_samples})
         folder.mkdir(parents=True, exist_ok=True)
         self._write(self._about)
 
@@ -122,12 +115,11 @@ class Results:
         """Of the first prompts, whose samples of this kind were there at the start."""
         return list(self._found[kind])
 
-    def add(self, kind: str, group: Group) -> None:
+    def add(self, kind: str, group: Group, scores: Scores) -> None:
         """Writes the samples of the next prompt; an OSError of the disk is the caller's."""
-        scores = Scores.of(group).of_samples
         rows = [
             row_of(0, kind, group, sample) | {"score": score}
-            for sample, score in zip(group.samples, scores, strict=True)
+            for sample, score in zip(group.samples, scores.of_samples, strict=True)
         ]
         with (self._folder / SAMPLES).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -147,14 +139,15 @@ class Results:
     def _of_another(self, why: str) -> ConfigError:
         return ConfigError(f"--out {self._folder} was begun with {why}; choose a new folder")
 
-    def _read(self) -> dict[str, list[Scores]]:
-        """The scores that are written down, by kind; the samples of a prompt that are not all there are cut off."""
-        found: dict[str, list[Scores]] = {kind: [] for kind in self._sizes}
+    def _read(self, prompts: Sequence[Prompt], sizes: dict[str, int]) -> dict[str, list[Scores]]:
+        """The scores that are written down, by kind, of which a prompt has so many samples; those that are not all there are cut off."""
+        sizes = {kind: size for kind, size in sizes.items() if size}
+        found: dict[str, list[Scores]] = {kind: [] for kind in sizes}
         if not (self._folder / SAMPLES).exists():
             return found
         with (self._folder / SAMPLES).open("rb+") as file:
-            for kind, prompt in itertools.product(self._sizes, self._prompts):
-                begin, lines = file.tell(), [file.readline() for _ in range(self._sizes[kind])]
+            for kind, prompt in itertools.product(sizes, prompts):
+                begin, lines = file.tell(), [file.readline() for _ in range(sizes[kind])]
                 if not lines[-1].endswith(b"\n"):
                     file.truncate(begin)
                     break
@@ -193,8 +186,6 @@ def _deciding(about: dict[str, Any]) -> dict[str, Any]:
 
 def model_digest(path: str) -> str:
     """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
-    files = sorted(file for file in Path(path).iterdir() if file.is_file())
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        digests = threads.map(functools.partial(digest, version=1), files)
-        found = {file.name: [file.stat().st_size, each] for file, each in zip(files, digests, strict=True)}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    folder = Path(path)
+    files = digests(folder, [file.name for file in folder.iterdir() if file.is_file()], version=1)
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

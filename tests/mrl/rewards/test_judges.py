@@ -435,9 +435,10 @@ def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
     with pytest.raises(RewardError, match="has to be the policy's"):
         scored_here(section, (foreign, prompt))
     tried = dataclasses.replace(foreign, loss_mask=np.zeros(len(foreign.loss_mask), bool))
-    assert scored_here(section, (tried, prompt)).token_values is None, "nobody's tokens"
-    plain = scored_by_steps(tmp_path, server[0])
-    assert scored_here(plain, (foreign, prompt)).token_values is None
+    verdict = scored_here(section, (tried, prompt))
+    assert verdict.value is not None and verdict.token_values is None, "nobody's tokens"
+    verdict = scored_here(scored_by_steps(tmp_path, server[0]), (foreign, prompt))
+    assert verdict.value is not None and verdict.token_values is None
 
 
 def test_an_answer_of_fewer_tokens_is_no_reward(
