@@ -2,16 +2,18 @@
 
 `--prompts` times `--samples` episodes of the game `guess` are open at once. A turn takes an engine `--turn-seconds` and has
 `--turn-tokens` tokens, an answer of the environment `--answer-seconds` on average; both sleep meanwhile. Told is the processor time of
-the driver's thread, by turn and as a share of the time that the episodes took; the stub's own share of it is in there.
+the driver's thread, by turn and as a share of the time that the episodes took; the stub's own share of it is in there. With `--nodes N`
+the environments are reached as those of N nodes are; all of them are on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,13 @@ import numpy as np
 
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.render import TurnRenderer
+from mrl.config.load import load
+from mrl.config.root import Config
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.workers.environment_nodes import EnvironmentNodes
+from mrl.launch.workers.placement import node_strategies
+from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
@@ -94,9 +101,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turn-seconds", type=float, default=2.0)
     parser.add_argument("--turn-tokens", type=int, default=256)
     parser.add_argument("--answer-seconds", type=float, default=1.0)
+    parser.add_argument("--nodes", type=int, default=0, help="0: the pool is in the driver's process")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measured(options, Path(folder)), indent=1))
+
+
+@contextlib.contextmanager
+def environments(options: argparse.Namespace, folder: Path) -> Iterator[Environments]:
+    """The game's processes, below this one or below one actor for each node."""
+    agent = f"agent={{environment: guess, options: {{seconds: {options.answer_seconds}}}, nodes: all}}"
+    config: Config = load(["configs/quickstart.yaml"], [agent, "reward={kind: environment}"])
+    assert config.agent is not None
+    if not options.nodes:
+        with EnvironmentPool.of(config.agent) as pool:
+            yield pool
+        return
+    with cluster(config.launch, num_slots=config.num_slots):
+        places = options.nodes * node_strategies()
+        nodes = EnvironmentNodes(
+            config, PhaseClock(), strategies=places, environment={}, log_folder=str(folder / "logs")
+        )
+        with nodes.pool() as pool:
+            yield pool
 
 
 def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -109,14 +136,13 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     rules = Rules(
         "guess", TurnRenderer(spoken), Limits(8, 2 * budget, budget, options.turn_tokens), 0, "json", {}
     )
-    specs = {"guess": EnvironmentSpec("guess", {"seconds": options.answer_seconds})}
     prompts = [Prompt(n, np.zeros(1, np.int32), "", None) for n in range(options.prompts)]
     sampling = Sampling(options.samples, 1.0, options.turn_tokens, 0)
     with (
-        EnvironmentPool(specs) as pool,
+        environments(options, folder) as answers,
         RewardPool(RewardSection.model_validate({"kind": "environment"})) as rewards,
     ):
-        episodes = Episodes(pool, lambda _: rules, run_seed=0)
+        episodes = Episodes(answers, lambda _: rules, run_seed=0)
         in_flight = InFlight(engines, rewards, PhaseClock(), run_seed=0, episodes=episodes)
         start, worked = time.monotonic(), time.thread_time()
         in_flight.ask(prompts, sampling)

@@ -8,13 +8,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mrl.agents.deadlines import Deadlines
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.render import TurnRenderer
 from mrl.config.root import Config
-from mrl.config.sections.agent import AgentSection, EnvironmentSection
+from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
 from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
@@ -34,12 +32,12 @@ class Acting:
 
     def rules_of(self, domain: str) -> Rules | None:
         """Of the domain's episodes; None where a response is all there is."""
-        key = _key(self.section, domain)
+        key = self.section.key_of(domain)
         return None if key is None else self.rules[key][0]
 
     def tools_of(self, domain: str) -> Tools | None:
         """What a row of the domain can call."""
-        key = _key(self.section, domain)
+        key = self.section.key_of(domain)
         return None if key is None else self.rules[key][1]
 
 
@@ -49,8 +47,8 @@ def look_at(config: Config, tokenizer: Any) -> Acting | None:
     section = config.agent
     if section is None:
         return None
-    with _pool(section) as pool:
-        rules = {key: _looked_at(pool, key, config, section, tokenizer) for key in _specs(section)}
+    with EnvironmentPool.of(section) as pool:
+        rules = {key: _looked_at(pool, key, config, section, tokenizer) for key in section.environments()}
     return Acting(section, rules)
 
 
@@ -74,38 +72,8 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
 def opened(acting: Acting, config: Config, environments: Environments | None = None) -> Iterator[Episodes]:
     """The run's episodes over `environments`; by default over processes of theirs, which end with it."""
     with contextlib.ExitStack() as stack:
-        answers = environments or stack.enter_context(_pool(acting.section))
+        answers = environments or stack.enter_context(EnvironmentPool.of(acting.section))
         yield Episodes(answers, acting.rules_of, run_seed=config.run.seed, max_open=acting.section.max_open)
-
-
-def _key(section: AgentSection, domain: str) -> str | None:
-    """What the pool calls the environment of a domain."""
-    own = section.of_domain(domain)
-    if own.environment is None:
-        return None
-    return own.environment if own is section else f"{own.environment} of {domain}"
-
-
-def _specs(section: AgentSection) -> dict[str, EnvironmentSpec]:
-    """Every environment of a run, by its key."""
-    found: dict[str, EnvironmentSection] = {}
-    if section.environment is not None:
-        found[section.environment] = section
-    found |= {
-        key: own for domain, own in section.domains.items() if (key := _key(section, domain)) is not None
-    }
-    return {key: EnvironmentSpec(str(own.environment), own.options) for key, own in found.items()}
-
-
-def _pool(section: AgentSection) -> EnvironmentPool:
-    deadlines = Deadlines(
-        reset_seconds=section.reset_seconds,
-        step_seconds=section.step_seconds,
-        close_seconds=section.close_seconds,
-        answer_kib=section.answer_kib,
-        memory_mib=section.memory_mib,
-    )
-    return EnvironmentPool(_specs(section), deadlines)
 
 
 def _looked_at(

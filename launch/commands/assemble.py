@@ -28,6 +28,7 @@ from mrl.launch.commands.check import check, check_rewards
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.elastic_pools import ElasticPools
+from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.fork_server import ForkServers
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
@@ -35,7 +36,7 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import Arrivals, RewardWorkers
+from mrl.loops.arrivals.as_they_come import Arrivals, Environments, RewardWorkers
 from mrl.loops.arrivals.replaying import NoEnvironments, NoRewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
@@ -173,7 +174,9 @@ def assembled(
             )
         episodes = None
         if inputs.acting:
-            answers = None if environments else NoEnvironments()
+            answers: Environments | None = None if environments else NoEnvironments()
+            if environments and inputs.acting.section.nodes == "all":
+                answers = stack.enter_context(environment_processes(config, clock, log_folder))
             episodes = stack.enter_context(opened(inputs.acting, config, answers))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
         settle()
@@ -223,6 +226,14 @@ def reward_processes(
         return RewardPool(section, group_size=size, folder=folder, check=engines.check)
     group = RewardGroup(config, clock, environment=worker_environment(config), log_folder=str(log_folder))
     return group.started(trial)
+
+
+def environment_processes(
+    config: Config, clock: PhaseClock, log_folder: Path
+) -> contextlib.AbstractContextManager[Environments]:
+    """Those of the episodes, on each node of the connected cluster."""
+    environment = worker_environment(config)
+    return EnvironmentNodes(config, clock, environment=environment, log_folder=str(log_folder)).pool()
 
 
 @contextlib.contextmanager

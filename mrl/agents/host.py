@@ -1,6 +1,7 @@
 """The host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      pickled frames on standard input: first (EnvironmentSpec, Deadlines), then (key, turn, operation, JSON for its guest)
+consumes      pickled frames on standard input, a pipe or a socket: first (EnvironmentSpec, Deadlines), then (key, turn, operation, JSON
+              for its guest)
 produces      JSON frames where standard output was: {"ready"} or {"broken"}, then one reply for each call
 waits for     frames, its guests' replies and ends, and their deadlines; all in one place
 never does    call the environment itself: each episode is a forked guest, so that what one does harms no other
@@ -15,6 +16,7 @@ import gc
 import json
 import os
 import pickle
+import select
 import selectors
 import sys
 import time
@@ -55,7 +57,6 @@ class Host:
         """How guests ended that nothing was asked of at that time; their next call says so."""
         self._requests, self._out, self._buffer = requests, replies, buffer
         self._selector = selectors.DefaultSelector()
-        os.set_blocking(requests, False)
         self._selector.register(requests, selectors.EVENT_READ)
         self._stops_at: float | None = None
 
@@ -197,10 +198,14 @@ def main() -> None:
     """The host of the environment that the first frame names."""
     die_with_parent(int(sys.argv[1]))
     requests, descriptor = take_over()
+    os.set_blocking(requests, False)
     buffer, channel = FrameBuffer(_MAX_REQUEST_BYTES), Outbox(descriptor)
     messages: list[bytes] = []
     while not messages:
-        messages += buffer.feed(os.read(requests, 1 << 16))
+        select.select([requests], [], [])
+        if (data := read_some(requests)) is None:
+            return
+        messages += buffer.feed(data)
     spec: EnvironmentSpec
     spec, deadlines = pickle.loads(messages[0])
     try:

@@ -3,10 +3,11 @@
 consumes      open, step and close of episodes, from one thread
 produces      poll(timeout) -> [Answer], each open and step exactly one, in order of completion
 waits for     answers, in `poll` alone, with a time-out; `describe` waits too, with a deadline
-unblocked by  hosts: one process for each environment, with a forked guest for each episode
+unblocked by  hosts: one process for each environment in each place, with a forked guest for each episode
 
 No thread, and no environment's code in this process. Deadlines are kept by the hosts, so that a caller who is away for minutes
-finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us.
+finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us. Places are
+this machine, or nodes (launch/workers/environment_nodes.py); one where no host can be started is given up.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import json
 import logging
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema
 
@@ -27,8 +28,9 @@ from mrl.agents.answer import Answer, Fault, decode, failed
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
-from mrl.errors import ConfigError, RewardError, RolloutError
-from mrl.rewards.frames import parse_reply
+from mrl.config.sections.agent import AgentSection
+from mrl.errors import ConfigError, RewardError, RolloutError, WorkerLost
+from mrl.rewards.frames import FrameBuffer, parse_reply
 from mrl.rewards.pool.process import WorkerProcess
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 120.0
 """For a host to read its environment's module."""
 _UNSENT_SECONDS = 0.002
+_DESCRIBING = "\0"
+"""The key of a guest that is asked only what it is; no episode's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +53,49 @@ class Description:
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """The schema of each tool's arguments, by the tool's name."""
         return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+
+
+class HostProcess(Protocol):
+    """A host, wherever it is (WorkerProcess is one)."""
+
+    replies: int
+    """A descriptor that does not block."""
+    buffer: FrameBuffer
+
+    @property
+    def errors(self) -> int | None:
+        """Another one, where what it writes to standard error comes here."""
+        ...
+
+    @property
+    def has_unsent(self) -> bool: ...
+
+    def send(self, message: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def read_replies(self) -> bytes | None:
+        """Bytes that arrived; None at the end of the stream."""
+        ...
+
+    def read_errors(self) -> object: ...
+
+    def finish(self) -> None:
+        """Tells it that nothing more will come."""
+        ...
+
+    def end(self) -> object:
+        """Kills it; how it ended, as a text for people."""
+        ...
+
+
+Place = Callable[[EnvironmentSpec, Deadlines], HostProcess]
+"""Starts a host; WorkerLost where none can be started any more."""
+
+
+def here(spec: EnvironmentSpec, deadlines: Deadlines) -> HostProcess:
+    """On this machine."""
+    return WorkerProcess("mrl.agents.host", (spec, deadlines))
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +116,9 @@ class _Open:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Host:
-    process: WorkerProcess
+    process: HostProcess
+    environment: str
+    place: str
     is_ready: bool = False
     quiet_since: float | None = None
     """When it was first found to owe an answer and to say nothing; None since it said something."""
@@ -85,43 +134,72 @@ class EnvironmentPool:
         deadlines: Deadlines | None = None,
         *,
         host_seconds: float = 60.0,
+        places: Mapping[str, Place] | None = None,
     ) -> None:
         """`environments` by the name that `open` is given; `host_seconds`: of silence, by the clock, before a host that owes answers
-        is given up."""
+        is given up; `places` by what people call them: an episode is opened where the fewest are."""
         self._specs, self._deadlines, self._host_seconds = (
             dict(environments),
             deadlines or Deadlines(),
             host_seconds,
         )
-        self._hosts: dict[str, _Host] = {}
+        self._places = {"this machine": here} if places is None else dict(places)
+        self._hosts: dict[tuple[str, str], _Host] = {}
+        """By environment and place."""
+        self._shares: collections.Counter[str] = collections.Counter()
+        """Open episodes of each place."""
         self._episodes: dict[str, _Open] = {}
         self._answers: collections.deque[Answer] = collections.deque()
         self._descriptions: dict[str, Any] = {}
         self._faults: collections.Counter[Fault] = collections.Counter()
 
+    @classmethod
+    def of(cls, section: AgentSection, places: Mapping[str, Place] | None = None) -> EnvironmentPool:
+        """The configured ones."""
+        deadlines = Deadlines(
+            reset_seconds=section.reset_seconds,
+            step_seconds=section.step_seconds,
+            close_seconds=section.close_seconds,
+            answer_kib=section.answer_kib,
+            memory_mib=section.memory_mib,
+        )
+        environments = section.environments()
+        specs = {key: EnvironmentSpec(str(e.environment), e.options) for key, e in environments.items()}
+        return cls(specs, deadlines, places=places)
+
     def describe(self, environment: str) -> Description:
-        """Its tools and whether it is replayable, asked of an object made for it. ConfigError where it cannot be made, or its tools
-        are no schemas."""
-        host = self._host(environment)
-        host.process.send((_describing(environment), 0, "describe", b'["describe"]'))
+        """Its tools and whether it is replayable, asked of an object made for it in each place. ConfigError where it cannot be made, says
+        other things of itself elsewhere, or its tools are no schemas."""
+        hosts = {place: self._host(environment, place) for place in self._places}
+        for host in hosts.values():
+            host.process.send((_DESCRIBING, 0, "describe", b'["describe"]'))
         deadline = time.monotonic() + _START_SECONDS + self._deadlines.reset_seconds
-        while environment not in self._descriptions:
+        named = f"agent.environment = {environment!r}"
+        while waiting := [place for place in hosts if place not in self._descriptions]:
             if time.monotonic() > deadline:
-                raise ConfigError(f"agent.environment = {environment!r} says nothing of itself")
-            self._receive([host], 1.0)
-            if self._hosts.get(environment) is not host:
-                raise ConfigError(f"agent.environment = {environment!r}: its process ended")
-        said = self._descriptions.pop(environment)
-        if "fault" in said:
-            raise ConfigError(f"agent.environment = {environment!r} cannot be made: {said['reason']}")
-        return _description(environment, said)
+                raise ConfigError(f"{named} says nothing of itself on {waiting[0]}")
+            self._receive([hosts[place] for place in waiting], 1.0)
+            if lost := [place for place in waiting if not self._is_alive(hosts[place])]:
+                raise ConfigError(f"{named}: its process on {lost[0]} ended")
+        said, self._descriptions = self._descriptions, {}
+        first = next(iter(hosts))
+        for place in hosts:
+            if "fault" in said[place]:
+                raise ConfigError(f"{named} cannot be made on {place}: {said[place]['reason']}")
+            if _description(environment, said[place]) != _description(environment, said[first]):
+                raise ConfigError(
+                    f"{named} says other things of itself on {place} than on {first}; have the same there"
+                )
+        return _description(environment, said[first])
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
-        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON."""
+        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON; WorkerLost where
+        no place is left."""
         if key in self._episodes:
             raise RolloutError(f"episode {key} is open already")
         payload = _encoded(key, "open", dict(task), seed)
-        self._episodes[key] = _Open(self._host(environment))
+        self._episodes[key] = _Open(host := self._host_with_room(environment))
+        self._shares[host.place] += 1
         self._ask(key, "open", payload)
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
@@ -136,9 +214,10 @@ class EnvironmentPool:
 
     def close(self, key: str) -> None:
         """Ends an episode, whatever it is at; what it has not answered is not answered. Nothing for one that is not open."""
-        episode = self._episodes.pop(key, None)
-        if episode is not None and self._is_alive(episode.host):
-            episode.host.process.send((key, episode.turn, "close", b'["close"]'))
+        if (episode := self._episodes.pop(key, None)) is not None:
+            self._shares[episode.host.place] -= 1
+            if self._is_alive(episode.host):
+                episode.host.process.send((key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
     def poll(self, timeout_seconds: float) -> list[Answer]:
@@ -185,16 +264,28 @@ class EnvironmentPool:
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
-    def _host(self, environment: str) -> _Host:
+    def _host(self, environment: str, place: str) -> _Host:
         if environment not in self._specs:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
-        if environment not in self._hosts:
-            process = WorkerProcess("mrl.agents.host", (self._specs[environment], self._deadlines))
-            self._hosts[environment] = _Host(process)
-        return self._hosts[environment]
+        if (environment, place) not in self._hosts:
+            process = self._places[place](self._specs[environment], self._deadlines)
+            self._hosts[environment, place] = _Host(process, environment, place)
+        return self._hosts[environment, place]
+
+    def _host_with_room(self, environment: str) -> _Host:
+        """Where the fewest episodes are open."""
+        while True:
+            place = min(self._places, key=self._shares.__getitem__)
+            try:
+                return self._host(environment, place)
+            except WorkerLost as lost:
+                if len(self._places) == 1:
+                    raise WorkerLost(f"{lost}; no place is left for environments") from lost
+                _log.warning("%s; no more episodes there", lost)
+                del self._places[place]
 
     def _is_alive(self, host: _Host) -> bool:
-        return any(host is other for other in self._hosts.values())
+        return self._hosts.get((host.environment, host.place)) is host
 
     def _ask(self, key: str, operation: str, payload: bytes) -> None:
         episode = self._episodes[key]
@@ -206,20 +297,19 @@ class EnvironmentPool:
 
     def _lose(self, host: _Host, reason: str) -> None:
         """A host that has died or has to: all that wait for it are answered."""
-        name = next(name for name, other in self._hosts.items() if other is host)
-        del self._hosts[name]
-        end = host.process.end()
-        _log.warning("environment %s: its host is lost: %s; status %s", name, reason, end.status)
+        del self._hosts[host.environment, host.place]
+        words = f"{reason} on {host.place}: {host.process.end()}"
+        _log.warning("environment %s: its host is lost: %s", host.environment, words)
         for key, episode in self._episodes.items():
             if episode.host is host and episode.waits_since is not None:
-                words = f"{reason}: status {end.status}, {end.last_words}"
                 self._note(failed(key, episode.turn, Fault.HOST_LOST, words))
 
     # -- answers -------------------------------------------------------------------------------------------------
 
     def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> list[_Host]:
         """Reads what hosts say; waits for the first word. Those that said something."""
-        by_descriptor = {fd: h for h in hosts for fd in (h.process.replies, h.process.errors)}
+        both = ((h, fd) for h in hosts for fd in (h.process.replies, h.process.errors))
+        by_descriptor = {fd: host for host, fd in both if fd is not None}
         unsent = [host for host in by_descriptor.values() if host.process.has_unsent]
         for host in unsent:
             host.process.flush()
@@ -229,10 +319,10 @@ class EnvironmentPool:
             host = by_descriptor[descriptor]
             if not self._is_alive(host):
                 continue
-            if descriptor == host.process.errors:
-                host.process.read_errors()
-            else:
+            if descriptor == host.process.replies:
                 self._read(host)
+            else:
+                host.process.read_errors()
         return [by_descriptor[descriptor] for descriptor in readable]
 
     def _read(self, host: _Host) -> None:
@@ -249,15 +339,14 @@ class EnvironmentPool:
     def _heard(self, host: _Host, reply: dict[str, Any]) -> None:
         if "broken" in reply:
             self._lose(host, "its environment cannot be had")
-            raise ConfigError(reply["broken"])
+            raise ConfigError(f"{reply['broken']} (on {host.place})")
         if "ready" in reply:
             host.is_ready = True
             return
         key = str(reply["key"])
-        for name in self._specs:
-            if key == _describing(name):
-                self._descriptions[name] = reply
-                return
+        if key == _DESCRIBING:
+            self._descriptions[host.place] = reply
+            return
         episode = self._episodes.get(key)
         if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:
             self._note(decode(reply))
@@ -272,11 +361,9 @@ class EnvironmentPool:
 
     def _expire(self, spoke: list[_Host], now: float) -> None:
         """Gives up hosts that say nothing, while they are listened to."""
+        unheard = {episode.host for episode in self._episodes.values() if episode.is_unheard(now)}
         for host in list(self._hosts.values()):
-            owes = any(
-                episode.host is host and episode.is_unheard(now) for episode in self._episodes.values()
-            )
-            if host in spoke or not owes:
+            if host in spoke or host not in unheard:
                 host.quiet_since = None
             elif host.quiet_since is None:
                 host.quiet_since = now
@@ -297,11 +384,6 @@ def _readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(1000 * seconds)]
-
-
-def _describing(environment: str) -> str:
-    """The key of a guest that is asked only what it is; no episode's."""
-    return f"\0{environment}"
 
 
 def _description(environment: str, said: Mapping[str, Any]) -> Description:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mrl.agents.environment import Step
@@ -25,12 +27,14 @@ class Counting:
     """Answers each turn with its number and letters that tokenizers part badly; ends after as many turns as the row says. A turn
     is worth the share of small letters in it."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        """`seconds` are spent on each turn."""
-        self._seconds = seconds
+    def __init__(self, seconds: float = 0.0, hosts: str | None = None) -> None:
+        """`seconds` are spent on each turn; in the folder `hosts` each host of episodes gets a file."""
+        self._seconds, self._hosts = seconds, hosts
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
         self._left, self._said = int(task["turns"]), 0
+        if self._hosts is not None:
+            (Path(self._hosts) / str(os.getppid())).touch()
         return ""
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:

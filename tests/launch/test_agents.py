@@ -42,8 +42,8 @@ def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
 
 
 def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_path: Path) -> None:
-    """Single responses beside episodes of two environments, of which four are open at most; each in its domain's curves. Its record,
-    which has what the environments said, is replayed to the bit by an engine of two dp ranks."""
+    """Single responses beside episodes of two environments on all nodes, of which four are open at most; each in its domain's curves.
+    Its record, which has what the environments said, is replayed to the bit by an engine of two dp ranks."""
     file = Path(__file__).parent / "environments.py"
     sets = [
         f"{{path: {acting}/{name}.jsonl, domain: {domain}}}"
@@ -54,7 +54,7 @@ def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_pa
     more = words(acting, tmp_path, "run", "loop.schedule=stream", "stream.max_age=1", "loop.steps=2")
     more += [
         f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], max_prompt_tokens: 64}}",
-        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_open: 4}}",
+        f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_open: 4, nodes: all}}",
         f"reward={{kind: environment, domains: {{plain: {{kind: plugin, path: '{file}:letters'}}}}}}",
         "loop.prompts_per_step=6",
         "logging.samples_per_step=1000",
@@ -65,6 +65,7 @@ def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_pa
     rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
     assert len(rows) == 2 and all(0 < row["agent/episodes"] < 24 for row in rows)
     assert all(row["reward/no_reward_frac"] == row["agent/retries"] == 0 for row in rows)
+    assert (tmp_path / "run/logs/latest/environments-0.log").exists(), "they were not below the node's actor"
     samples = [sample for sample in rows_of(tmp_path / "run") if sample["kind"] == "train"]
     assert {sample["domain"] for sample in samples} == {"plain", "counted", "slow"}
     for sample in samples:

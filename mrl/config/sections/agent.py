@@ -49,6 +49,8 @@ class AgentSection(EnvironmentSection):
     max_open: int | None = Field(default=None, ge=1)
     """Most environments that are open at once, of training and of a validation each; other samples wait in line, in the order of
     their prompts."""
+    nodes: Literal["driver", "all"] = "driver"
+    """Environments live on the driver's node, or on every node of the run, each new one where the fewest are open."""
     answer_kib: int = Field(default=256, ge=1)
     """Longest answer of an environment; a longer one is a fault of ours."""
     memory_mib: int = Field(default=2048, ge=64)
@@ -65,3 +67,19 @@ class AgentSection(EnvironmentSection):
     def of_domain(self, domain: str) -> EnvironmentSection:
         """What answers on a domain's rows."""
         return self.domains.get(domain, self)
+
+    def key_of(self, domain: str) -> str | None:
+        """What the environment of a domain's rows is called; None where there is none."""
+        own = self.of_domain(domain)
+        if own.environment is None:
+            return None
+        return own.environment if own is self else f"{own.environment} of {domain}"
+
+    def environments(self) -> dict[str, EnvironmentSection]:
+        """Every environment, by what it is called."""
+        found: dict[str, EnvironmentSection] = {}
+        if self.environment is not None:
+            found[self.environment] = self
+        return found | {
+            key: own for domain, own in self.domains.items() if (key := self.key_of(domain)) is not None
+        }

@@ -1,9 +1,16 @@
-"""A worker's two ends of the pipes to who started it, and bytes that wait for a pipe to take them."""
+"""Both ends of what lies between a worker and who started it, pipes or a socket, and bytes that wait for it to take them."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
+import pickle
+from typing import Any
+
+from mrl.rewards.frames import FrameBuffer, frame
+
+_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""How it is told of an end that nobody holds any more."""
 
 
 class Outbox:
@@ -20,14 +27,43 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Write queued bytes; a closed pipe shows as the end of what comes back."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        """Write queued bytes; a lost end shows as the end of what comes back."""
+        try:
             while self._out:
                 del self._out[: os.write(self.descriptor, self._out[: 1 << 16])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            _require_gone(error)
 
     @property
     def has_unsent(self) -> bool:
         return bool(self._out)
+
+
+class Line:
+    """The end of who started a worker: pickled messages to it, and the bytes of what it replies."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        """Descriptors that do not block from now on."""
+        os.set_blocking(replies, False)
+        self.replies, self.buffer, self._out = replies, FrameBuffer(), Outbox(requests)
+
+    def send(self, message: Any) -> None:
+        """Queue a message and write what is taken now."""
+        self._out.send(frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+
+    def flush(self) -> None:
+        """Write what is queued; a lost end shows as the end of the replies."""
+        self._out.flush()
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._out.has_unsent
+
+    def read_replies(self) -> bytes | None:
+        """Bytes that arrived; None at the end of the stream."""
+        return read_some(self.replies)
 
 
 def read_some(descriptor: int) -> bytes | None:
@@ -36,6 +72,14 @@ def read_some(descriptor: int) -> bytes | None:
         return os.read(descriptor, 1 << 16) or None
     except BlockingIOError:
         return b""
+    except OSError as error:
+        _require_gone(error)
+        return None
+
+
+def _require_gone(error: OSError) -> None:
+    if error.errno not in _GONE:
+        raise error
 
 
 def take_over() -> tuple[int, int]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from typing import Any
 
-from mrl.rewards.frames import FrameBuffer, frame
 from mrl.rewards.own_time import OwnTime, process_cpu
 from mrl.rewards.plugins.plugin import child_environment
-from mrl.rewards.pool.channel import Outbox, read_some
+from mrl.rewards.pool.channel import Line, read_some
 
 _KEPT_ERROR_BYTES = 2000
 _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
@@ -29,6 +27,9 @@ class End:
     """Exit status; negative for a signal's number."""
     last_words: str
     """The end of its standard error, printable."""
+
+    def __str__(self) -> str:
+        return f"status {self.status}, {self.last_words}"
 
     def described(self, memory_mib: int) -> str:
         """Status and last words; where memory may have been the cause, the setting that limits it too."""
@@ -51,7 +52,7 @@ class Used:
     """Whether it does not stand in a run queue at this moment: how long it will is not known."""
 
 
-class WorkerProcess:
+class WorkerProcess(Line):
     """A process of a module of ours that is given its parent's pid, in its own session so that its children go with it.
 
     It must be started from a thread that lives as long as it should: it dies with that thread.
@@ -68,13 +69,9 @@ class WorkerProcess:
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
-        self.pid = self._process.pid
-        self.replies = self._process.stdout.fileno()
-        self.errors = self._process.stderr.fileno()
-        for descriptor in (self.replies, self.errors):
-            os.set_blocking(descriptor, False)
-        self.buffer = FrameBuffer()
-        self._out = Outbox(self._process.stdin.fileno())
+        super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
+        self.pid, self.errors = self._process.pid, self._process.stderr.fileno()
+        os.set_blocking(self.errors, False)
         self._error_text = b""
         self.begin()
         self.send(opening)
@@ -88,27 +85,11 @@ class WorkerProcess:
         is_known = self._own_time.look()
         return Used(process_cpu(self.pid) - self._cpu_before, self._own_time.starved, is_known)
 
-    def send(self, message: Any) -> None:
-        """Queue a message and write what the pipe takes now."""
-        self._out.send(frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
-
-    def flush(self) -> None:
-        """Write what is queued; a closed pipe shows as the end of the replies."""
-        self._out.flush()
-
     def finish(self) -> None:
         """Tells it that nothing more will come."""
         assert self._process.stdin is not None
         self.flush()
         self._process.stdin.close()
-
-    @property
-    def has_unsent(self) -> bool:
-        return self._out.has_unsent
-
-    def read_replies(self) -> bytes | None:
-        """Bytes that arrived; None at the end of the stream."""
-        return read_some(self.replies)
 
     def read_errors(self) -> bool:
         """Keep the last bytes of what the process wrote to its standard error; False at its end."""

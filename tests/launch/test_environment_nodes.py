@@ -1,0 +1,194 @@
+"""Environments on nodes, behind the pool of one: an episode stays where it was opened, and what a lost node had is answered as lost."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from mrl.agents.answer import Answer, Fault
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.tool_calls import ToolCall
+from mrl.config.load import load
+from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.workers.environment_nodes import EnvironmentNodes
+from mrl.launch.workers.placement import node_strategies
+from mrl.observe.phases import PhaseClock
+from tests.launch.two_nodes import ROOT, write_run
+from tests.support.environments import FILE
+
+pytestmark = pytest.mark.integration
+
+PATIENCE = 120.0
+ONE_OF_ITS_NODE = """
+import os
+class Other:
+    tools = [{"type": "function", "function": {"name": f"of process {os.getppid()}"}}]
+    def reset(self, task, seed): return ""
+    def step(self, text, calls): raise NotImplementedError
+    def close(self): pass
+"""
+Both = tuple[EnvironmentNodes, EnvironmentPool]
+
+
+@contextlib.contextmanager
+def both(folder: Path, environment: str) -> Iterator[Both]:
+    """Two nodes, each of which is this machine, and the pool over them."""
+    words = [
+        f"agent={{environment: '{environment}', nodes: all, step_seconds: 60}}",
+        "reward={kind: environment}",
+    ]
+    config = load([str(write_run(folder))], words)
+    with cluster(config.launch, num_slots=1):
+        variables = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
+        nodes = EnvironmentNodes(
+            config,
+            PhaseClock(),
+            strategies=2 * node_strategies(),
+            environment=variables,
+            log_folder=str(folder / "logs"),
+        )
+        with nodes.pool() as pool:
+            yield nodes, pool
+    assert not processes("mrl.agents.host")
+
+
+def processes(word: str) -> list[psutil.Process]:
+    """Those below this one with the word in their command."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found += [each] if word in " ".join(each.cmdline()) else []
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
+    found: list[Answer] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} answers"
+        found += pool.poll(1.0)
+    assert len(found) == count == len({answer.key for answer in found})
+    return {answer.key: answer for answer in found}
+
+
+def opened(pool: EnvironmentPool, environment: str, *keys: str, **task: Any) -> dict[str, Answer]:
+    for key in keys:
+        pool.open(key, environment, task, 7)
+    return answers(pool, len(keys))
+
+
+def actor(nodes: EnvironmentNodes, number: int) -> psutil.Process:
+    return psutil.Process(ray.get(nodes.start_on(number, lambda _: os.getpid()), timeout=60))
+
+
+def host(nodes: EnvironmentNodes, number: int) -> psutil.Process:
+    """The one that a node has; the processes of its episodes are its children."""
+    (found,) = (child for child in actor(nodes, number).children() if "mrl.agents.host" in child.cmdline())
+    return found
+
+
+def shares(nodes: EnvironmentNodes) -> list[int]:
+    return [len(host(nodes, number).children()) for number in range(2)]
+
+
+def test_two_nodes_answer_as_one_pool(tmp_path: Path) -> None:
+    environment, keys = FILE + "Counting", [f"e{number}" for number in range(8)]
+    with both(tmp_path, environment) as (nodes, pool):
+        said = {
+            answer.messages[0]["content"] for answer in opened(pool, environment, *keys, turns=2).values()
+        }
+        assert len(said) == 1, "the same seed"
+        assert shares(nodes) == [4, 4]
+        for key in keys:
+            pool.step(key, f"to {key}", [ToolCall("add", {"n": 3})] if key == "e5" else [])
+        for key, answer in answers(pool, len(keys)).items():
+            heard = "add: 3" if key == "e5" else f"heard to {key}"
+            assert (answer.messages[0]["content"], answer.turn, answer.reward) == (heard, 1, 0.5)
+        for key in keys:
+            pool.step(key, "")
+        assert all(answer.done and answer.reward == 1.0 for answer in answers(pool, len(keys)).values())
+        for key in keys[::2]:  # all of one node, which has the fewest then
+            pool.close(key)
+        opened(pool, environment, "f0", "f1", "f2", "f3", turns=1)
+        assert shares(nodes) == [4, 4]
+
+
+def test_who_does_not_know_the_secret_is_not_heard(tmp_path: Path) -> None:
+    """One connects just before a host is started."""
+    environment = FILE + "Counting"
+    with both(tmp_path, environment) as (nodes, pool):
+        address, port, _ = nodes.addresses[0]
+        with socket.create_connection((address, port), timeout=60) as stranger:
+            stranger.sendall(bytes(24))
+            (first := host(nodes, 0)).kill()
+            until(lambda: first.status() == psutil.STATUS_ZOMBIE)
+            assert pool.poll(1.0) == [], "it ended while nobody waited for it"
+            opened(pool, environment, "a", "b", turns=1)
+            assert shares(nodes) == [1, 1] and host(nodes, 0) != first
+            assert stranger.recv(1) == b""
+
+
+def test_what_a_lost_node_had_is_lost_and_the_last_one_ends_the_run(tmp_path: Path) -> None:
+    """A host that dies has a successor, an actor none."""
+    environment = FILE + "Faulty"
+    with both(tmp_path, environment) as (nodes, pool):
+        opened(pool, environment, "a", "b", "c", "d", fault="hang")
+        pool.step("a", "")
+        pool.step("b", "")
+        host(nodes, 1).kill()
+        lost = answers(pool, 1)["b"]
+        assert (lost.fault, lost.turn) == (Fault.HOST_LOST, 1) and lost.ended_by and lost.ended_by.is_ours
+        ended = (
+            r"its process ended on environments of node 1: status -9, its words are in environments-1\.log"
+        )
+        assert re.fullmatch(ended, lost.reason)
+        pool.step("d", "")
+        assert answers(pool, 1)["d"].fault is Fault.HOST_LOST
+        for key in ("b", "d"):
+            pool.close(key)
+        opened(pool, environment, "e", "f", fault="hang")
+        assert shares(nodes) == [2, 2], "a and c are untouched"
+        for key in ("e", "f"):
+            pool.step(key, "")
+        actor(nodes, 1).kill()
+        assert {a.fault for a in answers(pool, 2).values()} == {Fault.HOST_LOST}
+        for key in ("e", "f"):
+            pool.close(key)
+        opened(pool, environment, "g", "h")
+        assert len(host(nodes, 0).children()) == 4, "all that is opened now is there"
+        os.kill(actor(nodes, 0).pid, signal.SIGKILL)
+        assert answers(pool, 1)["a"].fault is Fault.HOST_LOST
+        with pytest.raises(WorkerLost, match=r"environments of node 0 .*; no place is left for environments"):
+            opened(pool, environment, "i")
+
+
+def test_an_environment_that_is_another_one_elsewhere_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(ONE_OF_ITS_NODE)
+    said = "says other things of itself on environments of node 1 than on environments of node 0"
+    with pytest.raises(ConfigError, match=said), both(tmp_path, f"{tmp_path}/other.py:Other"):
+        pass
+    assert not processes("mrl.agents.host")
+
+
+def test_an_environment_that_a_node_cannot_make_ends_the_start_with_its_name(tmp_path: Path) -> None:
+    said = r"no class 'Nobody'.*\(on environments of node \d\)"
+    with pytest.raises(ConfigError, match=said), both(tmp_path, FILE + "Nobody"):
+        pass
+    assert not processes("mrl.agents.host")
