@@ -149,13 +149,15 @@ def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path)
 PURE = {
     ("ray", "vllm", "megatron"): (
         "mrl.algorithms",
-        "mrl.data",
         "mrl.observe",
-        "mrl.capacity",
-        "mrl.simulation",
         "mrl.models.kernels",
     ),
     ("ray", "vllm", "megatron", "torch"): (
+        "mrl.capacity",
+        "mrl.data",
+        "mrl.diagnosis",
+        "mrl.pool",
+        "mrl.simulation",
         "mrl.rewards.pool",
         "mrl.rewards.plugins",
         "mrl.report",

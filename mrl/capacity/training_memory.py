@@ -20,13 +20,12 @@ import dataclasses
 import math
 
 from mrl.capacity.activations import Activations
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout, Place
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.manifest import DTYPE_BYTES
-from mrl.training.platform.host_copies import PIECE_BYTES
 
 GRADIENT_BYTES = 4
 

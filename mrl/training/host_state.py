@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrl.training.platform.host_copies import PIECE_BYTES, HostCopies
+from mrl.config.sections.training import PIECE_BYTES
+from mrl.training.platform.host_copies import HostCopies
 
 _SHARDS = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),

@@ -36,7 +36,7 @@ from mrl.reward_labels import has_score, require_labels, scored
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import folder
+from mrl.training.hf import folder, values
 from mrl.training.lessons import Lesson, Lessons
 from mrl.training.optimizer import Optimizer
 from mrl.training.passes import InPlace, Objective, Passes
@@ -174,7 +174,7 @@ class TrainedModel:
         targets = [(local, parameter.data) for local, parameter in self._located]
         if self._is_critic and not has_score(own := folder.read_config(path)):
             hf_config, targets = own, [(local, data) for local, data in targets if local.name != HEAD]
-        left_out = folder.load_folder(path, self.family, hf_config, targets)
+        left_out = values.load_folder(path, self.family, hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
@@ -183,7 +183,7 @@ class TrainedModel:
         """Reads boxes of the folder whose weights the parameters are; None once they were changed."""
         if self._folder is None:
             return None
-        return functools.partial(folder.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
+        return functools.partial(values.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
 
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
         """(description, view of the parameter, buffer index, byte offset there), in the table's order."""

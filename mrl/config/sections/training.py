@@ -45,6 +45,11 @@ class LayoutSection(Section):
         return self.sizes().world_size
 
 
+PIECE_BYTES = 512 << 20
+"""Of an optimizer's state that rests in the host's memory, on the device at a time; or the state of one parameter, where it has
+more."""
+
+
 class OptimizerSection(Section):
     """Adam with a schedule; lr is in units of the parameter update per step."""
 

@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 512 << 20
-"""Of an optimizer's state that rests in the host's memory, on the device at a time; or the state of one parameter, where it has
-more."""
 _ALIGNMENT = 512
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every context of the process."""

@@ -18,10 +18,9 @@ from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.files import CONFIGS
 from mrl.models.layout import Layout
-from mrl.training.platform.host_copies import PIECE_BYTES
 from tests.tiny_models import random_batch
 
 GB = 1e9

@@ -31,6 +31,7 @@ from mrl.training.checkpoint.folder import prune
 from mrl.training.checkpoint.saving import Save
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
+from mrl.training.hf import values as hf_values
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
@@ -115,7 +116,7 @@ def digests_of_folder(folder: Path, layout: dict[str, int], *, dtype: str) -> li
     for place in places.places():
         table = family.local_tensors(hf_config, places, place, dtype=dtype)
         held = [(local, torch.empty(local.shape, dtype=getattr(torch, local.dtype))) for local in table]
-        hf_folder.load_folder(folder, family, hf_config, held)
+        hf_values.load_folder(folder, family, hf_config, held)
         digests.append(digest_boxes(held))
     return digests
 

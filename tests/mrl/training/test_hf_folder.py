@@ -17,6 +17,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.training.hf import export
 from mrl.training.hf import folder as hf_folder
+from mrl.training.hf import values as hf_values
 from tests.published import publish, publish_int4, publish_mxfp4
 from tests.support.image_folders import unpack_experts
 from tests.tiny_models import write_model
@@ -47,7 +48,7 @@ def load_all(folder: Path, layout: Layout) -> dict[tuple[int, int, str], torch.T
             (local, torch.full(local.shape, 7.0, dtype=torch.bfloat16))
             for local in family.local_tensors(config, layout, place)
         ]
-        hf_folder.load_pieces(targets, files, expected)
+        hf_values.load_pieces(targets, files, expected)
         loaded |= {(place.rank, local.chunk, local.name): tensor for local, tensor in targets}
     return loaded
 
@@ -63,10 +64,10 @@ def test_pieces_of_all_ranks_make_the_folder_again(layout: Layout, folder: Path)
     for place in layout.places():
         for local in family.local_tensors(config, layout, place):
             for piece in local.pieces:
-                value = hf_folder.box(
+                value = hf_values.box(
                     loaded[place.rank, local.chunk, local.name], piece.local_start, piece.shape
                 )
-                target = hf_folder.box(again[piece.tensor], piece.start, piece.shape)
+                target = hf_values.box(again[piece.tensor], piece.start, piece.shape)
                 assert target.isnan().all() or torch.equal(target, value), f"{piece} of {place} differs"
                 target.copy_(value)
     original = load_file(folder / "model.safetensors")
@@ -250,7 +251,7 @@ def test_broken_float8_weights_are_named(
 ) -> None:
     source = write_model(tmp_path / "source", "qwen3_next", dtype=torch.bfloat16, **DELTA_NETS)
     publish(source, tmp_path / "published", tmp_path / "wide")
-    tensors = hf_folder.read_whole(hf_folder.tensor_files(tmp_path / "published"))
+    tensors = hf_values.read_whole(hf_folder.tensor_files(tmp_path / "published"))
     (tmp_path / "published" / "model.safetensors.index.json").unlink()
     for name, values in change.items():
         tensors.pop(f"model.layers.0.linear_attn.{name}", None)
@@ -299,7 +300,7 @@ def test_any_box_of_int4_weights_is_read(int4: Path) -> None:
         (name, ((0, 0), (320, 192))),
     ]
     read = [
-        dict(hf_folder.read_boxes(int4 / folder, family, config, torch.bfloat16, boxes))
+        dict(hf_values.read_boxes(int4 / folder, family, config, torch.bfloat16, boxes))
         for folder in ("published", "wide")
     ]
     assert [read[0][n].shape for n in range(4)] == [(150, 40), (1, 32), (320, 1), (320, 192)]
@@ -358,7 +359,7 @@ def test_any_box_of_mxfp4_weights_is_read(microscaled: Path) -> None:
     family, name = family_of(config), "model.layers.1.mlp.experts.down_proj"
     boxes = [(name, ((70, 5), (150, 40))), (name, ((3, 64), (1, 32))), (name, ((0, 0), (8 * 64, 96)))]
     read = [
-        dict(hf_folder.read_boxes(microscaled / folder, family, config, torch.bfloat16, boxes))
+        dict(hf_values.read_boxes(microscaled / folder, family, config, torch.bfloat16, boxes))
         for folder in ("published", "wide")
     ]
     assert [read[0][n].shape for n in range(3)] == [(150, 40), (1, 32), (512, 96)]

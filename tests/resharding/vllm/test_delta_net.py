@@ -18,6 +18,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.training.hf import folder as hf_folder
+from mrl.training.hf import values as hf_values
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder
@@ -65,7 +66,7 @@ def test_a_planned_weight_sync_serves_the_log_probs_of_transformers(engine: Engi
     family, one = family_of(hf), Layout()
     held = family.local_tensors(hf, one, one.place(0), dtype="float32")
     values = [torch.empty(tensor.shape) for tensor in held]
-    hf_folder.load_folder(model, family, hf, zip(held, values, strict=True))
+    hf_values.load_folder(model, family, hf, zip(held, values, strict=True))
 
     manifests = described(engine, model)
     (expected,) = engine_manifests.from_layout(hf, one, dtype="float32")
