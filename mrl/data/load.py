@@ -6,8 +6,11 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import marshal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import xxhash
 
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.data.difficulty import choose
@@ -23,6 +26,8 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
+_WITHOUT_REFERENCES = 2
+"""The last version of marshal's form in which values that are equal have equal bytes, whoever else holds them."""
 
 Tools = Callable[[str], list[dict[str, Any]] | None]
 """By a row's domain: JSON schemas of tools, as chat templates take them."""
@@ -149,7 +154,8 @@ class _Preparation:
         good: list[Row] = []
         bad: list[DataError] = []
         columns: set[str] = set()
-        for place, row in self._checked(entry, columns):
+        copies_before = self.report.duplicates
+        for place, row in self._checked(entry, columns, left_out):
             if isinstance(row, Row):
                 good.append(row)
                 columns |= row.unread
@@ -158,7 +164,8 @@ class _Preparation:
             why = str(row).removeprefix(f"{place}: ")
             left_out.add("unusable", place=place, domain=entry.domain, why=why)
         if bad:
-            said = f"{len(bad)} of {len(bad) + len(good)} rows of {entry.path} are unusable:\n{_shown(bad)}"
+            copies = self.report.duplicates - copies_before
+            said = f"{len(bad)} of {len(bad) + len(good) + copies} rows of {entry.path} are unusable:\n{_shown(bad)}"
             if self.section.unusable == "refuse" or not good:
                 raise DataError(said)
             self.report.unusable += len(bad)
@@ -181,16 +188,29 @@ class _Preparation:
                 f"{entry.path}: {len(found)} of {len(rows)} rows: {remark} (the first is {found[0]})"
             )
 
-    def _checked(self, entry: DataEntry, others: set[str]) -> Iterator[tuple[str, Row | DataError]]:
-        """The rows with their places, or what is wrong with them; columns that are not the loader's go into `others`."""
+    def _checked(
+        self, entry: DataEntry, others: set[str], left_out: LeftOut
+    ) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows with their places, or what is wrong with them; columns that are not the loader's go into `others`. A copy of a
+        row of its file, all columns alike, is left out before anything is made of it: DAPO-Math-17k has each row a hundred times."""
         shape = entry.format
         for path in entry.paths:
-            arrow = from_arrow(path)
+            arrow, firsts = from_arrow(path), dict[bytes, Row]()
             for place, columns in read_rows(path):
+                digest = _digest(columns) if self.section.dedupe else None
+                if digest is not None and (first := firsts.get(digest)):
+                    left_out.add(
+                        "dedupe", place=place, domain=first.domain, why=f"the prompt of {first.place}"
+                    )
+                    self.report.duplicates += 1
+                    continue
                 if shape == "auto":
                     shape = shape_of(columns, place=place)
                 others |= columns.keys() - fields_of(shape, entry.columns).columns
-                yield place, self._row(columns, place, entry, shape, arrow)
+                row = self._row(columns, place, entry, shape, arrow)
+                if digest is not None and isinstance(row, Row):
+                    firsts[digest] = row
+                yield place, row
 
     def _row(
         self, columns: dict[str, Any], place: str, entry: DataEntry, shape: str, arrow: bool
@@ -316,6 +336,14 @@ def _check_arguments(section: DataSection, tokenizer: Any) -> None:
                 + ("the chat template never names it" if names else "the tokenizer has no chat template")
                 + (f"; did you mean '{close[0]}'?" if close else "")
             )
+
+
+def _digest(columns: dict[str, Any]) -> bytes | None:
+    """Of a raw row's values, whatever they mean; None where there is another type among them than JSON has."""
+    try:
+        return xxhash.xxh3_128_digest(marshal.dumps(columns, _WITHOUT_REFERENCES))
+    except ValueError:
+        return None
 
 
 def _prompt_key(row: Row) -> bytes:

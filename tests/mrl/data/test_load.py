@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
+from mrl.data import load
 from mrl.data.load import load_data, load_validation
+from mrl.data.shapes import Row, read_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.section import RewardSection
 
@@ -48,6 +50,38 @@ def test_duplicates_with_another_ground_truth_are_counted(write_rows: Any, plain
     train = write_rows([row(1), row(1), row(1, answer=3)])
     report = load_data(DataSection(train=train), MATHS, plain_tokenizer).report
     assert (report.rows, report.duplicates, report.contradicting) == (1, 2, 1)
+
+
+def test_a_copy_of_a_row_is_left_out_before_it_is_read(
+    write_rows: Any, plain_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that cannot be used is told wherever it stands, and a copy is the first one's domain."""
+    read: list[str] = []
+
+    def counted(columns: Any, *, place: str, **options: Any) -> Row:
+        read.append(place.rpartition(":")[2])
+        return read_row(columns, place=place, **options)
+
+    monkeypatch.setattr(load, "read_row", counted)
+    once = [row(1), row(2, domain="sums"), row(3, answer=None), row(4, level=1), row(4, level=2)]
+    train = write_rows(3 * once)
+    section = DataSection.model_validate(
+        {"train": train, "columns": {"domain": "domain"}, "unusable": "filter"}
+    )
+    data = load_data(section, MATHS, plain_tokenizer)
+    assert read == ["1", "2", "3", "4", "5", "8", "13"]
+    report = data.report
+    assert (report.rows, report.duplicates, report.contradicting, report.unusable) == (3, 9, 0, 3)
+    assert any(f"3 of 15 rows of {train} are unusable" in note for note in report.notes)
+    left_out = {(rows.rule, rows.domain): rows for rows in data.train[0].left_out.rows()}
+    assert (left_out["dedupe", "sums"].count, left_out["dedupe", data.train[0].rows[0].domain].count) == (
+        2,
+        7,
+    )
+    assert left_out["dedupe", "sums"].examples == [f"{train}:{n}: the prompt of {train}:2" for n in (7, 12)]
+    monkeypatch.setattr(load, "read_row", read_row)
+    every = load_data(section.model_copy(update={"dedupe": False}), MATHS, plain_tokenizer).report
+    assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
 
 
 def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(
