@@ -94,12 +94,12 @@ quickstart-gpu: setup-cuda
 test-slow: setup system-packages
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
-# Two tests beside each other, three of the fast ones, which wait for a quarter of their time. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
+# Two tests beside each other, four of the fast ones, which wait for a good part of their time. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --durations 25 -n $(WORKERS) --dist worksteal -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 
 test: setup system-packages
-	$(PYTEST) -n $$(($(WORKERS) + 1)) -m "not integration and not slow and not gpu"
+	$(PYTEST) -n $$(($(WORKERS) + 2)) -m "not integration and not slow and not gpu"
 	$(PYTEST) -m "integration and not slow and not gpu"
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
