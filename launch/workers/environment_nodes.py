@@ -97,10 +97,7 @@ class EnvironmentActor:
 
 
 class FarHost(Line):
-    """A host of another node, as the pool has its own."""
-
-    errors = None
-    """What it writes there is in its node's log."""
+    """A host of another node, as the pool has its own; what it writes to standard error is in its node's log."""
 
     def __init__(self, nodes: EnvironmentNodes, node: int, opening: Any) -> None:
         """`opening` is the first message that it gets. OSError where the node takes no connection."""
@@ -112,9 +109,6 @@ class FarHost(Line):
         nodes.start_on(node, EnvironmentActor.start)
         super().__init__(self._socket.fileno(), self._socket.fileno())
         self.send(opening)
-
-    def read_errors(self) -> None:
-        """Nothing comes."""
 
     def finish(self) -> None:
         """Tells it that nothing more will come."""

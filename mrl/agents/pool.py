@@ -20,7 +20,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema
 
@@ -30,7 +30,8 @@ from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError, RewardError, RolloutError, WorkerLost
-from mrl.rewards.frames import FrameBuffer, parse_reply
+from mrl.rewards.frames import parse_reply
+from mrl.rewards.pool.channel import Line
 from mrl.rewards.pool.process import WorkerProcess
 
 _log = logging.getLogger(__name__)
@@ -55,45 +56,11 @@ class Description:
         return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
 
-class HostProcess(Protocol):
-    """A host, wherever it is (WorkerProcess is one)."""
-
-    replies: int
-    """A descriptor that does not block."""
-    buffer: FrameBuffer
-
-    @property
-    def errors(self) -> int | None:
-        """Another one, where what it writes to standard error comes here."""
-        ...
-
-    @property
-    def has_unsent(self) -> bool: ...
-
-    def send(self, message: Any) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def read_replies(self) -> bytes | None:
-        """Bytes that arrived; None at the end of the stream."""
-        ...
-
-    def read_errors(self) -> object: ...
-
-    def finish(self) -> None:
-        """Tells it that nothing more will come."""
-        ...
-
-    def end(self) -> object:
-        """Kills it; how it ended, as a text for people."""
-        ...
-
-
-Place = Callable[[EnvironmentSpec, Deadlines], HostProcess]
+Place = Callable[[EnvironmentSpec, Deadlines], Line]
 """Starts a host; WorkerLost where none can be started any more."""
 
 
-def here(spec: EnvironmentSpec, deadlines: Deadlines) -> HostProcess:
+def here(spec: EnvironmentSpec, deadlines: Deadlines) -> Line:
     """On this machine."""
     return WorkerProcess("mrl.agents.host", (spec, deadlines))
 
@@ -116,7 +83,7 @@ class _Open:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Host:
-    process: HostProcess
+    process: Line
     environment: str
     place: str
     is_ready: bool = False
@@ -182,15 +149,17 @@ class EnvironmentPool:
             if lost := [place for place in waiting if not self._is_alive(hosts[place])]:
                 raise ConfigError(f"{named}: its process on {lost[0]} ended")
         said, self._descriptions = self._descriptions, {}
-        first = next(iter(hosts))
         for place in hosts:
             if "fault" in said[place]:
                 raise ConfigError(f"{named} cannot be made on {place}: {said[place]['reason']}")
-            if _description(environment, said[place]) != _description(environment, said[first]):
+        found = {place: _description(environment, said[place]) for place in hosts}
+        first = next(iter(hosts))
+        for place in hosts:
+            if found[place] != found[first]:
                 raise ConfigError(
                     f"{named} says other things of itself on {place} than on {first}; have the same there"
                 )
-        return _description(environment, said[first])
+        return found[first]
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
         """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON; WorkerLost where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import errno
 import os
 import pickle
@@ -41,8 +42,8 @@ class Outbox:
         return bool(self._out)
 
 
-class Line:
-    """The end of who started a worker: pickled messages to it, and the bytes of what it replies."""
+class Line(abc.ABC):
+    """The end of who started a worker, wherever that is: pickled messages to it, and the bytes of what it replies."""
 
     def __init__(self, requests: int, replies: int) -> None:
         """Descriptors that do not block from now on."""
@@ -64,6 +65,23 @@ class Line:
     def read_replies(self) -> bytes | None:
         """Bytes that arrived; None at the end of the stream."""
         return read_some(self.replies)
+
+    @property
+    def errors(self) -> int | None:
+        """Another descriptor, where what the worker writes to standard error comes here."""
+        return None
+
+    def read_errors(self) -> bool:
+        """Keeps the end of that; False where no more will come."""
+        return False
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Tells it that nothing more will come."""
+
+    @abc.abstractmethod
+    def end(self) -> object:
+        """Kills it; how it ended, as a text for people."""
 
 
 def read_some(descriptor: int) -> bytes | None:

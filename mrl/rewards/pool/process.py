@@ -70,8 +70,8 @@ class WorkerProcess(Line):
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
-        self.pid, self.errors = self._process.pid, self._process.stderr.fileno()
-        os.set_blocking(self.errors, False)
+        self.pid, self._errors = self._process.pid, self._process.stderr.fileno()
+        os.set_blocking(self._errors, False)
         self._error_text = b""
         self.begin()
         self.send(opening)
@@ -90,6 +90,10 @@ class WorkerProcess(Line):
         assert self._process.stdin is not None
         self.flush()
         self._process.stdin.close()
+
+    @property
+    def errors(self) -> int:
+        return self._errors
 
     def read_errors(self) -> bool:
         """Keep the last bytes of what the process wrote to its standard error; False at its end."""
