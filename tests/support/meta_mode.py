@@ -13,6 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import mrl
+
+PACKAGE = f"{Path(mrl.__file__).parent}/"
 META = torch.device("meta")
 VALUE = torch.ops.aten._local_scalar_dense.default
 COPY = torch.ops.aten._to_copy.default
@@ -52,9 +55,9 @@ class OnMeta(TorchDispatchMode):
 
 
 def _asker() -> str:
-    """The innermost function of ours that runs."""
+    """Return the innermost running function of the package, wherever the checkout lies and whatever it is called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and "/mrl/" not in frame.f_code.co_filename:
+    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return "nobody of ours" if frame is None else f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
 
