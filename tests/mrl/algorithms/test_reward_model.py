@@ -311,6 +311,42 @@ def test_a_distribution_has_the_gradient_of_its_formula(settings: dict[str, Any]
     )
 
 
+def test_labels_that_contradict_each_other_want_a_larger_deviation() -> None:
+    """Two pairs of one mean difference, the first labelled alike each time, of the second's labels two in five reversed. With the means
+    held, the deviation of least cost gives each pair the share of its labels, so the second's is the larger for every difference."""
+    agreeing, contradicting = (least_cost_deviation(difference=4.0, share=share) for share in (1.0, 0.6))
+    assert contradicting > 10 * agreeing > 0
+    both = deviation_of_difference(numbers(contradicting, contradicting).log())
+    assert log_preference(numbers(4.0), both).exp().item() == pytest.approx(0.6, abs=0.03), (
+        "but for the prior"
+    )
+
+
+def least_cost_deviation(*, difference: float, share: float) -> float:
+    """Return the deviation of each response at which the objective's derivative is 0, by bisection, for a pair whose labels prefer the
+    response of the higher mean in `share` of the cases."""
+    mean = numbers(difference, 0.0)
+    objective = RewardModelObjective(section(distribution={"prior": 1e-3}))
+    known = {"weight": np.ones(2), "margin": np.zeros(2), "probability": np.full(2, share)}
+
+    def slope(log_sigma: float) -> float:
+        logs = torch.full((2,), log_sigma, dtype=torch.float64, requires_grad=True)
+        loss, _ = objective(
+            values=torch.stack([mean, logs], 1),
+            arrays={"loss_mask": torch.ones(2, dtype=torch.bool)},
+            segments=Segments.of(np.ones(2, int), values=known),
+            denominators={"num_rows": 1.0},
+        )
+        return torch.autograd.grad(loss, logs)[0].sum().item()
+
+    low, high = math.log(1e-3), math.log(1e3)
+    assert slope(low) < 0 < slope(high)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
+    return math.exp(low)
+
+
 def test_a_distribution_is_of_one_head() -> None:
     with pytest.raises(ValidationError, match="distribution: of one head"):
         section(heads=3, center={"weight": 0.1}, distribution={})

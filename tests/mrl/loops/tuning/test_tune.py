@@ -208,35 +208,6 @@ def parity_steps(count: int) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_deviations_are_larger_where_labels_contradict_each_other(task: Path, tmp_path: Path) -> None:
-    """An even number is preferred to an odd one; but of the prompts whose first number is 50 or more, in two pairs of five it is
-    labelled the other way round."""
-    train, held_out = tmp_path / "pairs.jsonl", tmp_path / "held_out.jsonl"
-    train.write_text(parity_pairs(4000, seed=1))
-    held_out.write_text(parity_pairs(256, seed=2))
-    settings = words(task, "{name: reward_model, distribution: {prior: 1e-3}}")
-    settings += [f"tune.data={{train: {train}, validation: {held_out}}}", "tune.validate_every=0"]
-    settings += ["tune.epochs=4", "tune.batch_rows=64"]
-    (told,) = run_ranks(tuned, 1, settings, str(tmp_path / "run"), None)
-    assert rows_of(tmp_path / "run")[-1]["val/preference/accuracy/clean"] > 0.95, "it learnt what can be"
-    clean, noisy = (told["distribution"]["by_tag"][tag] for tag in ("clean", "noisy"))
-    assert noisy["sigma"] > clean["sigma"] and noisy["above_others"] > 0.8, (clean, noisy)
-
-
-def parity_pairs(count: int, *, seed: int) -> str:
-    """Rows of pairs with tags."""
-    draw, rows = random.Random(seed), []
-    for number in range(count):
-        first, second = draw.randrange(100), draw.randrange(100)
-        numbers = [str(2 * draw.randrange(99)), str(2 * draw.randrange(99) + 1)]
-        if first >= 50 and number % 5 < 2:
-            numbers.reverse()
-        tag = "clean" if first < 50 else "noisy"
-        pair = dict(zip(("chosen", "rejected"), numbers, strict=True))
-        rows.append({"prompt": f"{first}+{second}=", "tag": tag} | pair)
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
     (told,) = run_ranks(tuned, 1, words(task, "{name: kto, beta: 0.5}"), str(tmp_path / "kto"), None)
     rows = rows_of(tmp_path / "kto")
