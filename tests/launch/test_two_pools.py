@@ -18,7 +18,13 @@ from tests.launch.hybrid_runs import agree, groups_of, pairs_of_prompts, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-POOLS = ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1", "launch.engine_slots=1")
+POOLS = (
+    "training.layout={tp: 2, pp: 1, ep: 2, dp: 1}",
+    "training.lora={rank: 4, targets: [attention, routed_experts]}",
+    "rollout.tp=1",
+    "launch.engine_slots=1",
+)
+"""With adapters, whose updates have to reach engines of other slots too."""
 SECONDS = 120.0
 
 

@@ -15,9 +15,7 @@ from mrl.rollout.request import Request, Response, sample_seed
 from mrl.samples import Prompt
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
-from tests.mrl.rollout.conftest import SYNC
-from tests.mrl.rollout.versions import asked, folders_of, gaps, in_three_versions
-from tests.resharding.feeding import Feeder, read
+from tests.mrl.rollout.versions import asked, folders_of, gaps, in_three_versions, synced
 
 pytestmark = pytest.mark.integration
 
@@ -37,19 +35,6 @@ def keeping(serving: EngineHost) -> Iterator[EngineHost]:
     serving.call(keeps, True)
     yield serving
     serving.call(keeps, False)
-
-
-def synced(engine: EngineHost, folders: list[Path]) -> None:
-    """These folders' weights, one after the other."""
-    feeder = Feeder(engine.call(driving.addresses), SYNC)
-    for folder in folders:
-        version, weights = engine.call(driving.version), read(folder)
-        session = feeder.session(weights, version, version + 1)
-        feeding = feeder.send(session, weights)
-        engine.call(driving.receive, session)
-        assert not feeding.end().errors
-    engine.call(driving.release)
-    feeder.close()
 
 
 def test_without_a_sync_a_kept_request_is_one_that_nobody_parked(keeping: EngineHost) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
-from mrl.rollout.drafts import whole_sample
+from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.request import Request
 from mrl.samples import Prompt, Status
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
-from tests.mrl.rollout.versions import asked, folders_of, gaps, in_three_versions
+from tests.mrl.rollout.versions import asked, folders_of, gaps, in_three_versions, synced
 
 pytestmark = pytest.mark.integration
 SEED = driving.SEED
@@ -126,6 +126,24 @@ def test_each_token_is_of_the_version_on_its_stamp(
     requests, whole, first = in_three_versions(serving, folders)
     right, shifted = gaps(requests, whole, folders, first)
     assert right.max() < 1e-4 and shifted.mean() > 10 * right.mean() and shifted.mean() > 0.1
+
+
+def test_a_weight_sync_among_thousands_of_waiting_requests_ends_and_loses_none(
+    serving: EngineHost, tiny_model: Path
+) -> None:
+    """64 of 2,000 requests run; all are parked for the sync, and each is answered once, by the new version alone unless it had begun."""
+    requests, drafts = asked(2000, max_tokens=2), Drafts(SEED)
+    version = serving.call(driving.version)
+    drafts.ask(requests)
+    whole = drafts.take(serving.call(driving.steps_and_park, requests, 1))
+    synced(serving, [tiny_model])
+    asking = drafts.resubmit()
+    while asking:
+        whole += drafts.take(serving.call(driving.steps_and_park, asking, 50))
+        asking = drafts.resubmit()
+    assert sorted(r.request_id for r in whole) == sorted(r.request_id for r in requests)
+    versions = [r.policy_versions.tolist() for r in whole]
+    assert sorted(map(tuple, versions)) == [(version, version + 1)] * 64 + [(version + 1,) * 2] * 1936
 
 
 @pytest.mark.slow

@@ -30,6 +30,19 @@ def folders_of(tiny_model: Path, folder: Path) -> list[Path]:
     return [tiny_model, *(write_model(folder / str(s), **ENGINE_SHAPE, seed=s) for s in (5, 6))]
 
 
+def synced(engine: EngineHost, folders: list[Path]) -> None:
+    """Send an engine the weights of these folders, one after the other, each as its next version."""
+    feeder = Feeder(engine.call(driving.addresses), SYNC)
+    for folder in folders:
+        version, weights = engine.call(driving.version), read(folder)
+        session = feeder.session(weights, version, version + 1)
+        feeding = feeder.send(session, weights)
+        engine.call(driving.receive, session)
+        assert not feeding.end().errors
+    engine.call(driving.release)
+    feeder.close()
+
+
 def in_three_versions(serving: EngineHost, folders: list[Path]) -> tuple[list[Request], list[Response], int]:
     """Requests, their responses in the requests' order, each of three segments, and the version of the first; the engine serves
     the first folder's weights before and after."""
