@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from mrl.errors import RewardError
-from mrl.rewards.part import RewardPart
+from mrl.rewards.part import OF_A_WORKER, RewardPart
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict, VerdictKind
 from mrl.section import Section
@@ -128,6 +128,10 @@ class RewardKind:
     def rules(self) -> Any:
         """Its own settings."""
         return getattr(self.part, self.rules_name or str(self.part.kind))
+
+    def worker_key(self) -> str:
+        """Return all that its workers depend on: verifiers with the same key share a queue and its workers."""
+        return self.part.model_dump_json(include=OF_A_WORKER | {self.rules_name or str(self.part.kind)})
 
     @classmethod
     def check(cls, part: RewardPart) -> None:

@@ -8,6 +8,24 @@ from mrl.section import Section
 
 Style = Literal["native", "verl", "trl", "openrlhf"]
 
+OF_A_WORKER = frozenset(
+    {
+        "kind",
+        "path",
+        "engine",
+        "style",
+        "group",
+        "min_reward",
+        "value_range",
+        "deadline_seconds",
+        "memory_mib",
+        "workers",
+        "concurrency",
+    }
+)
+"""Settings that a verifier's processes work by, besides the rules of its kind. The others say when a verifier is asked, and what
+becomes of its value."""
+
 
 class RewardPart(Section):
     """One verifier."""

@@ -36,10 +36,6 @@ _log = logging.getLogger(__name__)
 
 _ALARM_FROM = 50
 """Samples before a rate says anything."""
-_NOT_OF_A_VERIFIER = {"weight", "name", "gate", "share"} | (
-    set(RewardSection.model_fields) - set(RewardPart.model_fields)
-)
-"""Settings that make no difference to a worker."""
 
 
 class RewardPool:
@@ -220,14 +216,15 @@ class RewardPool:
         self._dispatcher.put(self._queue(part), Task(requests, done))
 
     def _queue(self, part: RewardPart) -> StageQueue:
-        """The queue of a part's first stage; parts that differ in weight and name alone share theirs."""
+        """Return the queue of a part's first stage; parts whose workers would do the same share one."""
         if (known := self._queues_by_part.get(id(part))) is not None:
             return known
         with self._room:  # a gate that opens is seen by the dispatcher's thread
             if id(part) not in self._queues_by_part:  # the section keeps its parts
-                key = part.model_dump_json(exclude=_NOT_OF_A_VERIFIER)
+                kind = kind_of(part, self._folder)
+                key = kind.worker_key()
                 if key not in self._queues:
-                    self._queues[key] = queues_of(kind_of(part, self._folder), self._section, self._counts)
+                    self._queues[key] = queues_of(kind, self._section, self._counts)
                 self._queues_by_part[id(part)] = self._queues[key]
             return self._queues_by_part[id(part)]
 

@@ -1,0 +1,85 @@
+"""Which verifiers share workers: those whose workers would do the same, and no others."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.registry import KINDS, kind_of
+from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.part import RewardPart
+from mrl.rewards.pool.pool import RewardPool
+from tests.support.judge_server import judge_server
+
+TASK = json.dumps({"fn_name": "f", "inputs": [[0], [1]], "outputs": [0, 5]})
+CHECKS = [{"check": "no_commas"}, {"check": "num_words", "relation": "at_least", "count": 9}]
+CASES: dict[str, tuple[Any, str, dict[str, Any], float, float]] = {
+    "maths": ("42", "\\boxed{84/2}", {"unevaluated": "equal"}, 0.0, 1.0),
+    "code": (TASK, "```python\ndef f(x): return x\n```", {"partial": True}, 0.0, 0.5),
+    "instructions": (CHECKS, "one", {"partial": True}, 0.0, 0.5),
+    "format": (None, "<a>x</a>", {"tags": ["a"]}, 0.0, 1.0),
+    "repetition": (None, "a a a a", {"ngram": 1}, 0.0, -0.75),
+    "llm": ("12", "The sum is 12.", {"choices": {"no": 0.0, "yes": 3.0}}, 1.0, 3.0),
+}
+"""Kind -> a row's answer, a response, rules, the value without these rules, the value by them."""
+
+OF_NO_WORKER = {"name", "weight", "gate", "share", "truncated"}
+
+
+@pytest.mark.parametrize("first", ["usual", "own"])
+def test_verifiers_of_one_kind_with_other_rules_have_workers_of_their_own(
+    first: str, make_pair: Any, score_all: Any
+) -> None:
+    """Every kind with the usual rules and with its own: as two domains, and as two parts of a third, whichever is asked first."""
+    with judge_server() as (url, _, _):
+        domains: dict[str, Any] = {}
+        for kind, (_, _, rules, _, _) in CASES.items():
+            usual = {"kind": kind} | ({"path": url, "llm": {"canaries": 0.0}} if kind == "llm" else {})
+            own = usual | {kind: usual.get(kind, {}) | rules}
+            both = [usual | {"name": "usual"}, own | {"name": "own"}]
+            domains |= {
+                f"{kind} usual": usual,
+                f"{kind} own": own,
+                f"{kind} parts": {"parts": both if first == "usual" else both[::-1]},
+            }
+        section = RewardSection.model_validate({"domains": domains, "workers": 1, "deadline_seconds": 60.0})
+        expected, pairs = {}, []
+        for kind, (answer, response, _, by_usual, by_own) in CASES.items():
+            values = {
+                "usual": {"": by_usual},
+                "own": {"": by_own},
+                "parts": {"usual": by_usual, "own": by_own},
+            }
+            for what in (first, *(values.keys() - {first})):
+                domain, number = f"{kind} {what}", len(pairs)
+                raw = {"usual": answer, "own": answer} if what == "parts" and answer is not None else answer
+                truth = parse_ground_truth(raw, domain=domain, section=section, place="f:1")
+                pairs.append(make_pair(number, response, truth, domain=domain))
+                expected[domain] = values[what]
+        with RewardPool(section) as pool:
+            verdicts = score_all(pool, pairs)
+    found = {p.domain: verdicts[s.sample_id] for s, p in pairs}
+    for domain, values in expected.items():
+        verdict = found[domain]
+        assert {name: verdict.parts.get(name, verdict.value) for name in values} == values, (domain, verdict)
+
+
+def _changed(section: Any, name: str) -> Any:
+    return section.model_copy(update={name: "another value"})
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_of_a_worker_is_in_its_key(kind: str) -> None:
+    """A new setting is in it, or is named above as one that no worker looks at."""
+    part = KindPart.model_construct(kind=kind)
+    key = kind_of(part).worker_key()
+    settings = set(RewardPart.model_fields) - {"kind"}
+    assert {n for n in settings if kind_of(_changed(part, n)).worker_key() == key} == OF_NO_WORKER
+    name = KINDS[kind].rules_name or kind
+    for rule in KINDS[name].rules_section.model_fields:
+        other = part.model_copy(update={name: _changed(getattr(part, name), rule)})
+        assert kind_of(other).worker_key() != key, rule
+    others = set(KindPart.model_fields) - set(RewardPart.model_fields) - {name}
+    assert all(kind_of(_changed(part, n)).worker_key() == key for n in others), "rules of other kinds"
