@@ -131,7 +131,7 @@ class RewardKind:
 
     def worker_key(self) -> str:
         """Return all that its workers depend on: verifiers with the same key share a queue and its workers."""
-        return self.part.model_dump_json(include=OF_A_WORKER | {self.rules_name or str(self.part.kind)})
+        return self.part.model_dump_json(include={*OF_A_WORKER, self.rules_name or str(self.part.kind)})
 
     @classmethod
     def check(cls, part: RewardPart) -> None:

@@ -1,8 +1,9 @@
 """The settings of one verifier that do not depend on its kind."""
 
-from typing import Literal
+import dataclasses
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from mrl.section import Section
 
@@ -25,6 +26,16 @@ OF_A_WORKER = frozenset(
 )
 """Settings that a verifier's processes work by, besides the rules of its kind. The others say when a verifier is asked, and what
 becomes of its value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """A server that this run started, as a verifier asks it."""
+
+    socket: str
+    """Unix socket that it listens on, in a folder that no other user may enter."""
+    answers: str
+    """Digest of all that decides its answers."""
 
 
 class RewardPart(Section):
@@ -65,6 +76,19 @@ class RewardPart(Section):
     concurrency: int = Field(default=64, ge=1)
     """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
     services."""
+
+    _served: Served | None = PrivateAttr(default=None)
+
+    @property
+    def served(self) -> Served | None:
+        """The server of `engine`, once it is up."""
+        return self._served
+
+    def served_by(self, served: Served) -> Self:
+        """Return the verifier as one that asks this server."""
+        asking = self.model_copy()
+        asking._served = served
+        return asking
 
     @property
     def is_witness(self) -> bool:

@@ -1,7 +1,7 @@
 """A server that judges sums, as a process: OpenAI's chat completions, vLLM's classification and that of every token, with twelve ways to
 fail.
 
-`python -m tests.support.judge_server HOLD PORT` prints its port (PORT 0: a free one). It reads the fences of the question; a response that
+`python -m tests.support.judge_server HOLD [SOCKET]` prints its port, or listens on a Unix socket. It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
 it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before, or `distribution`; of
 every token the score is token_score(the tokens up to it).
@@ -15,6 +15,7 @@ import json
 import math
 import re
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -164,18 +165,24 @@ class Server(http.server.ThreadingHTTPServer):
         return None
 
 
+class UnixServer(socketserver.ThreadingUnixStreamServer):
+    """The same on a Unix socket."""
+
+    daemon_threads = True
+
+
 @contextlib.contextmanager
 def judge_server(
     hold: int = 0,
-    port: int = 0,
+    at: str = "",
 ) -> Iterator[tuple[str, Callable[[], dict[str, int]], subprocess.Popen[str]]]:
-    """(its address, what it was asked, its process), ended at the end."""
-    words = [sys.executable, "-m", "tests.support.judge_server", str(hold), str(port)]
+    """(its address, what it was asked, its process), ended at the end; `at`: a Unix socket that it listens on."""
+    words = [sys.executable, "-m", "tests.support.judge_server", str(hold), at]
     root = Path(__file__).parents[2]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=root)
     try:
         assert process.stdout is not None
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
 
         def stats() -> dict[str, int]:
             with urllib.request.urlopen(f"{url}/stats", timeout=60) as reply:
@@ -189,8 +196,12 @@ def judge_server(
 
 def main() -> None:
     Judge.hold = int(sys.argv[1])
-    server = Server(("127.0.0.1", int(sys.argv[2])), Judge)
-    print(server.server_address[1], flush=True)
+    if sys.argv[2]:
+        server: socketserver.BaseServer = UnixServer(sys.argv[2], Judge)
+        print(flush=True)
+    else:
+        server = Server(("127.0.0.1", 0), Judge)
+        print(server.server_address[1], flush=True)
     server.serve_forever()
 
 

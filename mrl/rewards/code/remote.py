@@ -19,7 +19,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mrl.errors import ConfigError, RewardError
+from mrl.errors import RewardError
+from mrl.rewards.addresses import proxy_of
 from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
@@ -40,6 +41,9 @@ class RemoteSession:
 
     def __init__(self, url: str, rules: CodeRules, allowance: Allowance) -> None:
         self._url = url.rstrip("/") + "/run_code"
+        self._proxy = proxy_of(url)
+        proxy = {"http": self._proxy.url, "https": self._proxy.url} if self._proxy else {}
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxy))
         self._rules = rules
         self._allowance = allowance
         self._seconds = min(allowance.left, rules.seconds)
@@ -96,11 +100,12 @@ class RemoteSession:
         )
         start = time.monotonic()
         try:
-            with urllib.request.urlopen(request, timeout=self._seconds + _MARGIN_SECONDS) as response:
+            with self._opener.open(request, timeout=self._seconds + _MARGIN_SECONDS) as response:
                 data = response.read(MAX_REPLY_BYTES + 1)
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             elapsed = time.monotonic() - start
-            raise RewardError(f"code service {self._url}: {error} after {elapsed:.1f} s") from error
+            by = f" by {self._proxy.variable}" if self._proxy else ""
+            raise RewardError(f"code service {self._url}{by}: {error} after {elapsed:.1f} s") from error
         return _checked(data, self._url)
 
 
@@ -111,8 +116,7 @@ class CodeServiceVerifier:
     waits = True
 
     def __init__(self, url: str, rules: CodeRules) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"reward.path = {url!r}: a code service is an http:// or https:// address")
+        proxy_of(url)  # an error at the start
         self._url, self._rules = url, rules
         examiner()  # started here, before there are threads to ask for it at once
 

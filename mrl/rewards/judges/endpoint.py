@@ -7,16 +7,17 @@ classification), the pauses are ours to choose, and a reply is read up to a limi
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from mrl.errors import ConfigError, RewardError
+from mrl.rewards.addresses import proxy_of
 from mrl.rewards.contract import Refused
 from mrl.rewards.judges.rules import EndpointRules
 from mrl.rewards.part import RewardPart
@@ -26,6 +27,8 @@ CONNECT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.25
 _RESTART_PAUSE_SECONDS = 1.0
 _BUSY = {408, 409, 425, 429}
+_PROXIES = ("http", "https", *(("socks5", "socks5h") if importlib.util.find_spec("socksio") else ()))
+"""Schemes of the proxies that httpx can use."""
 
 
 class _Busy(RewardError):
@@ -50,16 +53,15 @@ class Endpoint:
         *,
         concurrency: int,
         deadline_seconds: float,
-        is_own: bool = False,
+        socket: str | None = None,
     ) -> None:
-        """`is_own`: a server of this run, which is started again where it ends, and stands behind no proxy. ConfigError for
-        an address that is none and a key that is not there."""
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"reward.path = {url!r}: a model that judges is an http:// or https:// address")
+        """`socket`: of a server of this run, which is asked there, and is started again if it ends. ConfigError for
+        a key that is not there and a proxy that cannot be used."""
         self.url = url.rstrip("/")
-        self._rules, self._deadline, self._is_own = rules, deadline_seconds, is_own
+        self._rules, self._deadline, self._socket = rules, deadline_seconds, socket
         self._headers = _headers(rules.api_key_env)
         self._limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        self._proxy = None if socket else proxy_of(url, _PROXIES)
         self._client: httpx.AsyncClient | None = None
         self._jitter = random.Random()
         self._not_before = 0.0
@@ -67,19 +69,16 @@ class Endpoint:
     @classmethod
     def of(cls, part: RewardPart, rules: EndpointRules) -> Endpoint:
         """The server that a part of the settings names."""
-        if part.engine is not None and part.path is None:
-            raise ConfigError(f"reward.engines.{part.engine} has not been started: it has no address")
+        if part.engine is not None and part.served is None:
+            raise ConfigError(f"reward.engines.{part.engine} has not been started")
+        socket = part.served.socket if part.served else None
         limits = {"concurrency": part.concurrency, "deadline_seconds": part.deadline_seconds}
-        return cls(part.path or "", rules, is_own=part.engine is not None, **limits)
+        return cls(part.path or "", rules, socket=socket, **limits)
 
     @staticmethod
-    def who(part: RewardPart, rules: EndpointRules) -> Any:
-        """What decides who answers, for a digest: an address, or the files of the folder that an engine of this run serves,
-        whose address is another one each time."""
-        if part.engine is None:
-            return part.path
-        files = sorted(path for path in Path(rules.tokenizer or "").iterdir() if path.is_file())
-        return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    def who(part: RewardPart) -> Any:
+        """Return what decides who answers, for a digest: an address, or what a server of this run answers by."""
+        return part.served.answers if part.served else part.path
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         """The server's answer to one call. RewardError where there is none, and Refused where there will be none; the caller has the
@@ -113,16 +112,19 @@ class Endpoint:
 
     async def _once(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._client is None:
-            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
             self._client = httpx.AsyncClient(
-                timeout=timeout, limits=self._limits, headers=self._headers, trust_env=not self._is_own
+                transport=httpx.AsyncHTTPTransport(
+                    limits=self._limits, uds=self._socket, proxy=self._proxy and self._proxy.url
+                ),
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                headers=self._headers,
             )
-        where = self.url + route
+        where = self.url + route + (f" by {self._proxy.variable}" if self._proxy else "")
         try:
-            async with self._client.stream("POST", where, json=body) as response:
+            async with self._client.stream("POST", self.url + route, json=body) as response:
                 data = await _read(response, where)
         except httpx.HTTPError as error:
-            if self._is_own and isinstance(error, httpx.TransportError):
+            if self._socket and isinstance(error, httpx.TransportError):
                 raise _Down(f"{where}: {type(error).__name__}: {error}") from error
             raise _Busy(f"{where}: {type(error).__name__}: {error}") from error
         if response.status_code in _BUSY or response.status_code >= 500:

@@ -14,11 +14,10 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,14 +34,13 @@ class Job:
     """Words that the server is started with; the keeper's pid is put in the place of "PARENT"."""
     environment: dict[str, str]
     """Beside the keeper's own."""
-    health: str
-    """Address that answers 200 when the server does."""
+    socket: str
+    """Unix socket that it answers GET /health on, in a folder of its own, which is removed at the end with what a killed server leaves
+    there."""
     log: str
     """File that the server's words are added to."""
     restarts: int
     start_deadline_seconds: float
-    sockets: str = ""
-    """Folder that is removed at the end: what a server that is killed leaves there. Empty for none."""
 
 
 class Asked(Exception):
@@ -63,15 +61,14 @@ def main(job: Job) -> int:
     except Asked:
         return 0
     finally:
-        if job.sockets:
-            shutil.rmtree(job.sockets, ignore_errors=True)
+        shutil.rmtree(os.path.dirname(job.socket), ignore_errors=True)
     return 1
 
 
 def _watch(job: Job, server: subprocess.Popen[bytes]) -> str:
     """Why the server is of no use any more, after a word when it first answered."""
     begun = time.monotonic()
-    while not _answers(job.health):
+    while not _answers(job.socket):
         _tick()
         if server.poll() is not None:
             return f"no answer: it ended with status {server.returncode} before it served; {_last_words(job.log)}"
@@ -86,6 +83,8 @@ def _watch(job: Job, server: subprocess.Popen[bytes]) -> str:
 @contextlib.contextmanager
 def _server(job: Job) -> Iterator[subprocess.Popen[bytes]]:
     """The server's process in a session of its own, which ends with the block."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(job.socket)  # of the server before
     words = [str(os.getpid()) if word == "PARENT" else word for word in job.command]
     with open(job.log, "ab") as output:
         server = subprocess.Popen(
@@ -119,13 +118,16 @@ def _tick() -> None:
         raise Asked
 
 
-def _answers(address: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _answers(path: str) -> bool:
+    """Return True if the server at this socket says that it is healthy."""
     try:
-        opener.open(address, timeout=HEALTH_SECONDS).close()
-    except (urllib.error.URLError, OSError):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(HEALTH_SECONDS)
+            connection.connect(path)
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return connection.makefile("rb").readline().split()[1:2] == [b"200"]
+    except OSError:
         return False
-    return True
 
 
 def _last_words(log: str) -> str:

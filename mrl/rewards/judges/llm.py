@@ -37,10 +37,20 @@ _log = logging.getLogger(__name__)
 _WRONG = "I do not know the answer."
 _ASK_AGAIN_TEMPERATURE = 0.7
 _TOP_LOGPROBS = 20
-_NOT_OF_THE_VERDICT = {"tries", "max_calls", "max_tokens", "calls_per_minute", "api_key_env", "canaries"} | {
-    "max_canary_passes",
-    "max_order_flips",
-}
+_OF_THE_VERDICT = (
+    "model",
+    "reference",
+    "compare",
+    "choices",
+    "verdict",
+    "constrained",
+    "reply_tokens",
+    "temperature",
+    "asks",
+    "max_chars",
+    "body",
+)
+"""Rules that a verdict depends on, besides the texts of the template and of the control tokens."""
 _LEAST_COMPARISONS = 50
 """Before anything is said of how many changed with the order."""
 
@@ -54,8 +64,7 @@ class LlmVerifier:
     def __init__(self, part: RewardPart, rules: LlmRules, folder: Path | None) -> None:
         self._part, self._rules = part, rules
         self._questions = Questions(rules)
-        said = rules.model_dump(exclude=_NOT_OF_THE_VERDICT)
-        self.version = digest("llm", Endpoint.who(part, rules), said, self._questions.template)[:12]
+        self.version = self._questions.judge(Endpoint.who(part))
         self._ledger = Ledger(folder, self.version)
         self._canaries = Ledger(folder, f"{self.version} canaries", above=self._middle)
         self._endpoint = Endpoint.of(part, rules)
@@ -187,6 +196,11 @@ class Questions:
         self._rules = rules
         self.template = template_of(rules)
         self._controls = ControlStrings.of_folder(rules.tokenizer)
+
+    def judge(self, who: Any) -> str:
+        """Return the digest of all that decides a verdict; `who`: of whom the server is."""
+        rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT}
+        return digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
     def ask(
         self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True

@@ -42,9 +42,8 @@ class RewardModelVerifier:
         self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
     ) -> None:
         self._rules, self._conversation = rules, conversation
-        settings = (rules.disagreement_weight, rules.step_reduction)
-        who = ("reward_model", Endpoint.who(part, rules), rules.model, conversation.version)
-        self.version = digest(*who, *(each for each in settings if each is not None))[:12]
+        who = ("reward_model", Endpoint.who(part), rules.model, conversation.version)
+        self.version = digest(*who, rules.disagreement_weight, rules.step_reduction)[:12]
         self._ledger = Ledger(folder, self.version)
         self._endpoint = Endpoint.of(part, rules)
 
@@ -107,7 +106,8 @@ class Conversation:
         self._last = about.get("end_tokens", [])
         self._opening = _opening_tokens(self.tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
-        self.version = digest(config, self._template, vocabulary, *self._last, *self._opening)
+        texts = (self._template, vocabulary, self.step_separator)
+        self.version = digest(config, *texts, self._last, self._opening)
 
     def defuse(self, text: str) -> tuple[str, int]:
         """The text without control strings, and how many it had."""

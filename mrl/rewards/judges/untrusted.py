@@ -32,8 +32,9 @@ class ControlStrings:
     """Finds what a judge's tokenizer may read as a control token."""
 
     def __init__(self, strings: Collection[str] = ()) -> None:
-        exact = "|".join(re.escape(s) for s in sorted(strings, key=len, reverse=True) if s.strip())
-        self._pattern = re.compile(f"{exact}|{_COMMON}" if exact else _COMMON, re.IGNORECASE)
+        exact = "|".join(re.escape(s) for s in sorted(strings, key=lambda s: (-len(s), s)) if s.strip())
+        self.pattern = f"{exact}|{_COMMON}" if exact else _COMMON
+        self._pattern = re.compile(self.pattern, re.IGNORECASE)
 
     @classmethod
     def of_folder(cls, folder: str | None) -> ControlStrings:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from mrl.rewards.addresses import check_address
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.part import RewardPart
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,11 @@ class CodeService(_Programs):
 
     rules_name = "code"
     needs_path = True
+
+    @classmethod
+    def check(cls, part: RewardPart) -> None:
+        super().check(part)
+        check_address(part.path or "", "a code service", "a code service is asked without a key")
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.code.remote import CodeServiceVerifier

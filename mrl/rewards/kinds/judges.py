@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
+from mrl.rewards.addresses import check_address
 from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
 from mrl.rewards.judges.rules import LlmRules, RewardModelRules
 from mrl.rewards.part import RewardPart
@@ -22,6 +23,9 @@ class _Asked(RewardKind):
         super().check(part)
         if (part.path is None) == (part.engine is None):
             raise ValueError(f"kind = {part.kind} needs either path or engine")
+        if part.path is not None:
+            key = f"put the key into an environment variable and name that in {part.kind}.api_key_env"
+            check_address(part.path, "a model that judges", key)
         if part.engine is not None and getattr(part, str(part.kind)).tokenizer:
             raise ValueError(
                 f"{part.kind}.tokenizer with engine: it has the tokenizer of its own folder; leave it out"

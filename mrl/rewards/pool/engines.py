@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,16 +27,17 @@ from typing import Any
 from mrl.errors import ConfigError, WorkerLost
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
+from mrl.rewards.judges.ledger import digest
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.part import Served
 
 _log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 CPU_CACHE_BYTES = 1 << 30
 """KV cache of a rank on CPU, where the section says none: vLLM would take 92 % of the memory, and end where less is free."""
 BASE = {"llm": "/v1", "reward_model": ""}
-"""What follows the address, by kind."""
+"""Kind -> where a server's routes begin."""
 CLOSE_SECONDS = END_SECONDS + 10.0
 
 
@@ -47,23 +47,21 @@ class Engine:
     def __init__(self, name: str, section: EngineSection, words: Sequence[str], log_folder: Path) -> None:
         self._name, self._section = name, section
         self.log = log_folder / f"engine-{name}.log"
-        port = _free_port()
-        self.url = f"http://{HOST}:{port}"
         self.restarts = 0
         self._lost = ""
         self._ready = threading.Event()
         self._server_pid: int | None = None
         self._is_closed = False
         self._sockets = _socket_folder()
-        command = [sys.executable, "-P", "-m", "mrl.rollout.serve", "PARENT"]
+        self.served = Served(f"{self._sockets}/server", _answers(section, words))
+        command = [sys.executable, "-P", "-m", "mrl.rollout.serve", "PARENT", "--uds", self.served.socket]
         job = Job(
-            [*command, "--model", section.model, *_words(section, port), *words, *section.arguments],
+            [*command, "--model", section.model, *_words(section), *words, *section.arguments],
             _environment(section) | {"VLLM_RPC_BASE_PATH": self._sockets},
-            f"{self.url}/health",
+            self.served.socket,
             str(self.log),
             section.restarts if section.on_outage == "restart" else 0,
             section.start_deadline_seconds,
-            self._sockets,
         )
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
@@ -117,7 +115,7 @@ class Engine:
         if "pid" in event:
             self._server_pid = event["pid"]
         elif "ready" in event:
-            _log.info("engine %s answers at %s after %.1f s", self._name, self.url, event["ready"])
+            _log.info("engine %s answers after %.1f s", self._name, event["ready"])
             self._ready.set()
         elif "ended" in event:
             self.restarts += 1
@@ -150,7 +148,7 @@ class Engines:
                 raise
 
     def ready(self) -> RewardSection:
-        """The rewards with the engines' addresses in the place of their names, once all answer."""
+        """Return the rewards as ones that ask the engines' servers, once all answer."""
         began = time.monotonic()
         for engine in self._engines.values():
             engine.ready()
@@ -191,11 +189,11 @@ class Engines:
         parts = tuple(self._addressed(each) for each in getattr(part, "parts", ()))
         changed: dict[str, Any] = {"parts": parts} if parts else {}
         if part.engine is not None:
-            rules = getattr(part, part.kind).model_copy(
-                update={"tokenizer": self._section.engines[part.engine].model}
-            )
-            changed |= {"path": self._engines[part.engine].url + BASE[part.kind], part.kind: rules}
-        return part.model_copy(update=changed)
+            tokenizer = {"tokenizer": self._section.engines[part.engine].model}
+            rules = getattr(part, part.kind).model_copy(update=tokenizer)
+            changed |= {"path": f"http://engine{BASE[part.kind]}", part.kind: rules}
+        addressed = part.model_copy(update=changed)
+        return addressed if part.engine is None else addressed.served_by(self._engines[part.engine].served)
 
 
 @contextlib.contextmanager
@@ -228,10 +226,17 @@ def _scores_steps(folder: str) -> bool:
         return False
 
 
-def _words(section: EngineSection, port: int) -> list[str]:
-    """What `vllm serve` is told beside the model."""
-    words = ["--host", HOST, "--port", str(port), "--dtype", section.dtype]
-    words += ["--tensor-parallel-size", str(section.tp), "--max-num-seqs", str(section.max_num_seqs)]
+def _answers(section: EngineSection, words: Sequence[str]) -> str:
+    """Return a digest of what the server answers by: the files of its model, and the settings that decide what these give."""
+    files = sorted(path for path in Path(section.model).glob("*") if path.is_file())
+    folder = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    return digest(folder, section.dtype, section.max_length, section.arguments, list(words))
+
+
+def _words(section: EngineSection) -> list[str]:
+    """What `vllm serve` is told besides the model and the socket."""
+    words = ["--dtype", section.dtype, "--tensor-parallel-size", str(section.tp)]
+    words += ["--max-num-seqs", str(section.max_num_seqs)]
     if section.max_length is not None:
         words += ["--max-model-len", str(section.max_length)]
     if cache := section.kv_cache_bytes or (0 if section.gpus else CPU_CACHE_BYTES):
@@ -265,13 +270,7 @@ def visible_gpus(numbers: Sequence[int]) -> list[str]:
 
 
 def _socket_folder() -> str:
-    """A folder for vLLM's sockets, which it leaves behind where its processes are killed; its name is short, because a socket's path has
-    at most 107 bytes, and vLLM adds 37."""
+    """Make a folder of mode 0700 for a server's sockets, its own and those between its processes. Its name is short, because a socket's
+    path has at most 107 bytes, and vLLM adds 37."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="mrl-judge-", dir=usual if len(os.fsencode(usual)) <= 50 else "/tmp")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        return free.getsockname()[1]

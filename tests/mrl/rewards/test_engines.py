@@ -21,36 +21,31 @@ import pytest
 from mrl.errors import WorkerLost
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import Served
 from mrl.rewards.pool import engines
 from mrl.rewards.pool.pool import RewardPool
 from tests.support.judge_server import judge_server
 
 SERVER = """
-import http.server, subprocess, sys
+import http.server, socketserver, subprocess, sys
 class Healthy(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def log_message(self, *words): pass
 subprocess.Popen(["sleep", "1000"])
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+socketserver.UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 """
 """With a process of its own, as vLLM's have."""
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @contextlib.contextmanager
-def kept(folder: Path, program: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
-    """A keeper of a small server."""
-    port = free_port()
+def kept(folder: Path, program: str, **more: Any) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A keeper of a small server, and the server's socket."""
+    socket = Path(engines._socket_folder()) / "server"
     job = {
-        "command": [sys.executable, "-m", "mrl.rewards.pool.lifeline", "PARENT", sys.executable, "-c", program, str(port)],
+        "command": [sys.executable, "-m", "mrl.rewards.pool.lifeline", "PARENT", sys.executable, "-c", program, str(socket)],
         "environment": {},
-        "health": f"http://127.0.0.1:{port}/health",
+        "socket": str(socket),
         "log": str(folder / "engine.log"),
         "restarts": 1,
         "start_deadline_seconds": 60.0,
@@ -58,10 +53,11 @@ def kept(folder: Path, program: str, **more: Any) -> Iterator[subprocess.Popen[s
     words = [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(job | more)]
     keeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield keeper
+        yield keeper, socket
     finally:
         keeper.kill()
         keeper.wait(30)
+        shutil.rmtree(socket.parent, ignore_errors=True)
 
 
 def told(keeper: subprocess.Popen[str]) -> dict[str, Any]:
@@ -74,9 +70,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_started(tmp_path: Path) -> None:
-    sockets = tmp_path / "sockets"
-    sockets.mkdir()
-    with kept(tmp_path, SERVER, sockets=str(sockets)) as keeper:
+    with kept(tmp_path, SERVER) as (keeper, socket):
         first = told(keeper)["pid"]
         assert told(keeper)["ready"] > 0
         children = psutil.Process(first).children(recursive=True)
@@ -84,14 +78,14 @@ def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_star
         os.kill(first, signal.SIGKILL)
         assert told(keeper) == {"ended": "it ended with status -9"}
         assert gone(children), "what the dead server had started"
-        (sockets / "of-the-dead-server").touch()
+        (socket.parent / "of-the-dead-server").touch()
         second = told(keeper)["pid"]
         assert told(keeper)["ready"] > 0
         everything = [psutil.Process(second), *psutil.Process(second).children(recursive=True)]
         assert keeper.stdin is not None
         keeper.stdin.close()  # as when the driver dies
         assert keeper.wait(30) == 0 and gone(everything)
-    assert not sockets.exists(), "what a killed server leaves there"
+    assert not socket.parent.exists(), "what a killed server leaves there"
 
 
 def test_sockets_of_a_server_have_a_folder_whose_name_is_short(
@@ -112,7 +106,7 @@ def test_sockets_of_a_server_have_a_folder_whose_name_is_short(
 
 
 def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER) as keeper:
+    with kept(tmp_path, SERVER) as (keeper, _):
         server = psutil.Process(told(keeper)["pid"])
         told(keeper)
         children = server.children()
@@ -133,21 +127,31 @@ def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(
     tmp_path: Path, program: str, words: str
 ) -> None:
     deadline = 60.0 if "raise" in program else 1.0
-    with kept(tmp_path, program, start_deadline_seconds=deadline) as keeper:
+    with kept(tmp_path, program, start_deadline_seconds=deadline) as (keeper, _):
         told(keeper)
         assert words in told(keeper)["lost"]
         assert keeper.wait(30) == 1
 
 
 def test_a_server_that_ends_too_often_is_given_up(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER, restarts=0) as keeper:
+    with kept(tmp_path, SERVER, restarts=0) as (keeper, _):
         pid = told(keeper)["pid"]
         told(keeper)
         os.kill(pid, signal.SIGKILL)
         assert told(keeper) == {"lost": "it ended with status -9"} and keeper.wait(30) == 1
 
 
-def addressed(url: str, folder: Path) -> RewardSection:
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Where a socket's path is short enough."""
+    folder = engines._socket_folder()
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def addressed(socket: Path, folder: Path) -> RewardSection:
     """As the driver hands it to reward workers once the engine is up."""
     (folder / "tokenizer.json").write_text("{}")
     engines = {"judge": {"model": str(folder)}}
@@ -155,17 +159,16 @@ def addressed(url: str, folder: Path) -> RewardSection:
     made = RewardSection(
         kind="llm", engine="judge", engines=engines, llm=rules, retries=0, deadline_seconds=60.0
     )
-    told = {"path": url, "llm": rules.model_copy(update={"tokenizer": str(folder)})}
-    return made.model_copy(update=told)
+    told = {"path": "http://engine/v1", "llm": rules.model_copy(update={"tokenizer": str(folder)})}
+    return made.model_copy(update=told).served_by(Served(str(socket), "judge"))
 
 
 def test_samples_wait_for_a_server_of_the_run_that_is_away(make_pair: Any, tmp_path: Path) -> None:
     """With one try: what refuses a connection is waited for, within the sample's deadline."""
-    port = free_port()
-    with RewardPool(addressed(f"http://127.0.0.1:{port}", tmp_path)) as pool:
+    with short_folder() as folder, RewardPool(addressed(folder / "server", tmp_path)) as pool:
         pool.submit_all([make_pair(n, str(n), "12") for n in (11, 12)])
         assert not pool.collect(3.0), "nothing was scored while nobody answered"
-        with judge_server(port=port):
+        with judge_server(at=str(folder / "server")):
             found, deadline = {}, time.monotonic() + 60.0
             while len(found) < 2 and time.monotonic() < deadline:
                 found |= pool.collect(1.0)
@@ -176,7 +179,7 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
     def lost() -> None:
         raise WorkerLost("the engine reward.engines.judge is gone")
 
-    section = addressed("http://127.0.0.1:9", tmp_path)
+    section = addressed(tmp_path / "nobody", tmp_path)
     with RewardPool(section, check=lost) as pool, pytest.raises(WorkerLost, match="is gone"):
         pool.collect(0.0)
 

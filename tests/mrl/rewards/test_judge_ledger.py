@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mrl.rewards.judges import ledger
 from mrl.rewards.judges.ledger import Ledger
+from mrl.rewards.judges.llm import Questions
+from mrl.rewards.judges.rules import EngineSection, LlmRules
+from mrl.rewards.pool import engines
 
 
 def test_answers_above_a_value_are_counted_as_they_come_and_as_they_are_read(tmp_path: Path) -> None:
@@ -36,3 +41,49 @@ def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch
             assert (known.calls, known.tokens, known.num_above) == (100, 300, 50)
             found = [number for number in range(100) if known.find(str(number)) == number / 99]
             assert len(found) in held and found == list(range(found[0], 100))
+
+
+NO_MATTER = {"tries", "max_calls", "max_tokens", "calls_per_minute", "api_key_env"} | {
+    "canaries",
+    "max_canary_passes",
+    "max_order_flips",
+}
+"""Rules that no verdict depends on."""
+BY_CONTENTS = {"template", "tokenizer"}
+
+
+def test_a_judge_is_known_by_all_that_decides_its_verdicts(tmp_path: Path) -> None:
+    """A new rule is a part of that, or is named above as one that is not."""
+
+    def judge(**changes: Any) -> str:
+        return Questions(LlmRules().model_copy(update=changes)).judge("somebody")
+
+    others = {
+        name for name in set(LlmRules.model_fields) - BY_CONTENTS if judge(**{name: "another"}) != judge()
+    }
+    assert others == set(LlmRules.model_fields) - BY_CONTENTS - NO_MATTER
+    texts = {
+        "a": "{prompt} {response} {reference}",
+        "b": "{prompt} {response} {reference}",
+        "c": "{prompt} {response} {reference}?",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "template").write_text(text)
+        words = [{"content": "<w>" if name == "c" else "<v>", "special": True}]
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"added_tokens": words}))
+    for rule, file in (("template", "template"), ("tokenizer", "")):
+        a, b, c = (judge(**{rule: str(tmp_path / name / file)}) for name in texts)
+        assert a == b != c and a != judge(), "where its text lies makes no difference"
+
+
+def test_a_server_of_the_run_is_known_by_its_model_and_what_it_serves_it_with(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    usual = EngineSection(model=str(tmp_path))
+    serves = {"dtype": "float32", "max_length": 64, "arguments": ("--chat-template", "t")}
+    known = [engines._answers(usual.model_copy(update={name: value}), ()) for name, value in serves.items()]
+    known += [engines._answers(usual, ()), engines._answers(usual, ["--logprobs-mode", "processed_logprobs"])]
+    assert len(set(known)) == len(known)
+    assert engines._answers(usual.model_copy(update={"num_threads": 2, "max_num_seqs": 2}), ()) == known[3]
+    (tmp_path / "config.json").write_text("{ }")
+    assert engines._answers(usual, ()) != known[3]

@@ -234,7 +234,6 @@ def test_what_a_judge_cannot_be_shown_is_named(tmp_path: Path, make_pair: Any, s
     template.write_text("{prompt} {reference}")
     faults = {
         "has the places ['prompt', 'reference']": section(url, template=str(template)),
-        "is an http:// or https:// address": section("127.0.0.1:9"),
         "no such environment variable": section(url, api_key_env="MRL_NO_SUCH_KEY"),
     }
     for words, broken in faults.items():
