@@ -24,7 +24,6 @@ import secrets
 import shlex
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from typing import IO
 from mrl.config.root import Config
 from mrl.rewards.pool.lifeline import die_with_parent
 from mrl.rollout import worker_forks
+from mrl.rollout.worker_forks import OwnUserSocket
 
 CLIENT = Path(__file__).with_name("fork_client.py")
 PRELOADS = {"trainer": "mrl.training.preload", "engine": "mrl.rollout.preload"}
@@ -44,6 +44,8 @@ GIVEN_ANEW = ("MRL_", "RAY_", "PYTEST_", "PYTHONBREAKPOINT", "TMPDIR", "PWD", "O
 """How variables begin that no import of a server reads; like all others, a worker has its client's."""
 CLIENT_SECONDS = 60.0
 """A client that says nothing for so long is left alone."""
+CONNECT_SECONDS = 5.0
+"""For the kernel to take a connection: a server that listens need not answer for that."""
 
 
 class ForkServers:
@@ -88,8 +90,12 @@ class ForkServers:
             self._process.stdin.flush()
 
     def python(self, kind: str) -> str:
-        """The command that stands for Python where a worker of a kind ("trainer", "engine") is started."""
-        return shlex.join([sys.executable, "-I", "-S", str(CLIENT), self._names[kind]])
+        """The command that stands for Python where a worker of a kind ("trainer", "engine") is started; Python itself if the
+        kind's server has ended."""
+        client = ["-I", "-S", str(CLIENT), self._names[kind]]
+        with contextlib.suppress(OSError), _connected(self._names[kind]):
+            return shlex.join([sys.executable, *client])
+        return shlex.join([sys.executable])
 
     @property
     def pid(self) -> int | None:
@@ -103,9 +109,8 @@ class ForkServers:
     def wait(self, deadline_seconds: float) -> None:
         """Until all servers have made their imports, or ended; Ray gives up on a worker that does not report in a minute."""
         for name in self._names.values():
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+            with contextlib.suppress(OSError), _connected(name) as server:
                 server.settimeout(deadline_seconds)
-                server.connect("\0" + name)
                 server.shutdown(socket.SHUT_WR)
                 server.recv(1)
 
@@ -164,10 +169,22 @@ class Request:
 
 
 def _listening(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = OwnUserSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind("\0" + name)
     listener.listen(128)
     return listener
+
+
+def _connected(name: str) -> socket.socket:
+    """A connection to this user's server of a name. OSError if there is none."""
+    server = OwnUserSocket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.settimeout(CONNECT_SECONDS)
+        server.connect("\0" + name)
+    except OSError:
+        server.close()
+        raise
+    return server
 
 
 def serve(listener: socket.socket, module: str, config: Config) -> Request:
@@ -181,28 +198,38 @@ def serve(listener: socket.socket, module: str, config: Config) -> Request:
     gc.freeze()  # the workers' collectors leave alone what they share, and so it stays shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except ConnectionAbortedError:  # another user's
+            continue
         with connection:
             request = _received(connection)
             if request is None:
                 continue
             if (threads := len(os.listdir("/proc/self/task"))) > 1:
                 sys.exit(f"{module}: {threads} threads run after the imports; workers start by themselves")
-            if os.fork() == 0:
-                listener.close()
-                return dataclasses.replace(request, said=said)
-            with contextlib.suppress(OSError):
-                connection.sendall(b"+")
+            if not _has_left(connection):
+                if os.fork() == 0:
+                    listener.close()
+                    return dataclasses.replace(request, said=said)
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"+")
             for stream in request.streams:
                 os.close(stream)
 
 
+def _has_left(connection: socket.socket) -> bool:
+    """Return True if a client gave up waiting, and starts by itself."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+
+
 def _received(connection: socket.socket) -> Request | None:
-    """A client's request; nothing of another user's process, or of one that ended."""
+    """A client's request; None from one that ended or only asked whether the server is there."""
     connection.settimeout(CLIENT_SECONDS)
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    if struct.unpack("3i", credentials)[1] != os.getuid():
-        return None
     try:
         head, streams, _, _ = socket.recv_fds(connection, 8, 3)
         with connection.makefile("rb") as file:
@@ -222,7 +249,7 @@ def main(served: Mapping[str, tuple[int, str]], owner: IO[bytes]) -> Request | N
 
     if torch.cuda.device_count():
         return None  # what an import takes of a device would be missing where an engine measures it
-    listeners = {kind: socket.socket(fileno=number) for kind, (number, _) in served.items()}
+    listeners = {kind: OwnUserSocket(fileno=number) for kind, (number, _) in served.items()}
     for kind, (_, module) in served.items():
         if os.fork() == 0:
             die_with_parent(own)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,8 +17,10 @@ import pytest
 
 from mrl.config.load import load_config
 from mrl.config.root import Config
+from mrl.launch.workers import fork_client, fork_server
 from mrl.launch.workers.fork_server import STANDING, ForkServers
 from tests.launch.tiny_runs import ROOT
+from tests.support.another_user import by_root, started_by_another_user, tried_by_another_user
 
 SECONDS = 240
 SCRIPT = """
@@ -101,11 +105,80 @@ def test_without_servers_a_worker_starts_by_itself(config: Config, tmp_path: Pat
     servers = ForkServers(
         config, environment={"PYTHONPATH": str(ROOT)}, log_folder=tmp_path, preloads={"k": "json"}
     )
-    python = servers.python("k")
+    client = servers.python("k")
     servers.wait(SECONDS)  # `json` has nothing to preload with: the server has ended
-    assert told_by(python, tmp_path, "word")["words"][1:] == ["word"]
+    assert servers.python("k") == shlex.quote(sys.executable) != client
+    assert told_by(client, tmp_path, "word")["words"][1:] == ["word"]
     servers.close()
-    assert told_by(python, tmp_path, "word")["words"][1:] == ["word"]
+    assert told_by(client, tmp_path, "word")["words"][1:] == ["word"]
+
+
+LISTENS = """
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind("\\0" + sys.argv[1])
+    listener.listen()
+    print("listens", flush=True)
+    for _ in range(2):
+        with listener.accept()[0] as connection:
+            print(connection.recv(1), flush=True)
+"""
+SENDS = """
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("\\0" + sys.argv[1])
+    try:
+        socket.send_fds(client, [int(sys.argv[2]).to_bytes(8, "big")], [0, 1, 2])
+        client.sendall(sys.argv[3].encode())
+        print(client.recv(1))
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@by_root
+def test_nothing_is_told_to_another_user_who_took_the_name(config: Config, tmp_path: Path) -> None:
+    servers = ForkServers(
+        config, environment={"PYTHONPATH": str(ROOT)}, log_folder=tmp_path, preloads={"k": "json"}
+    )
+    client = servers.python("k")
+    servers.wait(SECONDS)
+    with started_by_another_user(LISTENS, servers._names["k"]) as stranger:
+        assert stranger.stdout is not None
+        try:
+            assert stranger.stdout.readline() == "listens\n"
+            assert servers.python("k") == shlex.quote(sys.executable)
+            assert told_by(client, tmp_path, "word", KEY="secret")["environment"]["KEY"] == "secret"
+            assert stranger.communicate(timeout=SECONDS)[0] == "b''\n" * 2
+        finally:
+            stranger.kill()
+            servers.close()
+
+
+@by_root
+def test_nothing_is_forked_for_another_user(servers: ForkServers, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(tmp_path / 'made')!r}, 'w')")
+    request = {"words": [str(script)], "environment": {}, "folder": "/", "oom_score": "0"}
+    data = json.dumps(request)
+    answer = tried_by_another_user(SENDS, servers._names["plain"], str(len(data)), data)
+    assert answer in ("b''\n", "BrokenPipeError\n", "ConnectionResetError\n")
+    told_by(servers.python("plain"), tmp_path)  # a later request has been answered
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_and_forks_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "ANSWER_SECONDS", 0.2)
+    name = f"mrl-silent-{os.getpid()}-{secrets.token_hex(8)}"
+    with fork_server._listening(name) as listener:
+        assert not fork_client.handed_over(name, ["script.py"])
+        connection, _ = listener.accept()
+        with connection:
+            request = fork_server._received(connection)
+            assert request is not None and request.words == ["script.py"]
+            assert fork_server._has_left(connection)
+    for stream in request.streams:
+        os.close(stream)
 
 
 def test_servers_that_are_kept_are_taken_by_runs_that_would_import_the_same(
