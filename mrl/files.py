@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,14 @@ def shipped(path: Path) -> Path:
     it does."""
     own = CONFIGS.joinpath(*path.parts[1:])
     return own if path.parts[:1] == ("configs",) and not path.exists() and own.is_file() else path
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return True for a folder of this process's user; False for another user's, for a link and where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        facts = path.lstat()
+        return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+    return False
 
 
 def write_durably(path: Path, data: bytes) -> None:

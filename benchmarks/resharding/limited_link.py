@@ -59,7 +59,7 @@ def link(gbit: float) -> Iterator[None]:
     link is waited for."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         raise ConfigError(f"{' and '.join(missing)} not found: install iproute2")
-    with LOCK.open("w") as lock:
+    with os.fdopen(os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _remove()
         try:

@@ -150,7 +150,7 @@ class FileStore:
 
     def _new_file(self) -> _File:
         path = self._folder / f"{self._num_files:08d}.groups"
-        self._writing = _File(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644))
+        self._writing = _File(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         self._files.append(self._writing)
         self._num_files += 1
         return self._writing

@@ -57,15 +57,16 @@ def owner_of(folder: Path) -> str | None:
 def claim(folder: Path, run: str) -> None:
     """PoolError where the folder is another run's, OSError where it cannot be written to."""
     partial = folder / PARTIAL_MARK
+    partial.unlink(missing_ok=True)
+    with partial.open("x", encoding="utf-8") as file:  # which follows no link
+        file.write(run)
     if owner_of(folder) is None:
-        partial.write_text(run, encoding="utf-8")
         partial.rename(folder / MARK)
+    partial.unlink(missing_ok=True)
     if (owner := owner_of(folder)) != run:
         raise PoolError(
             f"the pool's folder {folder} belongs to the run {owner}, not to {run}; choose another or remove it"
         )
-    partial.write_bytes(b"")
-    partial.unlink()  # it can be written to
 
 
 def clear(folder: Path, run: str) -> int:

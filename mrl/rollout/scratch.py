@@ -4,7 +4,7 @@ vLLM gives its workers' queues and its CPU all-reduce named shared memory, and r
 an orderly end only. Here every engine has a folder of its own, named after its process, in which vLLM makes its files: an
 all-reduce's segments are named after the file they met through. A tiny shell of its own session holds a pipe from the
 owner: when the owner ends, the pipe closes and the shell removes the folder and what it names. Where the shell was
-killed too, the next engine's start sweeps: folders whose owner is dead, and only those.
+killed too, the next engine's start sweeps: this user's folders whose owner is dead, and only those.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from mrl.errors import RolloutError
+from mrl.files import is_own_folder
 from mrl.resharding.wire.processes import ProcessId
 
 _SEGMENTS = Path("/dev/shm")
@@ -89,11 +90,12 @@ class Scratch:
 
 
 def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
-    """Removes what dead engines' folders name, and the folders; those of living processes stay. Returns the folders."""
+    """Removes what this user's dead engines' folders name, and the folders; those of living processes stay, and what another user
+    or a link calls so. Returns the folders."""
     dead = []
     for folder in root.glob("mrl-engine-*"):
         owner = _OURS.fullmatch(folder.name)
-        if owner and not ProcessId(int(owner[1]), int(owner[2])).alive():
+        if owner and is_own_folder(folder) and not ProcessId(int(owner[1]), int(owner[2])).alive():
             dead.append(folder)
             subprocess.run(["/bin/sh", str(_REMOVE), str(folder), str(segments)], check=False, timeout=10)
     return dead

@@ -131,8 +131,8 @@ def _secret(folder: Path | None) -> str:
         return secrets.token_hex(16)
     file, made = folder / SECRET, folder / f"{SECRET}.{os.getpid()}"
     if not file.is_file():
+        made.touch(0o600)
         made.write_text(secrets.token_hex(16))
-        made.chmod(0o600)
         try:
             os.link(made, file)
         except FileExistsError:

@@ -176,3 +176,16 @@ def test_a_mark_that_is_no_text_is_another_runs(tmp_path: Path) -> None:
     assert "belongs to the run" in pool_folder.fault(tmp_path, "run", num_bytes=0)
     with pytest.raises(PoolError, match="belongs to the run"):
         pool_folder.claim(tmp_path, "run")
+
+
+def test_no_link_in_its_folder_is_written_through_and_its_files_are_for_this_user(tmp_path: Path) -> None:
+    folder, other = tmp_path / "pool", tmp_path / "other"
+    folder.mkdir()
+    other.write_text("kept")
+    (folder / pool_folder.PARTIAL_MARK).symlink_to(other)
+    pool = store(folder)
+    pool.put(group_of(1))
+    assert other.read_text() == "kept" and pool_folder.owner_of(folder) == "a"
+    (file,) = pool_folder._files(folder)
+    assert file.stat().st_mode & 0o777 == 0o600
+    pool.close()

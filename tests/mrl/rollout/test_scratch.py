@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from mrl.rollout.scratch import Scratch, mapped_segments, sweep
+from tests.support.another_user import NOBODY, by_root
 
 FORK = multiprocessing.get_context("fork")
 
@@ -28,8 +29,8 @@ def make(folder: Path, segments: Path) -> None:
     """As vLLM leaves it: a rendezvous file, a segment named after it, and one listed by name."""
     (folder / "vllm_dist_ab12").touch()
     (segments / "vllm_dist_ab12-tp_0-[0-1]-cpushm").touch()
-    (segments / "psm with space").touch()
-    (folder / "names").write_text(f"{segments / 'psm with space'}\n")
+    (segments / "psm_a b").touch()
+    (folder / "names").write_text(f"{segments / 'psm_a b'}\n")
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -85,6 +86,51 @@ def test_the_next_start_sweeps_what_is_left_when_the_remover_died_too(places: tu
     assert not folder.exists() and scratch.folder.exists()
     scratch.close()
     assert only_strangers(places)
+
+
+def test_only_segments_that_vllm_names_are_removed(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whatever a folder of an engine has in its list."""
+    root, segments = places
+    folder = root / "mrl-engine-999999999-1-ab"  # no process has such a number
+    folder.mkdir()
+    others = [tmp_path / "psm_file", segments / "psm_folder/file", segments / "sem.other"]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (segments / "psm_1").touch()
+    lines = [
+        *others,
+        f"{segments}/../psm_file",
+        f"{segments}/psm_folder/../../psm_file",
+        "/dev/null",
+        "",
+        "psm_1",
+    ]
+    (folder / "names").write_text("".join(f"{line}\n" for line in lines))
+    assert sweep(root, segments) == [folder] and not folder.exists()
+    assert all(path.exists() for path in others) and not (segments / "psm_1").exists()
+
+
+def test_a_link_is_not_swept(places: tuple[Path, Path], tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "names").write_text(f"{places[1]}/vllm_dist_ff-cpushm\n")
+    link = places[0] / "mrl-engine-999999999-1-ab"
+    link.symlink_to(linked)
+    assert sweep(*places) == [] and link.is_symlink() and (linked / "names").exists()
+    link.unlink()
+    assert only_strangers(places)
+
+
+@by_root
+def test_what_another_user_made_is_not_swept(places: tuple[Path, Path]) -> None:
+    folder = places[0] / "mrl-engine-999999999-1-ab"
+    folder.mkdir()
+    (folder / "names").write_text(f"{places[1]}/vllm_dist_ff-cpushm\n")
+    (folder / "vllm_dist_ff").touch()
+    os.chown(folder, NOBODY, NOBODY)
+    assert sweep(*places) == [] and (folder / "names").exists()
+    assert (places[1] / "vllm_dist_ff-cpushm").exists()
 
 
 def test_temporary_files_are_made_inside_while_an_engine_starts(places: tuple[Path, Path]) -> None:
