@@ -14,6 +14,7 @@ from tests.support.source_tree import modules
 
 LAYERS = [
     [
+        "mrl.compile_cache",
         "mrl.errors",
         "mrl.files",
         "mrl.own_code",

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 
+from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
 from mrl.rollout.part import Part
@@ -23,6 +24,7 @@ def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None
             "Make the RolloutEngine first in a process of its own"
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    use_own_compile_cache()
     for name, value in variables(rollout, part, meeting, compiled=compiled).items():
         if value is None:
             os.environ.pop(name, None)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from mrl.compile_cache import use_own_compile_cache
 from mrl.errors import RolloutError
 from mrl.files import is_own_folder
 from mrl.resharding.wire.processes import ProcessId
@@ -65,8 +66,7 @@ class Scratch:
     def in_use(self) -> Iterator[None]:
         """Temporary files of this process, and of those it starts meanwhile, are made in the folder; caches are not."""
         usual, before = tempfile.tempdir, dict(os.environ)
-        cache = Path(tempfile.gettempdir()) / f"torchinductor_{psutil.Process().username()}"
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        use_own_compile_cache()
         os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"] = tempfile.tempdir = str(self.folder)
         try:
             yield

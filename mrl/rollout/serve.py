@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from mrl.compile_cache import use_own_compile_cache
 from mrl.rewards.pool.lifeline import die_with_parent
 
 if __name__ == "__mp_main__":
@@ -18,6 +19,7 @@ if __name__ == "__mp_main__":
 def main(parent: str, *words: str) -> None:
     """Serves until it is ended."""
     die_with_parent(int(parent))
+    use_own_compile_cache()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     sys.argv = ["vllm serve", *words]
     # What the command calls; the command itself asks for a package of the name vllm, which the build for CPUs has not.

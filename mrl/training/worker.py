@@ -19,6 +19,7 @@ import torch
 import xxhash
 
 from mrl.algorithms.distillation import TEACHER
+from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.model import ModelSection
@@ -63,6 +64,7 @@ class MegatronWorker:
         bring routes for the policy and the reference to take (routing.replay). With `value_labels` what
         stands in the policy's place is a reward model that gives these: forward() gives values, and an objective is called with
         them."""
+        use_own_compile_cache()
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)

@@ -1,0 +1,52 @@
+"""The folder from which torch takes code that it compiled earlier: one of this user's own.
+
+torch's default, torchinductor_USER in the folder for temporary files, belongs to whoever makes it first, and what lies there runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from mrl.errors import ConfigError
+from mrl.files import is_own_folder
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+"""1 by default. torch keeps these headers in its default folder whatever `VARIABLE` says."""
+_PREFIX = "torchinductor_"
+
+
+def use_own_compile_cache() -> None:
+    """Make this process and those it starts take compiled code from a folder of this user's: torch's default, or, if another user
+    has that, one below ~/.cache. A folder that the user named stays. ConfigError if both are another user's."""
+    first = Path(os.environ.get(VARIABLE) or default())
+    if not first.name.startswith(_PREFIX):
+        return  # torch itself names its default there once it is imported
+    second = Path(os.environ.get("HOME", "/"), ".cache/mrl/torchinductor")
+    for folder in (first, second):
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_own_folder(folder):
+            break
+    else:
+        raise ConfigError(
+            f"torch runs code from {first}, which is another user's, and {second} cannot be made; "
+            f"set {VARIABLE} to a folder of yours"
+        )
+    os.environ[VARIABLE] = str(folder)
+    if folder is second:
+        os.environ[HEADERS] = "0"
+
+
+def default() -> Path:
+    """Return torch's default (torch/_inductor/runtime/cache_dir_utils.py)."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid_{os.getuid()}"
+    return Path(tempfile.gettempdir(), _PREFIX + re.sub(r'[\\/:*?"<>|]', "_", user))

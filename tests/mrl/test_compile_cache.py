@@ -1,0 +1,67 @@
+"""Compiled code comes from a folder of this user's, whoever made torch's default first."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mrl import compile_cache
+from mrl.errors import ConfigError
+from tests.support.another_user import NOBODY, by_root
+
+
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """torch's, in a folder for temporary files of this test; there is none yet, and the home is empty."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(compile_cache.VARIABLE, raising=False)
+    monkeypatch.setenv(compile_cache.HEADERS, "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return compile_cache.default()
+
+
+def test_the_default_is_torchs(default: Path) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    assert str(default) == default_cache_dir()
+
+
+def test_a_default_that_nobody_has_becomes_the_users(default: Path) -> None:
+    compile_cache.use_own_compile_cache()
+    assert os.environ[compile_cache.VARIABLE] == str(default)
+    assert default.stat().st_mode & 0o777 == 0o700 and os.environ[compile_cache.HEADERS] == "1"
+
+
+@by_root
+@pytest.mark.parametrize("said", [False, True])
+def test_another_users_default_is_left_alone(
+    default: Path, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default.mkdir(mode=0o777)
+    os.chown(default, NOBODY, NOBODY)
+    if said:  # as torch says once its compiler is imported
+        monkeypatch.setenv(compile_cache.VARIABLE, str(default))
+    compile_cache.use_own_compile_cache()
+    own = Path(os.environ[compile_cache.VARIABLE])
+    assert own == default.parent / "home/.cache/mrl/torchinductor" and own.stat().st_mode & 0o777 == 0o700
+    assert os.environ[compile_cache.HEADERS] == "0", "torch keeps these in its default folder"
+    os.chown(own, NOBODY, NOBODY)
+    monkeypatch.setenv(compile_cache.VARIABLE, str(default))
+    with pytest.raises(ConfigError, match="TORCHINDUCTOR_CACHE_DIR"):
+        compile_cache.use_own_compile_cache()
+
+
+def test_a_link_in_the_defaults_place_is_not_followed(default: Path) -> None:
+    (default.parent / "linked").mkdir()
+    default.symlink_to("linked")
+    compile_cache.use_own_compile_cache()
+    assert Path(os.environ[compile_cache.VARIABLE]).is_relative_to(default.parent / "home")
+
+
+def test_a_folder_of_the_users_choice_stays(
+    default: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path / "chosen"))
+    compile_cache.use_own_compile_cache()
+    assert os.environ[compile_cache.VARIABLE] == str(tmp_path / "chosen") and not default.exists()
