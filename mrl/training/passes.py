@@ -210,10 +210,11 @@ class Passes:
         return [self._to_device(plan, scored) for plan in plans]
 
     def _scale_router_loss(self, prepared: list[Prepared]) -> None:
-        """Makes the load-balancing loss a mean over the step's tokens.
+        """Make the load-balancing loss a mean over the step's tokens.
 
-        Megatron weighs each microbatch's by its tokens on this rank (a tensor-parallel share of them) and
-        leaves the division to its loss normalisation, which is off here: gradients are sums.
+        Megatron multiplies each microbatch's loss by the tokens of all its tensor and context-parallel ranks
+        (`Router.attach_and_log_load_balancing_loss`). It leaves the division by the step's tokens to its loss
+        normalisation, which is off here: gradients are sums.
         """
         if not self._training.router_aux_loss:
             return
@@ -221,7 +222,7 @@ class Passes:
             [sum(item.tokens.shape[1] for item in prepared)], dtype=torch.float64, device=self._device
         )
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        scale = self._layout.tp / float(total.item())
+        scale = 1 / (self._layout.cp * float(total.item()))  # `tokens` are a context-parallel rank's share
         self._chunks.config.moe_aux_loss_coeff = self._training.router_aux_loss * scale
 
     def _check_lengths(self, batch: TrainBatch) -> None:

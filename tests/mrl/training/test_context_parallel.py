@@ -49,8 +49,11 @@ def balanced_updates(rank: int, world: int, port: int, folder: str, layout: dict
     return [at.update(batch, cross_entropy, {"num_tokens": 64}) for _ in range(2)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"cp": 2}, {"cp": 2, "tp": 2}], ids=name_of)
+@pytest.mark.parametrize(
+    "layout",
+    [{"tp": 2}, {"cp": 2}, pytest.param({"cp": 2, "tp": 2}, marks=pytest.mark.slow)],
+    ids=name_of,
+)
 def test_the_load_balancing_loss_is_over_all_ranks_tokens(layout: dict[str, int], tmp_path: Path) -> None:
     folder = str(write_model(tmp_path / "moe"))
     (expected,) = run_ranks(balanced_updates, 1, folder, {})
