@@ -83,7 +83,8 @@ def _without_a_pass(
 ) -> dict[str, float]:
     """Largest differences between accumulate() after a pass for old log-probs and accumulate() alone, by what is compared.
 
-    Of the gradient relative to its largest element. "margins_at" is the smallest margin, to show that it is no 0 or infinity.
+    Of the gradient relative to its largest element. "margins_at" is the smallest margin, to show that it is no 0 or infinity;
+    a data-parallel place without tokens has neither this nor "mismatch_at".
     """
     objective = Objective(AlgorithmSection.model_validate(tree))
     without = {name: array for name, array in shard.arrays.items() if name != "old_logprobs"}
@@ -103,16 +104,18 @@ def _without_a_pass(
         measure(shard, a["logprobs"], a["router_margin"], served=served, margin=1e-4) for a in (passed, own)
     ]
     mask, margins = shard.loss_mask, passed["router_margin"][shard.loss_mask]
-    return {
+    differences = {
         "metrics": max(abs(metrics[name] - before[name]) for name in before),
         "gradient": float((gradient - expected).abs().max() / expected.abs().max()),
         "logprobs": float(np.abs(own["logprobs"] - passed["logprobs"])[mask].max(initial=0.0)),
         "untrained": float(np.abs(own["logprobs"][~mask]).max(initial=0.0)),
         "margins": float(np.abs(own["router_margin"][mask] - margins).max(initial=0.0)),
-        "margins_at": float(margins.min(initial=1.0)),
         "mismatch": max(abs(measured[0][name] - measured[1][name]) for name in measured[0]),
-        "mismatch_at": measured[0]["policy/rollout_logprob_diff_max"],
     }
+    if len(margins):
+        differences["margins_at"] = float(margins.min())
+        differences["mismatch_at"] = measured[0]["policy/rollout_logprob_diff_max"]
+    return differences
 
 
 KL: dict[str, Any] = {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.5, "unbiased": True}}

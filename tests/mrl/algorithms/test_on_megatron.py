@@ -151,9 +151,12 @@ def test_the_one_update_of_a_step_needs_no_pass_before_it(many) -> None:
     old log-probs before it; float32 leaves differences below 1e-5 where the configurations differ by 1e-2 and more."""
     for result in many:
         for tree, differences in zip(scenarios.WITHOUT_A_PASS, result["differences"], strict=True):
-            at = {name: differences.pop(name) for name in ("margins_at", "mismatch_at")}
+            at = {
+                name: differences.pop(name) for name in ("margins_at", "mismatch_at") if name in differences
+            }
             assert all(found < 1e-5 for found in differences.values()), (tree, differences)
-            assert 0 < at["margins_at"] < 1 and at["mismatch_at"] > 0.1
+            if at or result is many[0]:  # a place without tokens has none; the first has the most
+                assert 0 < at["margins_at"] < 1 and at["mismatch_at"] > 0.1
 
 
 BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
