@@ -21,7 +21,7 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import StyleProbe, style_probes
-from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap, scored
+from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap, scored, steps_of
 from mrl.errors import ConfigError
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands.stopping import StopSignals
@@ -55,6 +55,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     say = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlap(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
+    say += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in say), flush=True)
     folder, signals = RunFolder(folder_of(config)), StopSignals()
     try:
@@ -69,6 +70,24 @@ def run_ranks(arguments: Sequence[str]) -> int:
         print(f"tune failed with {code}; each rank's own words are in {log_folder(config)}", flush=True)
         return code
     return 0 if Path(section.output).exists() else signals.exit_code
+
+
+def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
+    """Lines that a start prints: rows, steps, epochs and learning rate; and a warning if a step has more rows than there are."""
+    steps, optimizer = steps_of(section, num_rows), section.optimizer.in_updates(1)
+    drawn = "in order" if section.passes is not None else "drawn with replacement"
+    warm_up = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
+    decay = f", {optimizer.schedule} to {optimizer.min_lr:g}" if optimizer.schedule != "constant" else ""
+    lines = [
+        f"{num_rows} rows, {steps} steps of {section.batch_rows} rows {drawn}, "
+        f"{steps * section.batch_rows / num_rows:.3g} epochs; learning rate {optimizer.lr:g}{warm_up}{decay}"
+    ]
+    if section.batch_rows > num_rows:
+        lines.append(
+            f"warning: tune.batch_rows = {section.batch_rows} is more than the {num_rows} rows: a step takes a row several times; "
+            f"set tune.batch_rows to {num_rows} or fewer"
+        )
+    return lines
 
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:

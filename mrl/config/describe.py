@@ -37,9 +37,7 @@ def describe(prefix: str = "") -> str:
 
     A line is `path: type = default  # sentence`. Raises ConfigError where the path leads to no setting.
     """
-    shown = [setting for setting in settings() if _below(setting.path, prefix)]
-    if not shown and prefix:  # inside a section that is printed at its first place alone
-        shown = [setting for setting in _walk(Config, "", None) if _below(setting.path, prefix)]
+    shown = [setting for setting in settings(prefix) if _below(setting.path, prefix)]
     if not shown:
         raise ConfigError(f"there is no setting {prefix}{_hint(prefix)}; `mrl settings` prints all")
     return "\n".join(map(str, shown))
@@ -67,9 +65,9 @@ def named(name: str) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\[[^]]*\]", "", path) for path in paths))
 
 
-def settings() -> list[Setting]:
-    """Every setting once: a section that stands in several places is told at the first."""
-    return list(_walk(Config, "", set()))
+def settings(prefix: str = "") -> list[Setting]:
+    """Every setting once: of a section that is used again, at or below `prefix`, the later places show what differs from the first."""
+    return list(_walk(Config, "", {}, prefix))
 
 
 def page() -> str:
@@ -94,9 +92,9 @@ def _below(path: str, prefix: str) -> bool:
 
 
 def _walk(
-    section: type[pydantic.BaseModel], prefix: str, told: set[type] | None, depth: int = 0
+    section: type[pydantic.BaseModel], prefix: str, first: dict[type[pydantic.BaseModel], str], wanted: str
 ) -> Iterator[Setting]:
-    """The settings of a section; `told`: sections that have been walked elsewhere, None to walk them again."""
+    """The settings of a section; `first`: the path of each section's first place at or below `wanted`, which the walk fills."""
     for name, field in section.model_fields.items():
         path, sentence = f"{prefix}{name}", (field.description or "").replace("\n", " ")
         sections = section_types(field.annotation)
@@ -110,12 +108,25 @@ def _walk(
             if len(sections) > 1:
                 own = f"{path}[{tag_of(inner) or inner.__name__}]"
                 yield Setting(own, "", " ".join((inner.__doc__ or "").partition("\n\n")[0].split()))
-            if depth > 3 or any(issubclass(other, inner) for other in told or ()):
-                yield Setting(f"{own}.*", "", "The settings stand above.")
+            related = (each for each in first if issubclass(each, inner) or issubclass(inner, each))
+            if (known := next(related, None)) is not None:
+                own_settings = list(_differences(inner, known, f"{own}."))
+                yield from own_settings
+                yield Setting(
+                    f"{own}.*", "", f"{'Otherwise as' if own_settings else 'As'} in {first[known]}."
+                )
                 continue
-            if told is not None:
-                told.add(inner)
-            yield from _walk(inner, f"{own}.", told, depth + 1)
+            if _below(own, wanted):
+                first[inner] = own
+            yield from _walk(inner, f"{own}.", first, wanted)
+
+
+def _differences(
+    section: type[pydantic.BaseModel], known: type[pydantic.BaseModel], prefix: str
+) -> Iterator[Setting]:
+    """The settings of a section that another one, of the same form, does not have alike."""
+    alike = set(_walk(known, prefix, {}, prefix))
+    return (setting for setting in _walk(section, prefix, {}, prefix) if setting not in alike)
 
 
 def section_types(annotation: Any) -> list[type[pydantic.BaseModel]]:
@@ -186,5 +197,7 @@ def _default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, tuple):
         value = list(value)
-    shown = {None: "null", True: "true", False: "false", "": "''"}
-    return f" = {shown.get(value, value) if isinstance(value, bool | str | None) else value}"
+    if isinstance(value, str) and (not value or not value.isprintable()):
+        return f" = {value!r}"
+    shown = {None: "null", True: "true", False: "false"}
+    return f" = {shown[value] if isinstance(value, bool | None) else value}"

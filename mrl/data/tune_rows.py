@@ -213,15 +213,13 @@ def _encode(
 
 def steps_of(section: TuneSection, num_rows: int) -> int:
     """Steps of the whole run."""
-    if section.epochs is None:
-        return section.steps or 100
-    return max(1, section.epochs * num_rows // section.batch_rows)
+    return section.steps or max(1, (section.passes or 1) * num_rows // section.batch_rows)
 
 
 def rows_of_step(rows: TuneRows, section: TuneSection, *, step: int, seed: int) -> np.ndarray:
     """[batch_rows] the rows that step `step`, from 1, takes: drawn with replacement, or the next of the epochs' orders."""
     size, count = section.batch_rows, len(rows.rows)
-    if section.epochs is None:
+    if section.passes is None:
         generator = np.random.default_rng((seed, step))
         if rows.probabilities is None:
             return generator.integers(count, size=size)

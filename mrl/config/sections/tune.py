@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.reward_labels import STEP, reward_labels
@@ -131,6 +131,11 @@ class ObjectiveSection(Section):
         return self.name not in WITHOUT_REFERENCE
 
     @property
+    def usual_rate(self) -> float:
+        """The learning rate where none is given: what papers and programs use for models of 1B parameters and more."""
+        return 1e-5 if self.name == "sft" or self.is_reward_model else 1e-6
+
+    @property
     def takes_pairs(self) -> bool:
         """Whether a row is a chosen and a rejected response."""
         return self.name not in ("sft", "kto", "process_reward_model")
@@ -201,6 +206,13 @@ class TuneDataSection(Section):
         return (TuneFile(path=self.train),) if isinstance(self.train, str) else self.train
 
 
+class TuneOptimizerSection(OptimizerSection):
+    """The optimizer of `mrl tune`."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    """Peak learning rate; if none is given, 1e-5 for sft and reward models, 1e-6 for dpo and its relatives."""
+
+
 class TuneSection(Section):
     """Tuning with the same Megatron worker, without engines: `mrl tune`."""
 
@@ -211,13 +223,14 @@ class TuneSection(Section):
     output: str
     """New folder for the tuned model, in Hugging Face format."""
     steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps, whose rows are drawn with replacement; 100 where neither steps nor epochs is given."""
+    """Optimizer steps, whose rows are drawn with replacement."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over all rows instead, each in an order of its own; rows that do not fill a last step wait for the next one."""
+    """Passes over all rows instead, each in an order of its own; rows that do not fill a last step wait for the next one. If
+    neither steps nor epochs is given, there is one epoch."""
     batch_rows: int = Field(default=256, ge=1)
     """Rows of one step; a pair is one row."""
-    optimizer: OptimizerSection = OptimizerSection(lr=1e-3)
-    """Its optimizer."""
+    optimizer: TuneOptimizerSection = TuneOptimizerSection()
+    """The optimizer of `mrl tune`; `training.optimizer` has no part in it."""
     validate_every: int = Field(default=0, ge=0)
     """Steps between validations; there is always one before the first and after the last step where data.validation is given."""
     checkpoint_every: int = Field(default=0, ge=0)
@@ -226,13 +239,27 @@ class TuneSection(Section):
     """Metric of the validation (for instance val/preference/accuracy) whose best weights are exported instead of the last;
     the smallest is best of val/loss, the largest of any other."""
 
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _rate_of_the_objective(cls, value: Any, info: ValidationInfo) -> Any:
+        given = value.model_dump(exclude_unset=True) if isinstance(value, OptimizerSection) else value
+        objective = info.data.get("objective")  # none where its own settings are refused
+        if objective is None or not isinstance(given, dict):
+            return given
+        return {"lr": objective.usual_rate, **given}
+
+    @property
+    def passes(self) -> int | None:
+        """Epochs of the run; None if it counts steps, whose rows are drawn with replacement."""
+        return (self.epochs or 1) if self.steps is None else None
+
     @model_validator(mode="after")
     def _consistent(self) -> "TuneSection":
         if self.steps is not None and self.epochs is not None:
             raise ValueError("steps and epochs: give one of them")
-        if self.epochs is not None and any(file.probability for file in self.data.files()):
+        if self.passes is not None and any(file.probability for file in self.data.files()):
             raise ValueError(
-                "epochs: visits every row equally often; a mix by probability needs steps instead"
+                "epochs: an epoch visits every row equally often; data.train gives probabilities, so set steps instead"
             )
         if self.keep_best and not self.data.validation:
             raise ValueError("keep_best: nothing is validated; give tune.data.validation")

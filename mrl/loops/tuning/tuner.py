@@ -160,7 +160,7 @@ class Tuner:
             "rows": str(self._training.digest()),
             "tune.objective": section.objective.model_dump_json(),
             "tune.batch_rows": section.batch_rows,
-            "tune.epochs": section.epochs is None,
+            "tune.epochs": section.passes is None,
             "run.seed": config.run.seed,
             "model.path": config.model.path,
             "model.new": config.model.new and config.model.new.model_dump_json(),

@@ -1,19 +1,23 @@
 """Merging, resolving, and errors that say what, where from, and what to do."""
 
 import dataclasses
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from mrl import cli
-from mrl.config.describe import describe
+from mrl.config.describe import describe, section_types, tag_of
 from mrl.config.load import dump, load, load_config, split_arguments
 from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.loops.collect import sampling_of
 from mrl.loops.validate import validation_sampling_of
+from mrl.section import Section
 
 MINIMAL = """
 run: {name: r}
@@ -219,6 +223,88 @@ def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: s
     lines = describe(path).splitlines()
     assert any(line.startswith(expected) for line in lines), lines
     assert all(line.startswith(path) for line in lines)
+
+
+EVERY_SECTION = [
+    "data={difficulty: {file: f}, train: [{path: t}]}",
+    "reward={domains: {a: {parts: [{kind: maths}]}, b: {kind: llm, engine: e}}, engines: {e: {model: m}}}",
+    "agent={environment: calculator, domains: {a: {environment: guess}}}",
+    "algorithm={estimator: {name: gae}, shaping: {overlong: {max_tokens: 9, buffer_tokens: 1}}}",
+    "algorithm={shaping_by_domain: {a: {}}, filter: {}}",
+    "critic={}",
+    "training.lora={}",
+    "model.new={}",
+    "tune={data: {train: [{path: t}]}, output: o}",
+]
+"""Every section that is left out by default, with no more than it asks for."""
+
+
+def resolved(value: object, annotation: object, path: str) -> Iterator[tuple[str, object]]:
+    """Every setting of a resolved section, by the path that `mrl settings` has for it."""
+    sections = section_types(annotation)
+    if isinstance(value, Section):
+        path = f"{path}[{tag_of(type(value))}]" if len(sections) > 1 else path
+        for name, field in type(value).model_fields.items():
+            yield from resolved(getattr(value, name), field.annotation, f"{path}.{name}".lstrip("."))
+    elif sections and isinstance(value, dict | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from resolved(inner, annotation, path)
+    elif not sections and get_args(annotation) != (value,):  # what tells a chosen section apart
+        yield path, value
+
+
+def test_every_printed_default_is_that_of_a_resolved_configuration(minimal: Path) -> None:
+    """Also where a section is used again: what is printed there is what applies there."""
+    given, compared = "\n".join([MINIMAL, *EVERY_SECTION]), set()
+    below = functools.cache(
+        lambda prefix: {line.partition(": ")[0]: line for line in describe(prefix).splitlines()}
+    )
+    for path, value in resolved(load([minimal], EVERY_SECTION), Config, ""):
+        section, _, name = path.rpartition(".")
+        line = below(section)[path]
+        if line.partition("  # ")[0].endswith("(required)") or f"{name}: " in given:
+            continue
+        shown = {"None": "null", "True": "true", "False": "false", "": "''", "\n": r"'\n'"}.get(
+            str(value), value
+        )
+        assert f" = {list(shown) if isinstance(shown, tuple) else shown}  # " in line, (line, value)
+        assert below("").get(path, line) == line, "the whole list says the same"
+        compared.add(path)
+    again = {"tune.optimizer.lr", "critic.optimizer.lr", "reward.domains.parts.workers", "reward.workers"}
+    assert again <= compared and len(compared) > 300
+
+
+def test_a_section_that_is_given_in_part_has_the_defaults_of_the_whole(minimal: Path) -> None:
+    settings = ["critic={}", "algorithm.estimator.name=gae", "tune={data: {train: t}, output: o}"]
+    whole = load([minimal], settings)
+
+    def sections(section: Section, path: str) -> Iterator[str]:
+        for name in type(section).model_fields:
+            if isinstance(inner := getattr(section, name), Section):
+                yield f"{path}{name}"
+                yield from sections(inner, f"{path}{name}.")
+
+    empty = {path: load([minimal], [*settings, f"{path}={{}}"]) for path in sections(whole, "")}
+    assert {"critic.optimizer", "tune.optimizer", "training.optimizer"} <= empty.keys()
+    assert [path for path, config in empty.items() if config != whole] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ([], 1e-5),
+        (["tune.optimizer.warmup_steps=3"], 1e-5),
+        (["tune.objective.name=dpo"], 1e-6),
+        (["tune.objective.name=kto", "tune.optimizer={schedule: cosine, decay_steps: 9}"], 1e-6),
+        (["tune.objective.name=reward_model"], 1e-5),
+        (["tune.objective.name=dpo", "tune.optimizer.lr=1e-4"], 1e-4),
+        (["tune.objective.name=dpo", "training.optimizer.lr=1e-4"], 1e-6),
+    ],
+)
+def test_tuning_has_the_usual_rate_of_its_objective(minimal: Path, settings: list[str], rate: float) -> None:
+    config = load([minimal], ["tune={data: {train: t}, output: o}", *settings])
+    assert config.tune is not None and config.tune.optimizer.lr == rate
+    assert load_config(config.model_dump()) == config
 
 
 def test_a_path_without_settings_names_the_nearest() -> None:

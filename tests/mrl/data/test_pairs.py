@@ -203,6 +203,16 @@ def test_epochs_visit_every_row_once_in_an_order_of_their_own(tmp_path: Path) ->
     np.testing.assert_array_equal(rows_of_step(rows, config, step=3, seed=3), drawn[8:12])
 
 
+def test_without_steps_and_epochs_every_row_is_visited_once(tmp_path: Path) -> None:
+    rows, config = some_rows(tmp_path, 12), section("a", batch_rows=4)
+    assert steps_of(config, 12) == 3
+    drawn = np.concatenate([rows_of_step(rows, config, step=s, seed=3) for s in range(1, 4)])
+    assert sorted(drawn) == list(range(12))
+    files = [{"path": "a", "probability": 1}, {"path": "b", "probability": 2}]
+    with pytest.raises(ValueError, match="set steps instead"):
+        section("a", data={"train": files})
+
+
 def test_files_with_shares_are_drawn_by_them(tmp_path: Path) -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     few, many = written(tmp_path / "f.jsonl", row), written(tmp_path / "m.jsonl", *[row] * 9)
