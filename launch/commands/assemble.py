@@ -154,7 +154,7 @@ def assembled(
             stack.callback(servers.close)
         with clock.phase("check"):
             inputs = check(config, rewards=rewards)
-            for warning in config.warnings:
+            for warning in inputs.warnings:
                 log.warning(warning)
             print(inputs.dataset.report.text(), flush=True)
             print(_starting(config), flush=True)

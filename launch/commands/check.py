@@ -56,6 +56,8 @@ class Inputs:
     """One prompt of each domain, with which rewards are tried."""
     pieces: Pieces
     """The texts of single tokens, for samples.jsonl."""
+    warnings: tuple[str, ...]
+    """What works and is probably not meant, of settings and rows."""
 
 
 def check(config: Config, *, rewards: bool = True) -> Inputs:
@@ -77,17 +79,18 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
     trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
     if rewards:
         check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
-    return Inputs(dataset, acting, trial, pieces(tokenizer))
+    warnings = (*config.warnings, *dataset.warnings(config.loop))
+    return Inputs(dataset, acting, trial, pieces(tokenizer), warnings)
 
 
-def dry_run(config: Config) -> None:
-    """The checks of a run, leaving nothing behind: a model that would be made at its path is made
+def dry_run(config: Config) -> tuple[str, ...]:
+    """Run the checks of a run and return its warnings. Nothing is left behind: a model that would be made at its path is made
     elsewhere."""
     with tempfile.TemporaryDirectory() as folder:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
-        check(config)
+        return check(config).warnings
 
 
 def check_elastic(config: Config) -> None:
@@ -198,8 +201,15 @@ def check_tokenizer(config: Config) -> Any:
             f"the tokenizer in {config.model.path} has ids up to {largest}, the model's vocab_size is {size}; "
             "they do not belong together"
         )
-    end_of_text(tokenizer, config.model.path)
     require_can_end(config.rollout, tokenizer, size)
+    if not end_of_text(tokenizer, config.model.path) and not (
+        config.rollout.stop or config.rollout.stop_token_ids
+    ):
+        raise ConfigError(
+            f"model.path = {config.model.path}: no end-of-text token stands in tokenizer_config.json (eos_token), "
+            "generation_config.json or config.json (eos_token_id), so that no response would ever end; add it there, or set "
+            "rollout.stop_token_ids or rollout.stop"
+        )
     return tokenizer
 
 

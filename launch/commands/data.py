@@ -58,6 +58,7 @@ def preview(config: Config, *, rows: int) -> Preview:
         tools = acting.tools_of if acting else None
         notes.append("an episode opens with what its environment makes of its row; rows are shown here")
     dataset = load_data(section, config.reward, tokenizer, tools=tools)
+    notes += dataset.warnings(config.loop)
     files = [
         file
         for use, sources in (("train", dataset.train), ("validation", dataset.validation))

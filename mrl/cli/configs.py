@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 
 from mrl.cli.common import CONFIG_HELP, answer, config_command, load
 from mrl.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def add_training_to(commands) -> None:
@@ -36,7 +39,7 @@ def _train_command(commands) -> None:
     train.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, check all that it names, stop",
+        help="check all that the configuration names, print it resolved, stop",
     )
 
 
@@ -46,8 +49,10 @@ def _train(options: argparse.Namespace) -> int:
         from mrl.config.load import dump
         from mrl.launch.commands.check import dry_run
 
+        warnings = dry_run(config)  # errors stand alone, and warnings last
         print(dump(config), end="", flush=True)
-        dry_run(config)
+        for warning in warnings:
+            log.warning(warning)
         return 0
     from mrl.launch.commands.train import train
     from mrl.observe.streams import survive_full_disks

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import model_validator
 
 from mrl.config.sections.agent import AgentSection
-from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.algorithm import RELATIVE, AlgorithmSection
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.export import ExportSection
@@ -107,6 +107,18 @@ class Config(Section):
         if self.critic is not None and not self.algorithm.needs_values:
             raise ValueError(
                 f"critic: only read by algorithm.estimator gae, not by {name}; remove the section"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> "Config":
+        name = self.algorithm.estimator.name
+        alone = self.loop.samples_per_prompt == 1 and name in RELATIVE
+        if alone and self.algorithm.distillation is None:
+            raise ValueError(
+                f"loop.samples_per_prompt = 1 with algorithm.estimator.name = {name}: the estimator compares the samples of one "
+                "prompt, so that every advantage would be 0 and nothing is learned; set loop.samples_per_prompt to 2 or more, or "
+                "choose reinforce_pp or gae"
             )
         return self
 
@@ -309,7 +321,23 @@ class Config(Section):
     @property
     def warnings(self) -> list[str]:
         """What works and is probably not meant; a run's start and its capacity estimate print it."""
-        return [*self._quantisation_warnings(), *self._stream_warnings()]
+        return [*self._quantisation_warnings(), *self._stream_warnings(), *self._learning_warnings()]
+
+    def _learning_warnings(self) -> list[str]:
+        warnings, longest = [], self.rollout.max_response_tokens
+        for path, shaping in self.algorithm.shapings().items():
+            if shaping.overlong is not None and shaping.overlong.max_tokens > longest:
+                warnings.append(
+                    f"algorithm.{path}.overlong.max_tokens = {shaping.overlong.max_tokens} is beyond rollout.max_response_tokens "
+                    f"= {longest}: no response has the full penalty; set it to {longest}, and buffer_tokens below it"
+                )
+        if self.algorithm.minibatches > self.loop.prompts_per_step:
+            warnings.append(
+                f"algorithm.minibatches = {self.algorithm.minibatches} is more than loop.prompts_per_step = "
+                f"{self.loop.prompts_per_step}: a minibatch is at least one group, so there are no more than "
+                f"{self.loop.prompts_per_step}; set it to that or fewer"
+            )
+        return warnings
 
     def _stream_warnings(self) -> list[str]:
         name, max_age = self.algorithm.loss.name, self.stream.max_age

@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from mrl.config.sections.data import DataEntry, DataSection
+from mrl.config.sections.loop import LoopSection
 from mrl.data.difficulty import choose
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.left_out import LeftOut
@@ -82,6 +83,23 @@ class Dataset:
     def domains(self) -> set[str]:
         """Of all rows."""
         return {prompt.domain for source in (*self.train, *self.validation) for prompt in source.rows}
+
+    def warnings(self, loop: LoopSection) -> list[str]:
+        """What a run on these rows would do and is probably not meant."""
+        rows, warnings = sum(len(source.rows) for source in self.train), []
+        if loop.prompts_per_step > rows:
+            warnings.append(
+                f"loop.prompts_per_step = {loop.prompts_per_step} is more than the {rows} training rows: a step takes a row several "
+                f"times; set it to {rows} or fewer"
+            )
+        trained = {prompt.text.strip() for source in self.train for prompt in source.rows}
+        validated = self.validation_prompts(loop.validation.num_prompts)
+        if validated and all(prompt.text.strip() in trained for prompt in validated):
+            warnings.append(
+                f"data.validation: all {len(validated)} prompts that are validated are training prompts too, so that validation "
+                "says nothing of other prompts; give other rows, or set data.overlap=drop to leave them out of training"
+            )
+        return warnings
 
     def stream(self, seed: int) -> PromptStream:
         """The training stream of a run."""

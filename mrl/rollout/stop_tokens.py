@@ -1,4 +1,5 @@
-"""The tokens that end a response of a model folder: its tokenizer's end-of-text, and what generation_config.json lists."""
+"""The tokens that end a response of a model folder: its tokenizer's end-of-text, and what generation_config.json lists; that of
+config.json if neither names one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from mrl.errors import ConfigError
 
 def end_of_text(tokenizer: Any, model_path: str) -> tuple[int, ...]:
     """The ids, the tokenizer's first. Instruct models end a turn on another token than a document, and list both."""
-    ids = [tokenizer.eos_token_id, *_generation_config(Path(model_path) / "generation_config.json")]
+    folder = Path(model_path)
+    ids = [tokenizer.eos_token_id, *_listed(folder / "generation_config.json")]
+    if ids.count(None) == len(ids):
+        ids = _listed(folder / "config.json")
     return tuple(dict.fromkeys(int(i) for i in ids if i is not None))
 
 
@@ -29,7 +33,7 @@ def require_can_end(rollout: RolloutSection, tokenizer: Any, size: int) -> None:
             )
 
 
-def _generation_config(path: Path) -> list[int | None]:
+def _listed(path: Path) -> list[int | None]:
     """Its `eos_token_id`, one id or a list of them; empty without the file. ConfigError where it is something else."""
     if not path.is_file():
         return []

@@ -63,6 +63,14 @@ def code_for_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def without_end(folder: Path) -> None:
+    """Neither tokenizer nor model names an end of text."""
+    rewrite(folder, eos_token_id=None)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": None}))
+
+
 MODEL_FAULTS = {
     "a family that cannot be trained": (
         lambda folder: rewrite(folder, model_type="nemotron_h"),
@@ -95,6 +103,10 @@ MODEL_FAULTS = {
     "a stop token that is none": (
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["<end>"]}'),
         "generation_config.json: eos_token_id must be a token id",
+    ),
+    "no end of text": (
+        lambda folder: without_end(folder),
+        "no end-of-text token stands in tokenizer_config.json",
     ),
     "no weights": (lambda folder: drop(folder, "model.safetensors"), "has neither model.safetensors nor"),
     "a layer without weights": (
@@ -314,6 +326,44 @@ def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: 
     files, more = split_arguments(words(task, tmp_path, "run", new % tmp_path))
     dry_run(load(files, more))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the order of settings and rows, below the resolved configuration; and nothing of what is as it should be."""
+    odd = [
+        f"data.validation={task}/train.jsonl",
+        "loop.prompts_per_step=100000",
+        "algorithm.minibatches=200000",
+    ]
+    odd += ["algorithm.shaping.overlong={max_tokens: 7, buffer_tokens: 2}", "rollout.max_response_tokens=6"]
+    for more, expected in (
+        ([], []),
+        (
+            odd,
+            [
+                "overlong.max_tokens = 7",
+                "minibatches = 200000",
+                "prompts_per_step = 100000",
+                "data.validation: all 8",
+            ],
+        ),
+    ):
+        caplog.clear()
+        assert main(["train", *words(task, tmp_path, "run", *more), "--dry-run"]) == 0
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(lines) == len(expected), lines
+        assert all(message in line for message, line in zip(expected, lines, strict=True)), lines
+        assert "prompts_per_step:" in capsys.readouterr().out
+
+
+def test_errors_of_a_dry_run_stand_alone(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words(task, tmp_path, "run", "data.train=/nowhere.jsonl"), "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("mrl: /nowhere.jsonl: no such file") and err.count("\n") == 1
 
 
 def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(

@@ -121,9 +121,8 @@ def test_a_budget_that_is_spent_can_end_the_run(live: tuple[Config, Hybrid], tmp
 def test_a_rank_without_samples_takes_part(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
     """One prompt, one sample: the group teaches nothing by itself, and one of two ranks has nothing at all."""
     config, hybrid = live
-    unfiltered = Config.model_validate(
-        config.model_dump() | {"algorithm": config.algorithm.model_dump() | {"filter": None}}
-    )
+    plain = config.algorithm.model_dump() | {"filter": None, "estimator": {"name": "reinforce_pp"}}
+    unfiltered = Config.model_validate(config.model_dump() | {"algorithm": plain})
     rows = run(
         (unfiltered, hybrid), tmp_path, "even_digits", steps=2, prompts_per_step=1, samples_per_prompt=1
     )

@@ -38,6 +38,10 @@ WHITENS = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline", "rloo_proce
 """Estimators whose papers whiten advantages over the tokens of the batch."""
 
 
+RELATIVE = frozenset({"grpo", "dr_grpo", "gdpo", "rloo", "reinforce_pp_baseline", "rloo_process"})
+"""Estimators that compare a sample with the others of its prompt alone; grpo_process has several rewards in one sample."""
+
+
 class EstimatorSection(Section):
     """How rewards become advantages."""
 
@@ -252,6 +256,11 @@ class AlgorithmSection(Section):
     """Passes over a step's samples."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps of each pass (whole groups stay together)."""
+
+    def shapings(self) -> dict[str, ShapingSection]:
+        """Every shaping of rewards, by the path of its setting."""
+        of_domains = {f"shaping_by_domain.{name}": each for name, each in self.shaping_by_domain.items()}
+        return {"shaping": self.shaping} | of_domains
 
     @property
     def needs_reference(self) -> bool:

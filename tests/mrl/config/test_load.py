@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from mrl import cli
+from mrl.algorithms.advantages import ESTIMATORS, Rollouts, estimate
+from mrl.algorithms.tokens import Segments
 from mrl.config.describe import describe, section_types, tag_of
 from mrl.config.load import dump, load, load_config, split_arguments
 from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
 from mrl.config.root import Config
+from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
 from mrl.loops.collect import sampling_of
 from mrl.loops.validate import validation_sampling_of
@@ -287,6 +291,31 @@ def test_a_section_that_is_given_in_part_has_the_defaults_of_the_whole(minimal: 
     empty = {path: load([minimal], [*settings, f"{path}={{}}"]) for path in sections(whole, "")}
     assert {"critic.optimizer", "tune.optimizer", "training.optimizer"} <= empty.keys()
     assert [path for path, config in empty.items() if config != whole] == []
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_estimators_that_compare_samples_refuse_to_be_given_one(minimal: Path, name: str) -> None:
+    """Those that give one sample of a prompt no advantage whatever its tokens earned, and no others."""
+    rewards = torch.tensor([0.0, 1.0, 0.5, 0.25, 2.0, 0.0])
+    alone = Rollouts.of(
+        token_rewards=rewards,
+        mask=torch.ones(6, dtype=torch.bool),
+        segments=Segments(torch.tensor([0, 0, 1, 1, 2, 2]), 3),
+        group_ids=torch.arange(3),
+        values=torch.zeros(6),
+        outcomes=torch.tensor([1.0, 0.0, 0.5]),
+    )
+    advantages, _ = estimate(EstimatorSection.model_validate({"name": name}), alone)
+    settings = [f"algorithm.estimator.name={name}", *(["critic={}"] if name == "gae" else [])]
+    load([minimal], [*settings, "loop.samples_per_prompt=2"])
+    if advantages.any():
+        load([minimal], [*settings, "loop.samples_per_prompt=1"])
+        return
+    with pytest.raises(ConfigError, match=r"samples_per_prompt = 1 with .* set loop.samples_per_prompt to 2"):
+        load([minimal], [*settings, "loop.samples_per_prompt=1"])
+    load(
+        [minimal], [*settings, "loop.samples_per_prompt=1", "algorithm.distillation={teachers: {default: t}}"]
+    )
 
 
 @pytest.mark.parametrize(
