@@ -20,6 +20,9 @@ ONE_REQUEST_SECONDS = 1.0
 RULE_EXIT_CODE = 3
 """A rule of loop.stop ended the run; whoever looks decides what comes next."""
 
+NOTHING_LEARNED_EXIT_CODE = 4
+"""All steps are done, and no step had a gradient."""
+
 
 class LeaveNow(KeyboardInterrupt):
     """What a signal raises where nothing may be finished.

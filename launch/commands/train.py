@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
+from mrl.config.flat import flat
 from mrl.config.load import dump
 from mrl.config.root import Config
+from mrl.diagnosis.closing import closing_line, learned_nothing
+from mrl.diagnosis.curves import Curves
 from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.cluster.session_watcher import GO_ON
 from mrl.launch.commands import fault_injection
 from mrl.launch.commands.assemble import Parts, assembled
-from mrl.launch.commands.stopping import RULE_EXIT_CODE, StopSignals
+from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
 from mrl.loops.arrivals.engine_time import EngineTime
@@ -25,6 +28,7 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.loops.stop_rules import StopRules
+from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import take_latest
@@ -66,16 +70,18 @@ class Run:
         self.ended = ""
         """Empty until it has; then "done", the reason it was stopped for, or the error."""
         self._signals = StopSignals()
-        self._ended_by_rule = False
+        self._ended_by_rule, self._learned_nothing = False, False
         self._rows: Generator[StepRow] | None = None
 
     @property
     def exit_code(self) -> int:
-        """Of the command, where no error ended the run: 0; 3 where a rule of loop.stop did; or what the signal that stopped it
-        asks for (128 + its number, 99 to be queued again)."""
+        """Of the command, where no error ended the run: 0; 3 where a rule of loop.stop did; 4 if all its steps are done and it
+        learned nothing; or what the signal that stopped it asks for (128 + its number, 99 to be queued again)."""
         if self._ended_by_rule:
             return RULE_EXIT_CODE
-        return 0 if self.ended == "done" else self._signals.exit_code
+        if self.ended == "done":
+            return NOTHING_LEARNED_EXIT_CODE if self._learned_nothing else 0
+        return self._signals.exit_code
 
     def stop(self, reason: str = "stopped") -> None:
         """Ends the run after the step whose row was read last, with a checkpoint; after row 0, after step 1."""
@@ -113,6 +119,7 @@ class Run:
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
                         exports.wait(should_stop=signals.reason)
+                self._conclude(folder.metrics)
         except KeyboardInterrupt as interrupt:
             if signals.stepping:
                 raise
@@ -124,6 +131,12 @@ class Run:
             raise
         finally:
             folder.close()
+
+    def _conclude(self, metrics: Path) -> None:
+        """Print the last line of a run that no error ended."""
+        curves, settings = Curves(metrics_log.read(metrics)), dict(flat(self.config.model_dump(mode="json")))
+        self._learned_nothing = learned_nothing(curves, settings)
+        print(closing_line(str(self.folder), self.ended, curves, settings), flush=True)
 
     def _steps(self, parts: Parts, folder: RunFolder, start: float, exports: Exports) -> Generator[StepRow]:
         config, train, signals = self.config, parts.hybrid.train, self._signals

@@ -15,6 +15,8 @@ DISTINCT = 0.3
 """Share of different responses."""
 WRONG = 0.2
 """Share of groups in which every sample is wrong."""
+LOST, LOST_BY = 0.1, 10
+"""Share of its first value below which entropy is lost, and updates by which a learning rate does that."""
 EMPTY, KEPT = 0.9, 0.2
 """Shares of samples without an advantage, and of groups that a filter keeps."""
 SPIKE, SPIKES, SPIKE_ROWS, MEDIAN_ROWS = 10.0, 3, 20, 100
@@ -124,6 +126,25 @@ def entropy_collapsed(run: Run) -> Signs:
         *switched(run, "algorithm.entropy.target", f"{first / 2:.3g}", "a bonus acts below it"),
         *scaled(run, "training.optimizer.lr", 0.5, "slower, so that more is tried before it is decided"),
         *at_least(run, "rollout.temperature", 1.0, "samples as the policy is"),
+    ]
+    return Signs(sick, evidence, levers, [])
+
+
+def entropy_lost(run: Run) -> Signs:
+    """Entropy falls to almost nothing in the first updates, and the reward is not above that of the first step."""
+    entropy, rewards = run.curves.of("policy/entropy"), run.curves.of("reward/mean")
+    first = int(np.flatnonzero(np.isfinite(entropy))[0])
+    low = entropy < LOST * entropy[first]
+    early = np.logical_or.accumulate(low & (np.arange(len(low)) <= first + LOST_BY))
+    sick = early & (held(entropy) < LOST * entropy[first]) & (recent(rewards) <= rewards[first])
+    evidence = [
+        f"policy/entropy is {held(entropy)[-1]:.3g} nats, {entropy[first]:.3g} at step {run.curves.steps[first]}",
+        f"reward/mean is {recent(rewards)[-1]:.3f} (mean of the last rows), {rewards[first]:.3f} at that step",
+    ]
+    levers = [
+        *scaled(run, "training.optimizer.lr", 0.1, "one update moved the policy to a single answer"),
+        *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
+        *advice("a new run", "a resume has what was unlearned"),
     ]
     return Signs(sick, evidence, levers, [])
 

@@ -84,6 +84,13 @@ RULES = {
         3,
         "lowest",
     ),
+    "entropy_lost": Rule(
+        "entropy fell to almost nothing within ten updates: the learning rate is too large",
+        learning_rules.entropy_lost,
+        ("policy/entropy", "reward/mean"),
+        2,
+        "lowest",
+    ),
     "data_solved": Rule(
         "the training rows are solved",
         learning_rules.data_solved,

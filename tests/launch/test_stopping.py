@@ -1,6 +1,7 @@
 """Requests to leave, at whatever moment they come."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from mrl.config.load import load_config
 from mrl.launch.commands import stopping
 from mrl.launch.commands.stopping import REQUEUE_EXIT_CODE, StopSignals
+from mrl.launch.commands.train import Run
 
 
 def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() -> None:
@@ -97,3 +100,20 @@ def test_the_exit_code_holds_where_the_request_came_inside_of_text_that_is_run(t
     paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=240, capture_output=True)
     assert done.returncode == REQUEUE_EXIT_CODE, done
+
+
+@pytest.mark.parametrize(
+    ("largest", "exit_code", "words"), [(0.0, 4, "nothing was learned"), (1.5, 0, "done after step 5")]
+)
+def test_a_run_that_learned_nothing_says_so_last_and_by_its_exit_code(
+    tmp_path: Path, largest: float, exit_code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"kind": "maths"}}
+    made = Run(load_config(settings, {"run": {"name": "a", "folder": str(tmp_path)}}))
+    made.folder.mkdir()
+    rows = [{"step": step, "advantage/abs_max": largest} for step in range(1, 6)]
+    (made.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    made.ended = "done"
+    made._conclude(made.folder / "metrics.jsonl")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert words in line and made.exit_code == exit_code

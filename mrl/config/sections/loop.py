@@ -58,6 +58,7 @@ RULES = Literal[
     "rows_memorised",
     "policy_collapsed",
     "entropy_collapsed",
+    "entropy_lost",
     "data_solved",
     "no_gradient",
     "gradient_spikes",

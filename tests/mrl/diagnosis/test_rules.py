@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mrl.diagnosis.closing import closing_line, learned_nothing
 from mrl.diagnosis.curves import Curves, recent, standing, start
 from mrl.diagnosis.quality import quality
 from mrl.diagnosis.rules import diagnose
@@ -143,6 +144,66 @@ def test_without_the_truth_beside_the_reward_no_way_round_it_can_be_told() -> No
     assert "rows_memorised" not in ever(recorded("planted_cue")), (
         "validation reads another part than is trained"
     )
+
+
+LOST = [0.5, 0.02, 0.0, 0.0]
+"""Entropies of the first steps with a learning rate of 10."""
+
+
+@pytest.mark.parametrize(
+    ("entropies", "rewards", "fires"),
+    [
+        (LOST, [0.3, 0.1, 0.0, 0.0], True),
+        (LOST, [0.0, 0.0, 0.0, 0.0], True),
+        (LOST, [0.3, 0.5, 0.9, 1.0], False),
+        (LOST[:2], [0.3, 0.0], False),
+        ([0.5, 0.4, 0.3, 0.2], [0.3, 0.1, 0.0, 0.0], False),
+        ([0.5] * 12 + [0.0] * 5, [0.3] * 17, False),
+        ([0.5, 0.0, *[0.4] * 5], [0.3, *[0.2] * 6], False),
+    ],
+)
+def test_entropy_that_the_first_updates_take_is_the_learning_rates_fault(
+    entropies: list[float], rewards: list[float], fires: bool
+) -> None:
+    """A run that solves its task so fast, one that ends there later, and one that finds back are no such."""
+    rows = [
+        {"step": n, "policy/entropy": entropy, "reward/mean": reward}
+        for n, (entropy, reward) in enumerate(zip(entropies, rewards, strict=True), 1)
+    ]
+    assert ("entropy_lost" in names(rows)) == fires
+
+
+def flat_rows(steps: int, *, largest: float = 0.0) -> list[dict[str, Any]]:
+    return [{"step": n, "advantage/abs_max": largest, "reward/mean": 0.0} for n in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "nothing"),
+    [
+        (flat_rows(5), {}, True),
+        (flat_rows(4), {}, False),
+        ([*flat_rows(4), {"step": 5}], {}, True),
+        ([*flat_rows(8), {"step": 9, "advantage/abs_max": 1.5}], {}, False),
+        ([{"step": n} for n in range(9)], {}, False),
+        (flat_rows(5), {"algorithm.distillation.teachers.default": "t"}, False),
+    ],
+)
+def test_a_run_in_which_no_sample_had_an_advantage_learned_nothing(
+    rows: list[dict[str, Any]], settings: dict[str, str], nothing: bool
+) -> None:
+    """Where it is measured, over five steps at least; teachers teach without."""
+    curves = Curves(rows)
+    assert learned_nothing(curves, settings) == nothing
+    assert ("nothing was learned" in closing_line("runs/a", "done", curves, settings)) == nothing
+
+
+def test_the_last_line_has_the_first_finding() -> None:
+    line = closing_line("runs/rate", "done", Curves(recorded("rate_times_30")), SETTINGS)
+    assert line.startswith("runs/rate: done after step 60; policy_collapsed since step 10: ")
+    assert line.endswith("(and 2 more); `mrl diagnose runs/rate` says what to change")
+    healthy = Curves(recorded("healthy_quickstart"))
+    assert closing_line("runs/a", "done", healthy, SETTINGS) == "runs/a: done after step 200"
+    assert closing_line("runs/a", "done", Curves(), {}) == "runs/a: done after step 0"
 
 
 def test_what_is_not_measured_is_said() -> None:

@@ -1,0 +1,38 @@
+"""The last line of a run: how it ended, and what a diagnosis finds in it. Pure: rows and settings in, a sentence out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mrl.diagnosis.curves import Curves
+from mrl.diagnosis.rules import diagnose
+
+ADVANTAGE = "advantage/abs_max"
+LEAST_STEPS = 5
+"""Steps without any advantage from which on a run has learned nothing."""
+
+
+def learned_nothing(curves: Curves, settings: Mapping[str, str]) -> bool:
+    """Return True if no step of the run had an advantage other than 0, and nothing else was learned from."""
+    if any(name.startswith("algorithm.distillation.") for name in settings):
+        return False
+    largest = curves.of(ADVANTAGE)[curves.steps > 0]
+    return curves.has(ADVANTAGE) and len(largest) >= LEAST_STEPS and not (largest > 0).any()
+
+
+def closing_line(name: str, ended: str, curves: Curves, settings: Mapping[str, str]) -> str:
+    """Return the run's last line; `name` is its folder, `ended` how it ended."""
+    last = max(0, int(curves.steps[-1])) if len(curves) else 0
+    line = f"{name}: {ended} after step {last}"
+    findings = diagnose(curves, settings).findings
+    if learned_nothing(curves, settings):
+        line += (
+            f"; nothing was learned: in none of {last} steps did the samples of a prompt have different rewards, so every advantage "
+            "was 0"
+        )
+    if findings:
+        first = findings[0]
+        others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        line += f"; {first.rule} since step {first.since}: {first.title}{others}"
+        line += f"; `mrl diagnose {name}` says what to change"
+    return line
