@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mrl.data.messages import Messages
-from mrl.data.tokenise import encode
+from mrl.data.tokenise import encode, opens_twice
 from mrl.errors import DataError
 from mrl.reasoning_steps import step_ends
 
@@ -155,8 +155,7 @@ class Encoder:
             raise DataError(f"{place}: the chat template refuses the roles {roles}: {error}") from error
 
     def _require_one_opening(self, tokens: np.ndarray, place: str) -> None:
-        opening = self._tokenizer.bos_token_id
-        if opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening:
+        if opens_twice(tokens, self._tokenizer):
             raise DataError(f"{place}: the row begins with the opening token twice; take it out of the text")
 
 

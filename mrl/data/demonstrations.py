@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.data.messages import Messages, read_messages, read_tools
+from mrl.data.messages import Messages, read_messages, read_text_or_messages, read_tools
 from mrl.errors import DataError
 
 ANSWERS = ("response", "completion")
@@ -24,14 +24,13 @@ def demonstration(columns: Mapping[str, Any], *, place: str) -> tuple[str | Mess
         raise DataError(
             f"{place}: a demonstration has a prompt and a response, or messages; this row has no {absent[0]!r}"
         )
-    prompt, response = columns["prompt"], columns[answer]
-    if isinstance(prompt, list):
-        prompt = read_messages(prompt, name="prompt", place=place)
-    if isinstance(response, list):
-        response = read_messages(response, name=answer, place=place)
-    return (prompt if isinstance(prompt, tuple) else str(prompt)), (
-        response if isinstance(response, tuple) else str(response)
-    )
+    prompt, response = (_text(columns[name], name, place) for name in ("prompt", answer))
+    return prompt, response
+
+
+def _text(value: Any, name: str, place: str) -> str | Messages:
+    known = isinstance(value, str | list)
+    return read_text_or_messages(value, name=name, place=place) if known else str(value)
 
 
 def tools_of(columns: Mapping[str, Any], *, place: str) -> list[dict[str, Any]] | None:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from mrl.data.hub import DAMAGED_COLUMNS, PREFIX, read_hub
 from mrl.data.shapes import names_of
+from mrl.data.values import rows_of
 from mrl.errors import DataError
 
 RawRow = tuple[str, dict[str, Any]]
@@ -147,7 +148,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
         number = 0
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
+                for row in rows_of(batch):
                     number += 1
                     yield f"{path}:{number}", row
     except (*DAMAGED_COLUMNS, pyarrow.ArrowException) as error:

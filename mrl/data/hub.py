@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mrl.data.values import rows_of
 from mrl.errors import DataError
 
 PREFIX = "hf://"
@@ -42,7 +43,7 @@ def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         for batch in rows.with_format("arrow").iter(_BATCH):
-            for row in batch.to_pylist():
+            for row in rows_of(batch):
                 number += 1
                 yield f"{address}:{number}", row
     except (*_DAMAGED_FOLDER, pyarrow.ArrowException) as error:

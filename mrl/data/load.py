@@ -10,6 +10,7 @@ import marshal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from mrl.config.sections.data import DataEntry, DataSection
@@ -19,7 +20,7 @@ from mrl.data.files import from_arrow, read_rows
 from mrl.data.left_out import LeftOut
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
-from mrl.data.tokenise import encode, render, template_names
+from mrl.data.tokenise import encode, opens_twice, render, template_names
 from mrl.data.unread import Unread, further_keys
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
@@ -163,14 +164,14 @@ class _Preparation:
         rows = self._usable(entry, left_out)
         rows = self._without_given_away(self._without_duplicates(rows, left_out), left_out)
         self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
-        prompts = self._without_overlong(self._tokenised(rows, entry), left_out)
+        prompts = self._without_overlong(self._tokenised(rows, entry, left_out), left_out)
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
         return Source(name, prompts, share, left_out)
 
     def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[Row]:
         good: list[Row] = []
-        bad: list[DataError] = []
+        bad: list[tuple[str, DataError]] = []
         columns: set[str] = set()
         copies_before = self.report.duplicates
         for place, row in self._checked(entry, columns, left_out):
@@ -178,22 +179,34 @@ class _Preparation:
                 good.append(row)
                 columns |= row.unread
                 continue
-            bad.append(row)
-            why = str(row).removeprefix(f"{place}: ")
-            left_out.add("unusable", place=place, domain=entry.domain, why=why)
-        if bad:
-            copies = self.report.duplicates - copies_before
-            said = f"{len(bad)} of {len(bad) + len(good) + copies} rows of {entry.path} are unusable:\n{_shown(bad)}"
-            if self.section.unusable == "refuse" or not good:
-                raise DataError(said)
-            self.report.unusable += len(bad)
-            self.report.notes.append(said)
+            bad.append((place, row))
+        copies = self.report.duplicates - copies_before
+        self._leave_out(bad, len(bad) + len(good) + copies, entry, left_out)
         self._note_remarks(good, entry)
         if columns:
             self.report.notes.append(
                 f"{entry.path}: read by reward functions alone: {', '.join(sorted(columns))}"
             )
         return good
+
+    def _leave_out(
+        self, bad: Sequence[tuple[str, DataError]], count: int, entry: DataEntry, left_out: LeftOut
+    ) -> None:
+        """Count the unusable ones of `count` rows; DataError where they are refused, or are all."""
+        if not bad:
+            return
+        said = (
+            f"{len(bad)} of {count} rows of {entry.path} are unusable:\n{_shown([error for _, error in bad])}"
+        )
+        if len(bad) == count:
+            raise DataError(said)
+        if self.section.unusable == "refuse":
+            raise DataError(f"{said}\nmend them, or set data.unusable=filter to leave them out")
+        for place, error in bad:
+            why = str(error).removeprefix(f"{place}: ")
+            left_out.add("unusable", place=place, domain=entry.domain, why=why)
+        self.report.unusable += len(bad)
+        self.report.notes.append(said)
 
     def _note_remarks(self, rows: Sequence[Row], entry: DataEntry) -> None:
         """Counts what the rewards remark on ground truths."""
@@ -288,23 +301,39 @@ class _Preparation:
             chat_template_kwargs=section.chat_template_kwargs,
         )
 
-    def _tokenised(self, rows: Sequence[Row], entry: DataEntry) -> list[Prompt]:
-        rendered = [self._render(row) for row in rows]
-        self._note_unread(rows, rendered, entry)
-        texts = [text for text, _ in rendered]
-        tokens = encode(texts, [templated for _, templated in rendered], self.tokenizer)
-        return [
-            as_prompt(row, index=number, tokens=ids, text=text)
-            for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
-        ]
+    def _tokenised(self, rows: Sequence[Row], entry: DataEntry, left_out: LeftOut) -> list[Prompt]:
+        good: list[tuple[Row, tuple[str, bool]]] = []
+        bad: list[tuple[str, DataError]] = []
+        for row in rows:
+            try:
+                good.append((row, self._render(row)))
+            except DataError as error:
+                bad.append((row.place, error))
+        self._note_unread(good, entry)
+        texts = [text for _, (text, _) in good]
+        tokens = encode(texts, [templated for _, (_, templated) in good], self.tokenizer)
+        prompts: list[Prompt] = []
+        for (row, (text, _)), ids in zip(good, tokens, strict=True):
+            if (wrong := self._wrong(ids)) is not None:
+                bad.append((row.place, DataError(f"{row.place}: {wrong}")))
+            else:
+                prompts.append(as_prompt(row, index=len(prompts), tokens=ids, text=text))
+        self._leave_out(bad, len(rows), entry, left_out)
+        return prompts
 
-    def _note_unread(
-        self, rows: Sequence[Row], rendered: Sequence[tuple[str, bool]], entry: DataEntry
-    ) -> None:
+    def _wrong(self, tokens: np.ndarray) -> str | None:
+        """What makes a prompt's tokens [T] unusable."""
+        if not len(tokens):
+            return "the prompt has no tokens"
+        if opens_twice(tokens, self.tokenizer):
+            return "the prompt begins with the opening token twice; take it out of the text"
+        return None
+
+    def _note_unread(self, rendered: Sequence[tuple[Row, tuple[str, bool]]], entry: DataEntry) -> None:
         """Notes tools, keys of messages and row arguments that no prompt's text shows."""
         unread = Unread(lambda row: self._render(row)[0], template_names(self.tokenizer))
         not_shown = 0
-        for row, (text, templated) in zip(rows, rendered, strict=True):
+        for row, (text, templated) in rendered:
             if templated:
                 unread.look(row, text)
             else:
@@ -321,9 +350,6 @@ class _Preparation:
 
     def _without_overlong(self, prompts: Sequence[Prompt], left_out: LeftOut) -> list[Prompt]:
         limit = self.section.max_prompt_tokens
-        empty = [prompt.row for prompt in prompts if not len(prompt.tokens)]
-        if empty:
-            raise DataError(f"{empty[0]}: the prompt has no tokens ({len(empty)} such rows)")
         kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
         longer = [prompt for prompt in prompts if len(prompt.tokens) > limit]
         if longer and self.section.overlong == "refuse":

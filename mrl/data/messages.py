@@ -11,6 +11,7 @@ Three things are put into the form that templates expect; everything else passes
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,24 @@ from mrl.config.sections.data import RESERVED_ARGUMENTS
 from mrl.errors import DataError
 
 Messages = tuple[dict[str, Any], ...]
+
+_PRINTED = re.compile(r"\s*(array\()?\[\s*\{\s*['\"](role|content)['\"]\s*:")
+
+
+def read_text_or_messages(value: Any, *, name: str, place: str) -> str | Messages:
+    """Return messages where column `name` has a list, or JSON text of one; any other text as it is.
+
+    Raises DataError as `read_messages`, and for messages as Python prints them, which csv writers leave.
+    """
+    parsed = _parsed(value)
+    if not isinstance(value, str) or _are_messages(parsed):
+        return read_messages(parsed, name=name, place=place)
+    if parsed is value and _PRINTED.match(value) and value.rstrip().endswith(("]", ")")):
+        raise DataError(
+            f"{place}: column {name!r} has messages as Python prints them, not as JSON: {value[:80]!r}; write the column with "
+            "json.dumps"
+        )
+    return value
 
 
 def read_messages(value: Any, *, name: str, place: str) -> Messages:
@@ -74,6 +93,15 @@ def _message(message: dict[str, Any], wrong: str, place: str) -> dict[str, Any]:
     if isinstance(calls, list):
         changed["tool_calls"] = [_call(call) for call in calls]
     return {**message, **changed}
+
+
+def _are_messages(parsed: Any) -> bool:
+    """Whether JSON text was one message or several."""
+    if isinstance(parsed, dict):
+        return {"role", "content"} <= parsed.keys()
+    return (
+        isinstance(parsed, list) and bool(parsed) and all(isinstance(m, dict) and "role" in m for m in parsed)
+    )
 
 
 def _text(part: Any, place: str) -> str:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mrl.data.messages import Messages, read_messages
+from mrl.data.messages import Messages, read_text_or_messages
 from mrl.data.shapes import names_of
 from mrl.errors import DataError
 
@@ -152,4 +152,4 @@ def _column(columns: Mapping[str, Any], name: str, place: str) -> Text:
 
 
 def _text(value: Any, name: str, place: str) -> Text:
-    return value if isinstance(value, str) else read_messages(value, name=name, place=place)
+    return read_text_or_messages(value, name=name, place=place)

@@ -22,7 +22,15 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.data import ColumnMap, DataEntry
-from mrl.data.messages import Messages, read_messages, read_template_arguments, read_tools, without_nulls
+from mrl.data.messages import (
+    Messages,
+    read_messages,
+    read_template_arguments,
+    read_text_or_messages,
+    read_tools,
+    without_nulls,
+)
+from mrl.data.values import refuse_half_characters, without_nan
 from mrl.errors import DataError
 from mrl.samples import Prompt
 
@@ -134,7 +142,7 @@ def read_row(
     if entry.system is not None:
         own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         prompt = ({"role": "system", "content": entry.system}, *own)
-    return Row(
+    row = Row(
         place=place,
         prompt=prompt,
         ground_truth=_ground_truth(columns, fields, shape, place),
@@ -147,6 +155,8 @@ def read_row(
         ),
         unread=frozenset(unread),
     )
+    refuse_half_characters((columns, row.prompt, row.tools, row.chat_template_kwargs), place)
+    return row
 
 
 def as_prompt(row: Row, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
@@ -179,11 +189,14 @@ def _refuse_pictures(columns: Mapping[str, Any], place: str) -> None:
 
 
 def _prompt(value: Any, fields: Fields, shape: str, place: str) -> str | Messages:
-    if shape == "messages" or not isinstance(value, str):
+    if shape == "messages":
         return read_messages(value, name=fields.prompt, place=place)
-    if not value.strip():
+    read = read_text_or_messages(value, name=fields.prompt, place=place)
+    if not isinstance(read, str):
+        return read
+    if not read.strip():
         raise DataError(f"{place}: column {fields.prompt!r} is empty")
-    return ({"role": "user", "content": value},) if shape in _QUESTIONS else value
+    return ({"role": "user", "content": read},) if shape in _QUESTIONS else read
 
 
 def _up_to_the_last_question(messages: Messages, shape: str, place: str) -> Messages:
@@ -234,4 +247,4 @@ def _optional(columns: Mapping[str, Any], name: str | None) -> Any:
         if not isinstance(value, Mapping):
             return None
         value = value.get(part)
-    return value
+    return without_nan(value)

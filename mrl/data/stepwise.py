@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.data.messages import Messages, read_messages
+from mrl.data.messages import Messages, read_text_or_messages
 from mrl.data.shapes import names_of
 from mrl.errors import DataError
 from mrl.reasoning_steps import joined_steps, split_steps
@@ -47,7 +47,7 @@ def stepwise(columns: Mapping[str, Any], separator: str, *, place: str) -> Stepw
         )
     if all(label is None for label in found):
         raise DataError(f"{place}: no step has a label")
-    read = prompt if isinstance(prompt, str) else read_messages(prompt, name="prompt", place=place)
+    read = read_text_or_messages(prompt, name="prompt", place=place)
     return Stepwise(read, tuple(parts), found)
 
 

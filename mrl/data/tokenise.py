@@ -48,7 +48,7 @@ def template_names(tokenizer: Any) -> set[str]:
 
 def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
     """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the
-    tokenizer's own opening tokens, never a closing one."""
+    tokenizer's own opening tokens where it does not begin with them, never a closing one."""
     encoded: list[np.ndarray | None] = [None] * len(texts)
     for with_template in (False, True):
         every = (i for i, flag in enumerate(templated) if flag is with_template)
@@ -56,7 +56,7 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
             ids = tokenizer([texts[i] for i in where], add_special_tokens=not with_template)["input_ids"]
             for i, tokens in zip(where, ids, strict=True):
                 if not with_template:
-                    tokens = _without_closing(tokens, texts[i], tokenizer)
+                    tokens = _opened_once(_without_closing(tokens, texts[i], tokenizer), tokenizer)
                 encoded[i] = np.asarray(tokens, dtype=np.int32)
     return [tokens for tokens in encoded if tokens is not None]
 
@@ -122,6 +122,17 @@ def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
             f"{row.place}: the chat template refuses messages with the roles {roles}: {error}"
         ) from error
     return str(text)
+
+
+def opens_twice(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:
+    """Whether tokens [T] begin with the opening token and the opening token."""
+    opening = tokenizer.bos_token_id
+    return opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening
+
+
+def _opened_once(tokens: list[int], tokenizer: Any) -> list[int]:
+    """A text that was rendered with a template beforehand begins with the opening token that the tokenizer adds."""
+    return tokens[1:] if opens_twice(tokens, tokenizer) else tokens
 
 
 def _without_closing(tokens: list[int], text: str, tokenizer: Any) -> list[int]:

@@ -19,6 +19,7 @@ from mrl.data.files import read_rows
 from mrl.data.messages import Messages
 from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
 from mrl.data.stepwise import stepwise
+from mrl.data.values import refuse_half_characters, without_nan
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 
@@ -97,7 +98,9 @@ def _load(
     rows, long, names = list[TuneRow](), 0, list(paths)
     for path in names:
         for place, columns in read_rows(path):
-            for row in read(columns, place, section, encoder):
+            refuse_half_characters(columns, place)
+            values = {name: without_nan(value) for name, value in columns.items()}
+            for row in read(values, place, section, encoder):
                 longest = max(len(each.tokens) for each in row.responses)
                 if longest <= max_length:
                     rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mrl.errors import DataError
@@ -9,6 +10,9 @@ from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
+
+_MISSING = frozenset(("nan", "NaN", "-nan", "<NA>", "NaT", "null", "NULL", "#N/A"))
+"""Texts that pandas, databases and spreadsheets write for a value that is not there."""
 
 
 def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: str) -> Any:
@@ -83,5 +87,14 @@ def _parse(raw: Any, kind: RewardKind, place: str) -> Any:
     if raw is None or raw == "":
         raise DataError(
             f"{place}: the row has no ground truth, and the verifier {kind.part.label!r} needs one"
+        )
+    if (isinstance(raw, str) and raw.strip() in _MISSING) or (isinstance(raw, float) and math.isnan(raw)):
+        raise DataError(
+            f"{place}: the ground truth is {str(raw).strip()}, as writers of files write a missing value; the verifier "
+            f"{kind.part.label!r} needs one"
+        )
+    if isinstance(raw, float) and math.isinf(raw):
+        raise DataError(
+            f"{place}: the ground truth is {raw}, which is no number that JSON has; write it as text"
         )
     return kind.parse_ground_truth(raw, place=place)

@@ -28,6 +28,8 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
+    if answer.text.casefold() == "nan":
+        return scored(0.0, "nan is no number")
     wanted = tidy(ground_truth)
     if answer.text == wanted:
         return scored(1.0, "same text")

@@ -91,6 +91,7 @@ def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
 
     counted.eos_token_id = plain_tokenizer.eos_token_id  # type: ignore[attr-defined]
     counted.eos_token = plain_tokenizer.eos_token  # type: ignore[attr-defined]
+    counted.bos_token_id = plain_tokenizer.bos_token_id  # type: ignore[attr-defined]
     found = encode(texts, templated, counted)
     singly = [encode([text], [flag], plain_tokenizer)[0] for text, flag in zip(texts, templated, strict=True)]
     assert [ids.tolist() for ids in found] == [ids.tolist() for ids in singly]
