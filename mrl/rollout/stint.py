@@ -8,6 +8,7 @@ that a firewall drops, leaves a call its whole time. It has a key, so that stran
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import secrets
 import socket
@@ -70,20 +71,14 @@ class Bell:
                 self._rang = max(self._rang, *_NUMBER.unpack(number))
 
 
-class Ringer:
-    """The driver's side."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-
-    def ring(self, addresses: Iterable[Address], number: int) -> None:
-        """Ends the calls up to this one; what cannot be sent is as good as lost."""
+def ring(addresses: Iterable[Address], number: int) -> None:
+    """Ends the calls up to this one, for the driver; what cannot be sent is as good as lost. The socket, at which anybody could send to the
+    driver in turn, is closed again at once."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
         for host, port, key in addresses:
-            try:
-                self._socket.sendto(key + _NUMBER.pack(number), (host, port))
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                sender.sendto(key + _NUMBER.pack(number), (host, port))
 
 
 class Stints:
@@ -91,7 +86,7 @@ class Stints:
 
     def __init__(self, usual_beats: int) -> None:
         """`usual_beats`: of a call that is not to last."""
-        self._usual_beats, self._ringer = usual_beats, Ringer()
+        self._usual_beats = usual_beats
         self._bells: dict[int, Address] = {}
         """Of each rank that has answered."""
         self._seconds, self._awaited = 0.0, -1
@@ -140,6 +135,6 @@ class Stints:
         """Ends the calls under way, of these ranks or of all, after the beat that they are at."""
         if self._is_long:
             bells = self._bells.values() if ranks is None else [self._bells[rank] for rank in ranks]
-            self._ringer.ring(bells, self._last_call)
+            ring(bells, self._last_call)
         if ranks is None:
             self._is_long = False

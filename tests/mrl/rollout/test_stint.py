@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mrl.rollout.stint import Bell, Ringer, Stint
+from mrl.rollout.stint import Bell, Stint, ring
 
 HOUR = 3600.0
 
@@ -44,17 +44,17 @@ def test_seconds_count_from_its_beginning(bell: Bell) -> None:
 def test_who_rings_ends_the_calls_up_to_that_one(bell: Bell) -> None:
     early, late = Stint(7, seconds=HOUR), Stint(8, seconds=HOUR)
     assert goes_on(bell, early)
-    Ringer().ring([bell.address], 7)
+    ring([bell.address], 7)
     assert ends(bell, early), "nobody was heard"
     assert goes_on(bell, late)
-    Ringer().ring([bell.address], 3)
-    Ringer().ring([bell.address], 8)
+    ring([bell.address], 3)
+    ring([bell.address], 8)
     assert ends(bell, late) and not goes_on(bell, early)
 
 
 def test_a_call_makes_its_ticks_whoever_rings(bell: Bell) -> None:
     """What a record says is repeated."""
-    Ringer().ring([bell.address], 9)
+    ring([bell.address], 9)
     assert ends(bell, Stint(9, seconds=HOUR)) and goes_on(bell, Stint(9, beats=4), made=3)
 
 
@@ -63,13 +63,13 @@ def test_strangers_are_not_heard(bell: Bell) -> None:
         host, port, key = bell.address
         for said in (b"", b"ring", b"x" * 24, b"x" * 4000, key, key + b"\xff" * 7, b"x" * 16 + b"\x01" * 8):
             stranger.sendto(said, (host, port))
-    Ringer().ring([bell.address], 1)
+    ring([bell.address], 1)
     assert ends(bell, Stint(1, seconds=HOUR)) and goes_on(bell, Stint(2, seconds=HOUR))
 
 
 def test_nobody_is_there(bell: Bell) -> None:
     """The others are rung for."""
-    Ringer().ring([("", 0, b""), ("255.255.255.255", 9, b"key"), bell.address], 5)
+    ring([("", 0, b""), ("255.255.255.255", 9, b"key"), bell.address], 5)
     assert ends(bell, Stint(5, seconds=HOUR))
 
 
