@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
-from mrl.launch.cluster.cluster import SLOT
+from mrl.launch.cluster.cluster import SLOT, address_of, join
 from mrl.launch.cluster.gpus import disagreements
 from mrl.launch.cluster.node_facts import NodeFacts, Probe, RayPart, skew
 from mrl.launch.cluster.ray_node import NODE_LABEL
@@ -284,7 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load_config(*options.config)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        join(address_of(config.launch) or "auto")
         facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
         for node in facts:
             print(f"preflight: {node.line()}", flush=True)

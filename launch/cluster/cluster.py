@@ -2,16 +2,20 @@
 end.
 
 Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of
-their own that a small watcher process removes also when the driver is killed.
+their own that a small watcher process removes also when the driver is killed. That folder is the user's alone, such a cluster
+listens on the loopback interface, and its secret is drawn anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +38,19 @@ UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 
 NO_TASK_EVENTS: dict[str, int] = {"task_events_report_interval_ms": 0}
 """Ray keeps what became of the last 100,000 calls for a state API that nobody here asks: 350 MB of its head after 3,000 small steps."""
+LOOPBACK = "127.0.0.1"
+TOKEN = "RAY_AUTH_TOKEN"
+"""The variable that has the secret of a Ray cluster."""
+RAY_FOLDER = "r"
+"""Ray's part of a session's folder, which it opens to all users (mode 0777) and which nobody else gets to through the folder above it."""
+LONGEST_TEMPORARY = 107 - len(
+    f"/mrl-12345678/{RAY_FOLDER}/session_2026-11-29_07-48-16_315022_4194304/sockets/plasma_store"
+)
+"""Bytes of a temporary folder's path below which Ray's sockets fit: the path of a socket has at most 107."""
+HEAD_SECONDS = 5.0
+"""For an answer of the head of a Ray that is joined."""
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of gRPC begins with, and no settings; a server answers with its own (a frame of type 4)."""
 OWN_RAY = ("gcs_server", "raylet")
 """What Ray has on every node, and on its head."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -51,7 +68,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
     address = address_of(launch)
     if address:
         with _own_signals():
-            ray.init(address=address, log_to_driver=False)
+            join(address)
         try:
             _check_slots(num_slots, address)
             yield OwnRay()
@@ -61,8 +78,14 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
     _check_gpus(num_slots)
     # Ray's default of 15 starves training behind every ordinary process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    with session_folder() as folder:
-        with _own_signals(), _start_named(), _few_services(), _long_wait(launch.start_deadline_seconds):
+    with session_folder() as folder, _own_token():
+        with (
+            _own_signals(),
+            _start_named(),
+            _few_services(),
+            _alone(),
+            _long_wait(launch.start_deadline_seconds),
+        ):
             ray.init(
                 address="local",
                 num_cpus=num_slots,
@@ -72,7 +95,8 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=str(folder),
+                _temp_dir=str(folder / RAY_FOLDER),
+                _node_ip_address=LOOPBACK,
                 # None are started that nobody here would use.
                 _system_config={"prestart_worker_first_driver": False, **NO_TASK_EVENTS},
             )
@@ -81,6 +105,31 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
             yield OwnRay()
         finally:
             ray.shutdown()
+
+
+def join(address: str) -> None:
+    """Connects to the Ray whose head has the address. ConfigError within seconds where none answers: Ray would go on asking for two and a
+    half minutes, in lines of its own."""
+    import ray
+
+    try:
+        if ":" in address:
+            _ask_head(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray answers at {address} (launch.ray_address or RAY_ADDRESS): {error}; start its head (docs/running.md), correct the "
+            "address, or take it out for a Ray of the run's own on this machine"
+        ) from error
+
+
+def _ask_head(address: str) -> None:
+    """OSError where nothing at HOST:PORT answers as a server of gRPC does; ValueError where the address is no such pair."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS) as head:
+        head.sendall(HTTP2)
+        if head.recv(9)[3:4] != b"\x04":
+            raise ConnectionError("what listens there is not Ray's head")
 
 
 def store_bytes(setting: int | None) -> int:
@@ -150,6 +199,47 @@ def _few_services() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Ray starts its processes in sessions of their own: what a terminal, `timeout` or a batch system tells the driver's process group is
+    for the driver, whose step needs them. And it takes the loopback address for a node's, in whose place it takes one of the network
+    elsewhere."""
+    from unittest.mock import patch
+
+    from ray._private import services
+
+    with (
+        patch.object(
+            services, "ConsolePopen", functools.partial(services.ConsolePopen, start_new_session=True)
+        ),
+        patch.object(services, "resolve_ip_for_localhost", lambda host: host),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _own_token() -> Iterator[None]:
+    """The processes of the Ray that starts meanwhile show a token that is drawn here. Ray by itself keeps one for all runs, in a file of
+    the user's home that others may read."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] compiled
+
+    before = {name: os.environ.get(name) for name in token_environment("")}
+    os.environ.update(token_environment(secrets.token_hex(32)))
+    Config.initialize("")  # this process reads both anew
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+
+
+def token_environment(token: str) -> dict[str, str]:
+    """Variables with which Ray's processes and drivers show the token."""
+    return {"RAY_AUTH_MODE": "token", TOKEN: token}
+
+
+@contextlib.contextmanager
 def _long_wait(seconds: float) -> Iterator[None]:
     """Ray asks for its node until it has come up, and gives up after 30 s, which no setting moves and which a busy machine needs more than
     once. Here it is asked for as long as its process lives, at most so many seconds."""
@@ -214,9 +304,9 @@ def _check_slots(num_slots: int, where: str) -> None:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A short-named folder (Ray's socket paths are limited) with its watcher."""
-    folder = Path(tempfile.mkdtemp(prefix="mrl-"))
-    os.environ["MRL_SESSION"] = folder.name
+    """A folder that is this user's alone, with its watcher. MRL_SESSION, by which the session's processes are known, is its path."""
+    folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=_short_temporary()))
+    os.environ["MRL_SESSION"] = str(folder)
     watcher = Watcher(folder)
     try:
         yield folder
@@ -224,6 +314,19 @@ def session_folder() -> Iterator[Path]:
         os.environ.pop("MRL_SESSION", None)
         watcher.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_temporary() -> str:
+    """Where the paths of Ray's sockets are not too long: the usual folder of temporary files, else /tmp."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= LONGEST_TEMPORARY:
+        return usual
+    if os.access("/tmp", os.W_OK | os.X_OK):
+        return "/tmp"
+    raise ConfigError(
+        f"TMPDIR = {usual} is too long for the paths of Ray's sockets, and /tmp cannot be written; set TMPDIR to a folder of at most "
+        f"{LONGEST_TEMPORARY} bytes"
+    )
 
 
 class Watcher:
@@ -237,7 +340,7 @@ class Watcher:
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-SP", str(WATCHER), self._folder.name, str(self._folder)],
+            [sys.executable, "-SP", str(WATCHER), str(self._folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env={"PATH": os.environ.get("PATH", "")},

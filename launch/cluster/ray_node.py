@@ -24,7 +24,17 @@ from typing import NoReturn
 
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster import ports
-from mrl.launch.cluster.cluster import NO_TASK_EVENTS, SLOT, own_gpus, session_folder, store_bytes
+from mrl.launch.cluster.cluster import (
+    LOOPBACK,
+    NO_TASK_EVENTS,
+    RAY_FOLDER,
+    SLOT,
+    TOKEN,
+    own_gpus,
+    session_folder,
+    store_bytes,
+    token_environment,
+)
 from mrl.launch.cluster.session_watcher import members
 
 NODE_LABEL = "mrl-node"
@@ -96,7 +106,7 @@ class Node:
             f"--resources={json.dumps({SLOT: self.slots})}",
             f"--labels={NODE_LABEL}={self.number}",
             f"--object-store-memory={store_bytes(self.object_store_bytes)}",
-            f"--temp-dir={folder}",
+            f"--temp-dir={folder / RAY_FOLDER}",
             "--disable-usage-stats",
         ]
 
@@ -106,18 +116,13 @@ def head_address(address: str, port_base: int = PORT_BASE) -> str:
     return f"{address}:{port_base}"
 
 
-def token_environment(token: str) -> dict[str, str]:
-    """Variables with which Ray's processes and drivers show the token."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-
-
 def own_address() -> str:
     """This machine's address on the interface that routes outwards; the loopback without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address: chooses an interface, sends nothing
         except OSError:
-            return "127.0.0.1"
+            return LOOPBACK
         return probe.getsockname()[0]
 
 
@@ -133,7 +138,7 @@ def ray_node(
             "first port (--port-base, MRL_PORT_BASE)"
         )
     with session_folder() as folder:
-        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": folder.name}
+        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": str(folder)}
         # Niceness as in launch/cluster/cluster.py; what the user has set stays.
         no_events = {f"RAY_{name}": str(value) for name, value in NO_TASK_EVENTS.items()}
         environment = {**HEALTH, **no_events, "RAY_worker_niceness": "0", **environment}
@@ -187,7 +192,7 @@ def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
     """Ends the processes of the session whose files are in `folder`: asked first, then killed. Touches no other."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM
-    while pids := members(folder.name, str(folder), {os.getpid()}):
+    while pids := members(str(folder), {os.getpid()}):
         if time.monotonic() > deadline:
             number = signal.SIGKILL
         for pid in pids:
@@ -198,11 +203,12 @@ def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
             raise WorkerLost(f"processes {pids} of session {folder.name} did not end")
 
 
-def _token() -> str:
-    token = os.environ.get("RAY_AUTH_TOKEN", "")
+def token_of_environment() -> str:
+    """The cluster's secret. ConfigError where there is none, or a short one."""
+    token = os.environ.get(TOKEN, "")
     if len(token) < 32:
         raise ConfigError(
-            "RAY_AUTH_TOKEN must hold the cluster's secret, at least 32 letters, the same on every node"
+            f"{TOKEN} must hold the cluster's secret, at least 32 letters, the same on every node"
         )
     return token
 
@@ -241,7 +247,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         address=options.address or own_address(),
         head=options.head,
         slots=slots,
-        token=_token(),
+        token=token_of_environment(),
         gpus=min(gpus, slots),
         port_base=options.port_base,
         object_store_bytes=options.object_store_bytes or None,

@@ -1,7 +1,7 @@
-"""Cleans up after a driver, however it ended: `session_watcher.py SESSION FOLDER`, started by it with a pipe as standard input.
+"""Cleans up after a driver, however it ended: `session_watcher.py FOLDER`, started by it with a pipe as standard input.
 
 Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to follow it, kills what is left of
-exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment says so, or when
+exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment is the folder, or when
 it has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps
 Ray's log open while it leaves, is never killed. One that closes says so in the pipe; of one that ended without a word the watcher says it, because
 Ray ends a driver that hands something to a raylet that died, or whose GCS has not answered for a minute. Imports nothing that is not Python's own: it starts before all else.
@@ -22,11 +22,11 @@ GO_ON = "the same command goes on from the last checkpoint"
 WHY = f"it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and {GO_ON}"
 
 
-def belongs(pid: int, session: str, folder: str) -> bool:
+def belongs(pid: int, folder: str) -> bool:
     """Whether a process is of the session; not where it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environment:
-            if f"MRL_SESSION={session}".encode() in environment.read().split(b"\0"):
+            if os.fsencode(f"MRL_SESSION={folder}") in environment.read().split(b"\0"):
                 return True
         files = f"/proc/{pid}/fd"
         return any(os.readlink(f"{files}/{number}").startswith(folder) for number in os.listdir(files))
@@ -34,13 +34,13 @@ def belongs(pid: int, session: str, folder: str) -> bool:
         return False
 
 
-def members(session: str, folder: str, spared: set[int]) -> list[int]:
+def members(folder: str, spared: set[int]) -> list[int]:
     """Pids of the session, without those that are spared."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - spared
-    return [pid for pid in pids if belongs(pid, session, folder)]
+    return [pid for pid in pids if belongs(pid, folder)]
 
 
-def main(session: str, folder: str) -> None:
+def main(folder: str) -> None:
     os.setsid()
     owner = os.getppid()
     spared = {os.getpid(), owner}
@@ -49,7 +49,7 @@ def main(session: str, folder: str) -> None:
             print(f"mrl: process {owner} ended without closing: {WHY}", file=sys.stderr, flush=True)
     start = time.monotonic()
     while (waited := time.monotonic() - start) < LONGEST_SECONDS:
-        left = members(session, folder, spared)
+        left = members(folder, spared)
         if not left:
             break
         for pid in left if waited > GRACE_SECONDS else ():
@@ -60,4 +60,4 @@ def main(session: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

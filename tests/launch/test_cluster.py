@@ -1,7 +1,9 @@
 """The Ray that a run starts on its machine has what it uses; one that does not come up is one of our errors, and leaves nothing."""
 
 import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,9 @@ import psutil
 import pytest
 
 from mrl.config.sections.launch import LaunchSection
-from mrl.errors import WorkerLost
-from mrl.launch.cluster.cluster import asked_again, cluster, session_folder
+from mrl.errors import ConfigError, WorkerLost
+from mrl.launch.cluster.cluster import LONGEST_TEMPORARY, asked_again, cluster, session_folder
+from tests.support.listeners import is_private, listeners
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(
@@ -24,6 +27,7 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(
 ) -> None:
     """Here for an object store below the least that Ray takes, past the section's own bound."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("mrl.launch.cluster.cluster.LONGEST_TEMPORARY", 4096)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     launch = LaunchSection.model_construct(object_store_bytes=1000)
     with (
@@ -49,26 +53,138 @@ def test_a_node_that_is_not_there_yet_is_asked_for_again() -> None:
             asked_again(ask, seconds, lambda lives=lives: lives)(number=7)
 
 
-@pytest.mark.integration
-def test_the_processes_of_a_run_s_ray_are_those_that_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    before = {*psutil.Process().children()}  # of the tests that this process had; they may fork meanwhile
-    with cluster(LaunchSection(), num_slots=1):
-        from ray._private.worker import _global_node
+STRANGER = """
+import json, os, socket, sys
+from ray._raylet import GcsClient
+head, folder, sockets = sys.argv[1:]
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
 
-        assert _global_node is not None
-        tops = {*psutil.Process().children()} - before
-        started = [each for top in tops for each in (top, *top.children(recursive=True))]
-        commands = [" ".join(process.cmdline()) for process in started]
-        log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
-        deadline = time.monotonic() + 60
-        while "Loaded " not in (said := log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+def refusal(attempt):
+    try:
+        return repr(attempt())
+    except Exception as error:
+        return type(error).__name__
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(path)
+
+found = {path: refusal(lambda: connect(path)) for path in sockets.split(os.pathsep)}
+found |= {"folder": refusal(lambda: os.listdir(folder)), "head": refusal(lambda: GcsClient(head).internal_kv_keys(b""))}
+print(json.dumps(found | {"uid": os.getuid()}))
+"""
+"""What another user of the machine tries, or one of its programs without the secret where this is no root."""
+
+
+@pytest.mark.integration
+def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard; in sessions of their own, on the
+    loopback interface, in a folder of the user's, with a secret that is not kept: here there is no home to keep it in, and the longest
+    folder of temporary files below which Ray's sockets fit."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", "/proc/self")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's own, for another cluster")
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="") as short:
+        longest = Path(f"{short}/{'x' * (LONGEST_TEMPORARY - len(short) - 1)}")
+        longest.mkdir()
+        Path(short).chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", str(longest))
+        before = {*psutil.Process().children()}  # of the tests that this process had; they may fork meanwhile
+        with cluster(LaunchSection(), num_slots=1):
+            from ray._private.worker import _global_node
+
+            assert _global_node is not None
+            secret, head = os.environ["RAY_AUTH_TOKEN"], _global_node.gcs_address
+            (folder,) = longest.iterdir()
+            tops = {*psutil.Process().children()} - before
+            started = [each for top in tops for each in (top, *top.children(recursive=True))]
+            commands = [" ".join(process.cmdline()) for process in started]
+            log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
+            deadline = time.monotonic() + 60
+            while "Loaded " not in (said := log.read_text()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            heard = listeners([psutil.Process(), *started])
+            reached = [where for where in heard if not is_private(where)]
+            sessions = {os.getsid(each.pid) for each in started}
+            kept = [
+                path
+                for path in folder.rglob("*")
+                if path.is_file() and secret in path.read_text(errors="replace")
+            ]
+            sockets = [where.removeprefix("unix ") for where in heard if where.startswith("unix ")]
+            words = [head, str(folder), os.pathsep.join(sockets)]
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+            stranger = subprocess.run(
+                [sys.executable, "-c", STRANGER, *words],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
+    assert (
+        os.environ["RAY_AUTH_TOKEN"] == "the user's own, for another cluster" != secret and len(secret) == 64
+    )
     names = ("session_watcher", "gcs_server", "raylet", "DashboardAgent", "RuntimeEnvAgent")
     unexpected = [command for command in commands if not any(name in command for name in names)]
     assert not unexpected and len(commands) == len(names), commands
     assert "Loaded 0 modules" in said, said
+    assert len(sockets) == 2 and len(heard) > 5 and not reached, heard
+    assert os.getsid(0) not in sessions and not kept
+    found = json.loads(stranger.stdout.splitlines()[-1])
+    assert (uid := found.pop("uid")) == (65534 if os.getuid() == 0 else os.getuid()) and len(found) == 4
+    assert found.pop("head") == "AuthenticationError", found
+    assert uid == os.getuid() or set(found.values()) == {"PermissionError"}, found
+
+
+def test_a_long_folder_of_temporary_files_is_not_taken_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    with session_folder() as folder:
+        assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with (
+        pytest.raises(ConfigError, match=r"TMPDIR = /.*xxx is too long .* set TMPDIR to a folder of at most"),
+        session_folder(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("there", ["nobody", "another server", "one that says nothing", "no port"])
+def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(
+    there: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "mrl.launch.cluster.cluster.HEAD_SECONDS", 1.0 if there == "one that says nothing" else 60.0
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        if there == "nobody":
+            server.close()
+        if there == "another server":
+            threading.Thread(
+                target=lambda: server.accept()[0].sendall(b"HTTP/1.1 400 no\r\n\r\n"), daemon=True
+            ).start()
+        address = f"{host}:{port}" if there != "no port" else f"{host}:head"
+        reason = {
+            "nobody": "Connection refused",
+            "another server": "what listens there is not Ray's head",
+            "one that says nothing": "timed out",
+            "no port": "invalid literal",
+        }[there]
+        with (
+            pytest.raises(
+                ConfigError,
+                match=rf"no Ray answers at {address} \(launch.ray_address or RAY_ADDRESS\): .*{reason}",
+            ) as error,
+            cluster(LaunchSection(ray_address=address), num_slots=1),
+        ):
+            pass
+    assert "\n" not in str(error.value) and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.integration
