@@ -1,6 +1,7 @@
 """A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m mrl.launch.torchrun CONFIG...`.
 
-torchrun's rendezvous says which node this is and gives a store. Every node starts its part of a Ray cluster; node 0 then
+torchrun's rendezvous says which node this is and gives a store, which whoever reaches its port reads and writes: the secret of the
+cluster is not in it. Every node starts its part of a Ray cluster; node 0 then
 looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
 the driver, and another node that is told to end asks it to save and leave. (torchrun itself ends with 1 whenever the code is not 0.)
 
@@ -11,28 +12,34 @@ run resumes, on fewer slots with what launch.elastic has for them.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import queue
 import re
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mrl.config.load import load_config
 from mrl.errors import ConfigError, WorkerLost
-from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node, token_environment
+from mrl.launch.cluster.cluster import token_environment
+from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
 from mrl.launch.slots import node_slots, told, words_for
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
 """A node leaves when node 0 has not written to the store for so long."""
+SECRET_FILE = "cluster-secret"
+"""In the run folder, while the run lasts."""
 LEAVE_SECONDS = 15.0
 """Node 0 waits this long for the others to read the exit code; one that is gone never does."""
 
@@ -52,10 +59,12 @@ def main(arguments: Sequence[str]) -> int:
     address = own_address()
     if code := _checked(store, [*arguments, f"launch.slots_per_node={slots}"], number, num_nodes):
         return code
+    folder = Path(config.run_folder)
     if number == 0:
         base = int(os.environ.get("MRL_PORT_BASE", "12000"))
-        store.set("cluster", f"{head_address(address, base)} {secrets.token_hex(32)} {base}")
-    head, token, base = store.get("cluster").decode().split()
+        tell_cluster(store, folder, f"{head_address(address, base)} {base}")
+    where, token = hear_cluster(store, folder, number, config.launch.start_deadline_seconds)
+    head, base = where.split()
     node = Node(
         number=number,
         address=address,
@@ -68,7 +77,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     with ray_node(node, deadline_seconds=config.launch.start_deadline_seconds):
         if number == 0:
-            return _lead(store, arguments, node, num_nodes)
+            try:
+                return _lead(store, arguments, node, num_nodes)
+            finally:
+                (folder / SECRET_FILE).unlink(missing_ok=True)
         return _follow(store, number)
 
 
@@ -105,6 +117,53 @@ def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: fl
             store.set(f"start-of-{store.get(f'asks-{answered}').decode()}", name)
         time.sleep(0.05)
     return own
+
+
+def tell_cluster(store: Any, folder: Path, where: str) -> None:
+    """Node 0: where the cluster's head is, with a keyed digest (HMAC) under the cluster's secret. The secret is RAY_AUTH_TOKEN of the nodes'
+    environment; else it is drawn here, and lies in the run folder, which all nodes see, in a file for this user alone."""
+    if TOKEN in os.environ:
+        token = token_of_environment()
+    else:
+        token = secrets.token_hex(32)
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{SECRET_FILE}-{secrets.token_hex(8)}"
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        partial.replace(folder / SECRET_FILE)
+    store.set("cluster", f"{where} {_signed(where, token)}")
+
+
+def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float) -> tuple[str, str]:
+    """(where the head is, the cluster's secret) as node 0 tells them: nobody without the secret can name another head. ConfigError where
+    this node has no secret that fits within the deadline."""
+    where, _, signature = store.get("cluster").decode().rpartition(" ")
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        token = token_of_environment() if TOKEN in os.environ else _read_secret(folder / SECRET_FILE)
+        if token and hmac.compare_digest(_signed(where, token), signature):
+            return where, token
+        if TOKEN in os.environ or time.monotonic() > deadline:
+            raise ConfigError(
+                f"node {number} does not have the secret of node 0's Ray: {TOKEN} must be the same on all nodes, or on none, which then "
+                f"have {folder} in common (run.folder) and read it in {SECRET_FILE} there, a file of this user with mode 0600"
+            )
+        time.sleep(0.2)
+
+
+def _signed(where: str, token: str) -> str:
+    return hmac.digest(token.encode(), where.encode(), "sha256").hex()
+
+
+def _read_secret(path: Path) -> str:
+    """Nothing where the file is not there yet, or not this user's alone."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            status = os.fstat(file.fileno())
+            is_own = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+            return file.read() if is_own else ""
+    except OSError:
+        return ""
 
 
 def _forget_torchrun() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from mrl.errors import WorkerLost
+from mrl.errors import ConfigError, WorkerLost
 from mrl.launch import torchrun
 from mrl.launch.cluster import node_facts
 from mrl.resharding.wire import gloo
@@ -52,9 +52,11 @@ def test_a_node_that_never_comes_ends_the_meeting() -> None:
 
 
 def test_gloo_listens_where_the_node_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name in (names := ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")):
+        monkeypatch.setenv(name, "")  # what is set here goes with the test
+        monkeypatch.delenv(name)
     node_facts.listen_on_own_node("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert [os.environ[name] for name in names] == ["lo", "lo"], "of a run on one machine, nothing else"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,no-such-interface")
     node_facts.listen_on_own_node("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,no-such-interface", "the user's is kept"
@@ -170,3 +172,53 @@ def test_a_node_leaves_with_the_code_that_node_0_tells(monkeypatch: pytest.Monke
     store.set("exit_code", "99")
     assert torchrun._follow(store, 1) == 99
     assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"
+
+
+def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in the run folder, for this user alone; what the store says of it is of no use without it."""
+    monkeypatch.delenv(torchrun.TOKEN, raising=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun.tell_cluster(store, tmp_path / "run", "10.0.0.1:12000 12000")
+    where, token = torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)
+    assert where == "10.0.0.1:12000 12000" and len(token) == 64
+    secret = tmp_path / "run" / torchrun.SECRET_FILE
+    assert secret.read_text() == token and secret.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in secret.parent.iterdir()] == [secret.name]
+    keys = store.list_keys()  # type: ignore[attr-defined] not in torch's stubs
+    assert keys and not any(token in store.get(key).decode() for key in keys)
+
+
+def test_nodes_take_the_secret_of_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv(torchrun.TOKEN, "one secret " * 4)
+    torchrun.tell_cluster(store, tmp_path / "run", "10.0.0.1:12000 12000")
+    assert torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)[1] == "one secret " * 4
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv(torchrun.TOKEN, "another secret " * 4)
+    with pytest.raises(ConfigError, match="node 1 does not have the secret of node 0's Ray"):
+        torchrun.hear_cluster(store, tmp_path / "run", 1, 30.0)
+
+
+@pytest.mark.parametrize("attack", ["another head", "another secret", "a readable file", "a link"])
+def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
+    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node would show it the secret, and run what it says."""
+    monkeypatch.delenv(torchrun.TOKEN, raising=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun.tell_cluster(store, tmp_path, "10.0.0.1:12000 12000")
+    secret = tmp_path / torchrun.SECRET_FILE
+    if attack == "another head":
+        signature = store.get("cluster").decode().split()[-1]
+        store.set("cluster", f"10.6.6.6:12000 12000 {signature}")
+    elif attack == "another secret":
+        store.set("cluster", f"10.6.6.6:12000 12000 {torchrun._signed('10.6.6.6:12000 12000', 'mine')}")
+    elif attack == "a readable file":
+        secret.chmod(0o644)
+    else:
+        secret.rename(tmp_path / "elsewhere")
+        secret.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=f"read it in {torchrun.SECRET_FILE} there"):
+        torchrun.hear_cluster(store, tmp_path, 1, 0.3)
