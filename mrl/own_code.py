@@ -1,10 +1,15 @@
-"""Code of the user's own (rewards, environments, losses), found by name."""
+"""Code of the user's own (rewards, environments, losses), found by name; and that it is not taken for anybody else's.
+
+The working folder comes last where modules are looked for: a file `token.py` there is not Python's module of that name.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,11 +18,24 @@ from typing import Any, Literal
 from mrl.errors import ConfigError
 
 
+def search_path() -> list[str]:
+    """Return this process's `sys.path` with the working folder at its end."""
+    own = os.getcwd()
+    return [*(entry for entry in sys.path if entry not in ("", own)), own]
+
+
+def child_path() -> dict[str, str]:
+    """Return the variable with which `python -P` finds what this process does, and the working folder's modules last."""
+    return {"PYTHONPATH": os.pathsep.join(search_path())}
+
+
 def find_callable(
     path: str, *, setting: str, what: Literal["function", "class"]
 ) -> tuple[ModuleType, Callable[..., Any]]:
     """The module and what it calls `name`, of `package.module:name` or `file.py:name`. ConfigError naming the setting and what is
     not there, or what the module raised while it was read."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     place, _, name = path.rpartition(":")
     where = f"{setting} = {path!r}"
     try:

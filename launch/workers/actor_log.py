@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from mrl.observe.streams import lossy, say
+from mrl.own_code import search_path
 
 LAST_WORDS = "last words: "
 
@@ -49,7 +50,9 @@ def screen() -> TextIO:
 
 
 def redirect(folder: str, name: str) -> None:
-    """Sends stdout, stderr and log records of this process to folder/name.log (appending)."""
+    """Sends stdout, stderr and log records of this process to folder/name.log (appending). Ray has put the working folder first
+    where modules are looked for; from here on it is last."""
+    sys.path[:] = search_path()
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -64,7 +64,7 @@ class EnvironmentActor:
         with connection:
             connection.settimeout(None)
             self._hosts[number] = subprocess.Popen(
-                [sys.executable, "-m", "mrl.agents.host", str(os.getpid())],
+                [sys.executable, "-P", "-m", "mrl.agents.host", str(os.getpid())],
                 stdin=connection.fileno(),
                 stdout=connection.fileno(),
                 env=child_environment(),

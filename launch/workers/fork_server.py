@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO
 
 from mrl.config.root import Config
+from mrl.own_code import child_path
 from mrl.rewards.pool.lifeline import die_with_parent
 from mrl.rollout import worker_forks
 from mrl.rollout.worker_forks import OwnUserSocket
@@ -74,11 +75,11 @@ class ForkServers:
         log_folder.mkdir(parents=True, exist_ok=True)
         with (log_folder / "fork-server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), json.dumps(served)],
+                [sys.executable, "-P", "-m", __name__, str(os.getpid()), json.dumps(served)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **environment},
+                env={**os.environ, **child_path(), **environment},
                 pass_fds=[each.fileno() for each in sockets.values()],
                 start_new_session=True,  # Ctrl-C is for the driver, which lets workers finish their step
             )
@@ -164,7 +165,7 @@ class Request:
         if worker_forks.VARIABLE in self.environment:
             worker_forks.stand_by()
         sys.argv[:] = self.words
-        sys.path[0] = str(Path(self.words[0]).parent)
+        sys.path.insert(0, str(Path(self.words[0]).parent))
         runpy.run_path(self.words[0], run_name="__main__")
 
 

@@ -22,10 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; errors of ours become one message and an exit code."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # users' own modules lie here: where `python -m` and Ray's workers look too
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mrl.config.sections.export import ExportSection
 from mrl.files import PARTIAL, partial_of
+from mrl.own_code import child_path
 from mrl.training.checkpoint.folder import name_of
 
 NICENESS = 10
@@ -78,14 +79,14 @@ class Exports:
         if target.exists():  # a resumed run
             return
         words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
-        ends_with_driver = [sys.executable, "-m", "mrl.rewards.pool.lifeline", str(os.getpid())]
+        ends_with_driver = [sys.executable, "-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid())]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed
                 shutil.rmtree(abandoned)
             with open(self._run_folder / "exports.log", "ab") as output:
                 process = subprocess.Popen(
-                    [*ends_with_driver, sys.executable, "-m", "mrl.cli", *words],
+                    [*ends_with_driver, sys.executable, "-P", "-m", "mrl.cli", *words],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -139,4 +140,4 @@ class Exports:
 def _environment() -> dict[str, str]:
     """The driver's, without GPUs; and without the session's mark, by which the cluster's last processes are found and killed."""
     inherited = {name: value for name, value in os.environ.items() if name != "MRL_SESSION"}
-    return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return inherited | child_path() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -12,6 +12,7 @@ import pytest
 
 from mrl.observe.metrics_log import read
 from mrl.training.checkpoint.folder import latest_checkpoint, step_of
+from tests.support.own_folder import write_modules_named_as_pythons
 from tests.support.source_tree import ROOT
 
 EXAMPLES = sorted(
@@ -98,6 +99,8 @@ def test_weights_are_synced_in_a_trainer_of_ones_own(folder: Path) -> None:
 
 @pytest.mark.integration
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
+    """Beside files that are called as modules of Python are."""
+    write_modules_named_as_pythons(folder)
     python(folder, "examples/reversed_words/make_data.py", "work/reversed")
     python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")
     words = ("loop.steps=9", "loop.prompts_per_step=8", "loop.validation.every_steps=2")

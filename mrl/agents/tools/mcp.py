@@ -16,6 +16,7 @@ from typing import Any
 from mrl.agents.environment import Unreachable
 from mrl.agents.tools.tool import ToolError
 from mrl.errors import ConfigError
+from mrl.own_code import child_path
 
 _START_SECONDS = 60.0
 
@@ -100,9 +101,8 @@ async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncItera
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     # It ends with this process, also where that is killed.
-    lifeline = ["-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
-    path = {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
-    parameters = StdioServerParameters(command=sys.executable, args=lifeline, env={**path, **env})
+    lifeline = ["-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
+    parameters = StdioServerParameters(command=sys.executable, args=lifeline, env={**child_path(), **env})
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
         with anyio.fail_after(_START_SECONDS):
             await session.initialize()

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
 from mrl.errors import RewardError
+from mrl.own_code import child_path
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.rules import CodeRules
@@ -70,15 +71,14 @@ class Examiner:
             return 0 if ended.outcome is Outcome.WRONG else passed, ended.outcome, ended.reason
 
     def _begin(self) -> None:
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._control, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "mrl.rewards.code.sitting", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "mrl.rewards.code.sitting", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **child_path(), "OMP_NUM_THREADS": "1"},
             )
 
     def _start(self, exam: Exam, rules: CodeRules, allowance: Allowance) -> _Sitting:

@@ -36,7 +36,7 @@ def _answers(parts: Sequence[RewardPart]) -> list[str]:
     names = ", ".join(dict.fromkeys(str(part.path) for part in parts))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "mrl.rewards.plugins.check"],
+            [sys.executable, "-P", "-m", "mrl.rewards.plugins.check"],
             input=pickle.dumps(tuple(parts)),
             capture_output=True,
             env=child_environment(),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.own_code import find_callable
+from mrl.own_code import child_path, find_callable
 from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict, VerdictKind
@@ -89,8 +88,7 @@ def source_hash(module: ModuleType) -> str:
 def child_environment() -> dict[str, str]:
     """The environment of a process that reads users' modules: this one's, with its import path, and one
     thread."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **child_path(), "OMP_NUM_THREADS": "1"}
 
 
 class SinglePlugin:

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from mrl.errors import ConfigError, WorkerLost
+from mrl.own_code import child_path
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
 from mrl.rewards.judges.ledger import digest
@@ -64,11 +65,11 @@ class Engine:
             section.start_deadline_seconds,
         )
         self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
+            [sys.executable, "-P", "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is the driver's
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            env={**os.environ, **child_path()},
         )
         threading.Thread(target=self._listen, daemon=True, name=f"engine-{name}").start()
 

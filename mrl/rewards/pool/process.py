@@ -61,7 +61,7 @@ class WorkerProcess(Line):
     def __init__(self, module: str, opening: Any) -> None:
         """`opening` is the first message that it gets."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid())],
+            [sys.executable, "-P", "-m", module, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

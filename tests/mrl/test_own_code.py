@@ -1,0 +1,96 @@
+"""The user's modules are found in the working folder, and none of them is taken for Python's own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.agents.deadlines import Deadlines
+from mrl.agents.pool import EnvironmentPool
+from mrl.agents.registry import EnvironmentSpec
+from mrl.own_code import search_path
+from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.examiner import Examiner
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.own_time import Allowance
+from mrl.rewards.plugins.check import check_plugins
+from mrl.rewards.pool.score import score
+from tests.support.own_folder import write_modules_named_as_pythons
+
+MINE = """
+import helper
+def reward(request):
+    return helper.length(request.response)
+class Environment:
+    tools = []
+    def reset(self, task, seed):
+        return str(helper.length("four"))
+"""
+
+
+@pytest.fixture(params=["mrl", "python -m mrl.cli"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a command; `python -m` has it first where modules are looked for."""
+    write_modules_named_as_pythons(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "helper.py").write_text("def length(text):\n    return float(len(text))\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*[str(tmp_path)] * (request.param != "mrl"), *sys.path])
+    return tmp_path
+
+
+def test_reward_workers_start(folder: Path) -> None:
+    section = RewardSection(kind="plugin", path="mine:reward", workers=1)
+    check_plugins(section.all_verifiers())
+    (verdict,) = score(section, [{"response": "four", "ground_truth": "4"}])
+    assert verdict.value == 4.0, verdict
+
+
+def test_environments_are_hosted(folder: Path) -> None:
+    with EnvironmentPool({"mine": EnvironmentSpec("mine:Environment")}, Deadlines()) as pool:
+        pool.open("a", "mine", {}, 0)
+        answers: list[Any] = []
+        while not answers:
+            answers += pool.poll(60.0)
+    assert [message["content"] for message in answers[0].messages] == ["4.0"], answers
+
+
+class Gone:
+    """A candidate that ends at its first call."""
+
+    def call(self, question: dict[str, Any]) -> dict[str, Any]:
+        raise CandidateEnded(Outcome.FORBIDDEN, "at the first call")
+
+    def finish(self) -> None:
+        return None
+
+
+def test_exams_are_sat(folder: Path) -> None:
+    task = {"entry_point": "f", "test": "def check(candidate):\n    candidate(1)\n"}
+    exam = Exam(parse_task(task, place="x"))
+    patient = CodeRules(seconds=60.0, cpu_seconds=60.0)
+    result = Examiner().examine(exam, Gone(), patient, Allowance.of(60.0))
+    assert result == (0, Outcome.FORBIDDEN, "at the first call")
+
+
+@pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["watch", "nowhere"]])
+def test_a_command_runs_nothing_of_the_folder_it_stands_in(words: list[str], tmp_path: Path) -> None:
+    """`msvcrt` is imported by many, and on Linux nobody has it."""
+    write_modules_named_as_pythons(tmp_path)
+    (tmp_path / "msvcrt.py").write_text("open('ran', 'w')\n")
+    command = [sys.executable, "-P", "-m", "mrl.cli", *words]  # as `mrl` starts
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode and done.stderr.startswith("mrl: "), done
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_working_folder_is_looked_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "a", os.getcwd(), "b"])
+    assert search_path() == ["a", "b", str(tmp_path)]
