@@ -138,9 +138,9 @@ def readings_of(folder: Path, recipe: str) -> list[float] | None:
     """The validation accuracies of a run that has reached its last step."""
     path = folder / "runs" / recipe / "metrics.jsonl"
     rows = {row["step"]: row for row in metrics_log.read(path)} if path.is_file() else {}
-    if "val/accuracy" not in rows.get(steps_of(recipe), {}):
+    if "val/reward" not in rows.get(steps_of(recipe), {}):
         return None
-    return [row["val/accuracy"] for _, row in sorted(rows.items()) if "val/accuracy" in row]
+    return [row["val/reward"] for _, row in sorted(rows.items()) if "val/reward" in row]
 
 
 def figure(readings: Sequence[float]) -> float:

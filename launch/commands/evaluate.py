@@ -1,4 +1,4 @@
-"""`mrl eval`: greedy accuracy, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no
+"""`mrl eval`: greedy reward, avg@k and pass@k of a model folder on any data file, with the run's verifier. One engine, no trainer, no
 Ray; a measurement that was ended goes on where it was."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from mrl.files import replace_durably
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector
-from mrl.loops.validate import Scores, accuracy, greedy, validation_sampling_of
+from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
@@ -47,7 +49,7 @@ SECONDS_BETWEEN = 30.0
 
 
 def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
-    """`val/accuracy`, and `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
+    """`val/reward` (and `val/accuracy`, if it is one), `val/avg@k` and `val/pass@k` for k = loop.validation.num_samples, over data.validation.
 
     No training row is read. The folder `out` has a summary (the model, the settings, and at the end the metrics) and every sample
     from when it is judged, kind "validation" where greedy, else "sampled"; `score` is what the metrics are means of. What a call
@@ -66,23 +68,29 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
     results = Results(Path(out), config, prompts) if out else None
     sampling = validation_sampling_of(config)
     with collecting(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as collector:
-        responses = _measured(collector, prompts, greedy(sampling), "validation", results)
-        sampled = _measured(collector, prompts, sampling, "sampled", results)
-    metrics = accuracy(responses, sampled)
+        judged = partial(_measured, collector, prompts, results=results, reward=config.reward)
+        responses, sampled = judged(greedy(sampling), "validation"), judged(sampling, "sampled")
+    metrics = validation_metrics(responses, sampled, reward=config.reward)
     if results:
         results.end(metrics, seconds=time.monotonic() - start)
     return metrics
 
 
 def _measured(
-    collector: Collector, prompts: Sequence[Prompt], sampling: Sampling, kind: str, results: Results | None
+    collector: Collector,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    kind: str,
+    *,
+    results: Results | None,
+    reward: RewardSection,
 ) -> list[Scores]:
     """Of each prompt, those that are written down first."""
     if not sampling.num_samples:
         return []
     found, told = results.found(kind) if results else [], time.monotonic()
     for group in collector.in_turn(prompts[len(found) :], sampling):
-        found.append(Scores.of(group))
+        found.append(Scores.of(group, reward))
         if results:
             results.add(kind, group, found[-1])
         if time.monotonic() > told + SECONDS_BETWEEN:

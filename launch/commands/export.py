@@ -74,7 +74,7 @@ def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:
     """The model card, with the last validation up to `step`."""
     versions = run_folder / "versions.json"
     rows = metrics_log.read(run_folder / "metrics.jsonl")
-    validated = [row for row in rows if "val/accuracy" in row and int(row["step"]) <= step]
+    validated = [row for row in rows if "val/reward" in row and int(row["step"]) <= step]
     return model_card(
         config,
         step=step,

@@ -154,7 +154,7 @@ def _data(options: argparse.Namespace) -> int:
 
 def _eval_command(commands) -> None:
     evaluate = config_command(
-        commands, "eval", _eval, "accuracy, avg@k and pass@k of model.path on data.validation"
+        commands, "eval", _eval, "mean greedy reward, avg@k and pass@k of model.path on data.validation"
     )
     evaluate.add_argument(
         "--out", help="folder for samples.jsonl and summary.json; one that was begun is gone on with"

@@ -142,6 +142,12 @@ UNSUPPORTED = {
 """A word of theirs that nothing here does the same as -> what is there in its place."""
 
 
+RENAMED_METRICS = {
+    "val/accuracy": "val/reward; val/accuracy is only there if the reward is 0 or 1 by its kind"
+}
+"""A former metric -> today's."""
+
+
 def renamed(section: type, key: str, value: object = None) -> str:
     """Today's name of a former setting of a section, or of a former value of a setting; empty where it never
     was one."""
@@ -151,7 +157,9 @@ def renamed(section: type, key: str, value: object = None) -> str:
 
 
 def answer(word: str) -> str:
-    """What an error says about a word of another system; empty where the word is not in the table."""
+    """What an error says about a former metric or a word of another system; empty where the word is not in the table."""
+    if word in RENAMED_METRICS:
+        return f"; the metric is renamed to {RENAMED_METRICS[word]}"
     if word in UNSUPPORTED:
         return f"; {word} is not supported: {UNSUPPORTED[word]}"
     return f"; did you mean {SYNONYMS[word]}?" if word in SYNONYMS else ""

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mrl.observe.metric_names import with_todays_names
+
 START = 5
 """Rows with a value that make a metric's start."""
 RECENT = 5
@@ -41,7 +43,7 @@ class Curves:
         while self._steps and self._steps[-1] >= row["step"]:
             self._steps.pop()
         self._steps.append(row["step"])
-        for name, value in row.items():
+        for name, value in with_todays_names(row).items():
             number = _number(value)
             self._column(name, len(self._steps) - 1).append(number)
             if math.isnan(number) and value in NOT_FINITE:

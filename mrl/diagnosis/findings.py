@@ -26,7 +26,7 @@ class Run:
 
     @cached_property
     def quality(self) -> Quality:
-        """ValueError without validation: a rule that reads it needs `val/accuracy`."""
+        """ValueError without validation: a rule that reads it needs `val/reward`."""
         found = quality(self.curves)
         if found is None:
             raise ValueError("the run has no validation")

@@ -12,7 +12,7 @@ import numpy as np
 
 from mrl.diagnosis.curves import CERTAIN, RECENT, Curves, held, noise, recent
 
-VALIDATION = "val/accuracy"
+VALIDATION = "val/reward"
 FALL = 0.05
 """Fall of the validation below its best that counts, where its standard error is not larger."""
 PROMPTS = 256.0

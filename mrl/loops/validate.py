@@ -1,4 +1,4 @@
-"""Accuracy on held-out prompts: greedy, and avg@k and pass@k of samples."""
+"""Rewards on held-out prompts: greedy, and avg@k and pass@k of samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.loops.collect import Collector, has_reward, sampling_of
+from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 
@@ -24,8 +26,10 @@ class Scores:
     """`score_of` each."""
 
     @classmethod
-    def of(cls, group: Group) -> Self:
-        return cls(group.prompt.domain, group.prompt.tag, [score_of(sample) for sample in group.samples])
+    def of(cls, group: Group, reward: RewardSection) -> Self:
+        prompt = group.prompt
+        has_parts = len(reward.for_domain(prompt.domain).verifiers()) > 1
+        return cls(prompt.domain, prompt.tag, [score_of(each, has_parts=has_parts) for each in group.samples])
 
     @property
     def known(self) -> list[float]:
@@ -36,23 +40,39 @@ class Scores:
 def validate(
     collector: Collector, prompts: Sequence[Prompt], config: Config
 ) -> tuple[dict[str, float], list[Group]]:
-    """The `accuracy` of the prompts, and the greedy groups."""
-    sampling = validation_sampling_of(config)
+    """The `validation_metrics` of the prompts, and the greedy groups."""
+    sampling, reward = validation_sampling_of(config), config.reward
     groups = collector.round(prompts, greedy(sampling))
     sampled = collector.round(prompts, sampling) if sampling.num_samples else []
-    return accuracy(list(map(Scores.of, groups)), list(map(Scores.of, sampled))), groups
+    scores = [[Scores.of(group, reward) for group in each] for each in (groups, sampled)]
+    return validation_metrics(*scores, reward=reward), groups
 
 
-def accuracy(responses: Sequence[Scores], sampled: Sequence[Scores] = ()) -> dict[str, float]:
-    """`val/accuracy` of greedy responses, by domain and tag too, and of k samples of each prompt `val/avg@k` and `val/pass@k`."""
-    metrics = {"val/accuracy": _mean(responses), "val/prompts": float(len(responses))}
+def validation_metrics(
+    responses: Sequence[Scores], sampled: Sequence[Scores] = (), *, reward: RewardSection
+) -> dict[str, float]:
+    """`val/reward` of greedy responses, by domain and tag too, the same as `val/accuracy` where it is a share of correct responses, and
+    of k samples of each prompt `val/avg@k` and `val/pass@k`."""
+    metrics = _means("", responses, reward)
+    metrics["val/prompts"] = float(len(responses))
     metrics["val/no_reward"] = float(sum(score is None for each in responses for score in each.of_samples))
-    metrics |= _by(responses, "domain") | _by(responses, "tag")
+    for field in ("domain", "tag"):
+        names = sorted({getattr(each, field) for each in responses})
+        for name in names if len(names) > 1 else ():
+            members = [each for each in responses if getattr(each, field) == name]
+            metrics |= _means(f"/{name or 'untagged'}", members, reward)
     if sampled:
         k = len(sampled[0].of_samples)
         metrics[f"val/avg@{k}"] = _mean(sampled)
         metrics[f"val/pass@{k}"] = float(np.mean([max(each.known, default=0.0) >= 1.0 for each in sampled]))
     return metrics
+
+
+def is_binary(reward: RewardSection, domain: str) -> bool:
+    """Return True if the kind of the domain's first verifier gives no scores but 0 and 1."""
+    first, *others = reward.for_domain(domain).verifiers()
+    weighs = not others and first.weight != 1
+    return kind_of(first).is_binary and first.min_reward in (0.0, 1.0) and not weighs
 
 
 def greedy(sampling: Sampling) -> Sampling:
@@ -71,27 +91,22 @@ def validation_sampling_of(config: Config) -> Sampling:
     )
 
 
-def score_of(sample: Sample) -> float | None:
-    """1 for a right answer: the first named part of the verdict where it has parts (format bonuses aside), else its value; None without
-    a reward."""
+def score_of(sample: Sample, *, has_parts: bool) -> float | None:
+    """The verdict's value, or that of the first of several verifiers (format bonuses aside); None without a reward."""
     if not has_reward(sample):
         return None
     verdict = sample.verdict
     assert verdict is not None and verdict.value is not None
-    return next(iter(verdict.parts.values())) if verdict.parts else verdict.value
+    return next(iter(verdict.parts.values())) if has_parts and verdict.parts else verdict.value
+
+
+def _means(suffix: str, prompts: Sequence[Scores], reward: RewardSection) -> dict[str, float]:
+    mean, domains = _mean(prompts), {each.domain for each in prompts}
+    is_share = all(is_binary(reward, domain) for domain in domains)
+    names = ("val/reward", "val/accuracy") if is_share else ("val/reward",)
+    return {name + suffix: mean for name in names}
 
 
 def _mean(prompts: Sequence[Scores]) -> float:
     scores = [score for each in prompts for score in each.known]
     return float(np.mean(scores)) if scores else 0.0
-
-
-def _by(prompts: Sequence[Scores], field: str) -> dict[str, float]:
-    """Accuracy for each value of a prompt's field, when there is more than one."""
-    names = sorted({getattr(each, field) for each in prompts})
-    if len(names) < 2:
-        return {}
-    return {
-        f"val/accuracy/{name or 'untagged'}": _mean([e for e in prompts if getattr(e, field) == name])
-        for name in names
-    }

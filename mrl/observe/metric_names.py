@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
@@ -381,7 +381,17 @@ METRICS = {
         "bytes", "Resident memory of the largest process at the end of the phase."
     ),
     "mem/host_free/<trainer|engine>/<phase>": Metric("bytes", "Memory that the fullest host has left then."),
-    "val/accuracy": Metric("share", "Greedy accuracy on the validation prompts."),
+    "val/reward": Metric(
+        "reward",
+        "Mean greedy reward on the validation prompts; of a reward of several parts, that of the first.",
+    ),
+    "val/reward/<domain or tag>": Metric(
+        "reward", "The same for one domain or tag, where there are several."
+    ),
+    "val/accuracy": Metric(
+        "share",
+        "The same number, if the reward is 0 or 1 by its kind: the share of correct greedy responses.",
+    ),
     "val/accuracy/<domain or tag>": Metric(
         "share", "The same for one domain or tag, where there are several."
     ),
@@ -508,6 +518,18 @@ def _part(part: str) -> str:
     if not part.startswith("<"):
         return re.escape(part)
     return f"({part[1:-1]})" if "|" in part else "[^/]+"
+
+
+def with_todays_names(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with `val/reward` in place of the `val/accuracy` of earlier versions, which was the mean reward of any kind.
+
+    >>> with_todays_names({"step": 3, "val/accuracy": 0.5, "val/accuracy/sums": 1.0})
+    {'step': 3, 'val/reward': 0.5, 'val/reward/sums': 1.0}
+    """
+    if "val/accuracy" not in row or "val/reward" in row:
+        return row
+    former = re.compile("val/accuracy(?=/|$)")
+    return {former.sub("val/reward", name): value for name, value in row.items()}
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mrl.files import replacing
+from mrl.observe.metric_names import with_todays_names
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,9 @@ def _row(line: bytes) -> dict[str, float] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    return dict(with_todays_names(row))
 
 
 def _line(row: Mapping[str, object]) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 SHOWN = (
     ("reward", "reward/mean", ".3f"),
     ("accuracy", "val/accuracy", ".3f"),
+    ("validation", "val/reward", ".3f"),
     ("entropy", "policy/entropy", ".3f"),
     ("mismatch", "policy/rollout_logprob_diff_max", ".1e"),
     ("grad", "optim/grad_norm", ".2f"),
@@ -34,7 +35,8 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Prints the line of a step."""
         self._first_step = step if self._first_step is None else self._first_step
-        figures = [f"{label} {metrics[name]:{form}}" for label, name, form in SHOWN if name in metrics]
+        shown = metrics.keys() - ({"val/reward"} if "val/accuracy" in metrics else set())  # the same number
+        figures = [f"{label} {metrics[name]:{form}}" for label, name, form in SHOWN if name in shown]
         seconds = metrics.get("time/step_seconds", 0.0)
         done = step - self._first_step + 1
         left = (time.monotonic() - self._start) / done * max(0, self._num_steps - step)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mrl.observe.metric_names import with_todays_names
+
 LARGEST_STEP = 2**53
 POINTS = 1000
 """Most points of a curve; a file of more rows has between half as many and all."""
@@ -37,7 +39,7 @@ class Curves:
             self.skipped += 1
             return
         place, self._before = self._place(step), step + 1
-        numbers = {name: _number(value) for name, value in row.items() if name != "step"}
+        numbers = {name: _number(value) for name, value in with_todays_names(row).items() if name != "step"}
         for name, value in numbers.items():
             if value is not None:
                 self._put(name, place, value, step)

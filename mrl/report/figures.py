@@ -10,8 +10,8 @@ from mrl.observe.metric_names import METRICS, name_in_list
 OVERVIEW = (
     "reward/mean",
     "reward/mean/<domain>",
-    "val/accuracy",
-    "val/accuracy/<domain or tag>",
+    "val/reward",
+    "val/reward/<domain or tag>",
     "policy/entropy",
     "rollout/response_tokens_mean",
     "policy/rollout_mismatch_kl",

@@ -143,6 +143,11 @@ class RewardKind:
         if part.group and not cls.scores_groups:
             raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
 
+    @property
+    def is_binary(self) -> bool:
+        """Whether its rules leave no other values than 0 (incorrect) and 1 (correct)."""
+        return False
+
     def used_stages(self) -> tuple[Stage, ...]:
         """The stages that the settings ask for."""
         return self.stages

@@ -50,7 +50,7 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
 def test_published_float8_weights_are_evaluated_as_they_are(published: Path, tmp_path: Path) -> None:
     bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
     output = run("eval", *words(published, tmp_path, "eval", *bfloat16), log=tmp_path / "log")
-    assert "val/accuracy" in output
+    assert "val/reward" in output
 
 
 def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_p
     publish_task(task, tmp_path, new, publish)
     bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
     output = run("eval", *words(tmp_path / "task", tmp_path, "eval", *bfloat16), log=tmp_path / "log")
-    assert "val/accuracy" in output
+    assert "val/reward" in output

@@ -122,7 +122,7 @@ def gone_on_by_the_clock(task: Path, folder: Path, steps: int, *settings: str) -
     lines = [samples_of(folder / name, after=steps) for name in ("whole", "parts/run")]
     assert lines[0] == lines[1] and lines[0]
     rows = [read(folder / name / "metrics.jsonl") for name in ("whole", "parts/run")]
-    validated = [[(row["step"], row.get("val/accuracy")) for row in each] for each in rows]
+    validated = [[(row["step"], row.get("val/reward")) for row in each] for each in rows]
     assert validated[0] == validated[1], "a validation that was due is not there, or says something else"
     return gone_on
 

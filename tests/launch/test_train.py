@@ -121,7 +121,7 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     folder = tmp_path / "exported"
     run("export", str(whole), "--out", str(folder), log=tmp_path / "export.log")
     (beside,) = (whole / "exports").iterdir()  # what the run made itself while it trained
-    assert beside.name == "step-000004" and "val/accuracy" in (beside / "README.md").read_text()
+    assert beside.name == "step-000004" and "val/reward" in (beside / "README.md").read_text()
     for file in folder.iterdir():
         assert file.read_bytes() == (beside / file.name).read_bytes(), file.name
     served = serve.start(folder, [[3, 4, 5], [6], [7, 8, 9, 10, 11]], log=tmp_path / "serve.log")
@@ -131,8 +131,8 @@ def test_a_checkpoint_is_exported_served_and_evaluated(whole: Path, task: Path, 
     more = (f"model.path={folder}", "loop.validation={num_prompts: 8, num_samples: 2}", "data.train=/nowhere")
     out = tmp_path / "evaluated"
     found = run("eval", *words(task, tmp_path, "eval", *more), "--out", str(out), log=tmp_path / "eval.log")
-    greedy = [row["val/accuracy"] for row in rows(whole) if row["step"] == 4]
-    assert f"val/accuracy {greedy[0]:.4f}" in found, found[-2000:]
+    greedy = [row["val/reward"] for row in rows(whole) if row["step"] == 4]
+    assert f"val/reward {greedy[0]:.4f}" in found, found[-2000:]
     assert "val/avg@2" in found and "val/pass@2" in found
     assert all(line.startswith(("data: ", "eval: ", "val/")) for line in found.splitlines()), found
     summary = json.loads((out / "summary.json").read_text())
@@ -153,7 +153,7 @@ def check_written(out: Path, summary: dict[str, Any], accuracy: object) -> None:
     kinds = [[s["score"] for s in samples if s["kind"] == kind] for kind in ("validation", "sampled")]
     assert [len(rewards) for rewards in kinds] == [8, 16] and len(samples) == 24
     metrics = summary["metrics"]
-    assert metrics["val/accuracy"] == accuracy == pytest.approx(np.mean(kinds[0]))
+    assert metrics["val/reward"] == accuracy == pytest.approx(np.mean(kinds[0]))
     assert metrics["val/avg@2"] == pytest.approx(np.mean(kinds[1]))
     assert summary["settings"]["loop"]["validation"]["num_samples"] == 2
     assert len(summary["model"]["sha256"]) == 64

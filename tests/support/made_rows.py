@@ -22,7 +22,7 @@ HEALTHY: dict[str, tuple[float, float]] = {
     "critic/error_squared": (0.2, 0.1),
     "critic/explained_variance": (0.0, 0.4),
     "optim/grad_norm": (3.0, 6.0),
-    "val/accuracy": (0.3, 0.85),
+    "val/reward": (0.3, 0.85),
 }
 """Metric -> its value at the first and the last step of a run that learns its task."""
 

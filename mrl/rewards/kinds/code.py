@@ -19,6 +19,10 @@ class _Programs(RewardKind):
     needs_ground_truth = True
     stages = (Stage(keeps_deadline=True),)
 
+    @property
+    def is_binary(self) -> bool:
+        return not self.rules.partial
+
     def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
         from mrl.rewards.code.tasks import parse_task
 

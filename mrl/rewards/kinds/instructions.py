@@ -15,6 +15,10 @@ class Instructions(RewardKind):
     needs_ground_truth = True
     stages = (Stage(batch_size=32),)
 
+    @property
+    def is_binary(self) -> bool:
+        return not self.rules.partial
+
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.instructions.verifier import InstructionVerifier
 
@@ -36,6 +40,10 @@ class Format(RewardKind):
 
     rules_section = FormatRules
     stages = (Stage(batch_size=32),)
+
+    @property
+    def is_binary(self) -> bool:
+        return True
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.instructions.format import format_verifier

@@ -46,6 +46,11 @@ class Llm(_Asked):
     def needs_ground_truth(self) -> bool:  # type: ignore[override] a setting decides
         return self.rules.reference
 
+    @property
+    def is_binary(self) -> bool:
+        says_one = self.rules.verdict == "line" and not self.rules.compare
+        return says_one and set(self.rules.choices.values()) <= {0.0, 1.0}
+
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
         if not isinstance(raw, str | int | float):
             raise DataError(f"{place}: a judge is shown a text or a number, not {type(raw).__name__}")

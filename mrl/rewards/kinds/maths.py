@@ -20,6 +20,10 @@ class Maths(RewardKind):
     needs_ground_truth = True
     stages = (Stage("exact", batch_size=64), Stage("symbolic", in_child=True, keeps_deadline=True))
 
+    @property
+    def is_binary(self) -> bool:
+        return True
+
     def used_stages(self) -> tuple[Stage, ...]:
         return self.stages if self.rules.symbolic else self.stages[:1]
 

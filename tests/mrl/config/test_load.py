@@ -372,6 +372,7 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
         ("clip_low", r"did you mean 'algorithm\.loss\.clip_low' or 'algorithm\.shaping\.clip_low'\?"),
         ("deepspeed", r"deepspeed is not supported: training\.layout"),
         ("bf16", r"training\.dtype"),
+        ("val/accuracy", "the metric is renamed to val/reward"),
     ],
 )
 def test_settings_answers_words_of_other_systems_and_last_names(word: str, expected: str) -> None:

@@ -27,15 +27,15 @@ SETTINGS = {
 MADE = {
     "engines_apart": {"policy/rollout_mismatch_kl": (0.02, 0.5)},
     "critic_lost": {"critic/error_squared": (1.0, 40.0), "critic/explained_variance": (-1.0, -50.0)},
-    "reward_hacked": {"val/accuracy": (0.3, 0.1), "reward/cue": (0.2, 0.9)},
-    "rows_memorised": {"val/accuracy": (0.3, 0.1)},
-    "policy_collapsed": {"val/accuracy": (0.1, 0.0), "reward/mean": (0.1, 0.0)},
+    "reward_hacked": {"val/reward": (0.3, 0.1), "reward/cue": (0.2, 0.9)},
+    "rows_memorised": {"val/reward": (0.3, 0.1)},
+    "policy_collapsed": {"val/reward": (0.1, 0.0), "reward/mean": (0.1, 0.0)},
     "entropy_collapsed": {
         "policy/entropy": (0.05, 0.01),
         "rollout/distinct_frac": (0.2, 0.13),
         "group/all_wrong_frac": (0.5, 0.5),
         "reward/mean": (0.5, 0.5),
-        "val/accuracy": (0.52, 0.52),
+        "val/reward": (0.52, 0.52),
     },
     "data_solved": {"group/degenerate_samples_frac": (0.95, 1.0), "group/all_correct_frac": (0.9, 1.0)},
     "no_gradient": {
@@ -72,12 +72,12 @@ def test_a_rule_fires_on_its_failure_and_knows_since_when(rule: str) -> None:
 
 def test_a_policy_that_slowly_unlearns_is_named() -> None:
     """By more than chance in validation and reward: a validation of 512 prompts and a reward of 2 % noise."""
-    assert names(made({"val/accuracy": (0.48, 0.48), "reward/mean": (0.45, 0.45)})) == ["policy_collapsed"]
-    assert names(made({"val/accuracy": (0.55, 0.55), "reward/mean": (0.45, 0.45)})) == [], "within chance"
+    assert names(made({"val/reward": (0.48, 0.48), "reward/mean": (0.45, 0.45)})) == ["policy_collapsed"]
+    assert names(made({"val/reward": (0.55, 0.55), "reward/mean": (0.45, 0.45)})) == [], "within chance"
 
 
 def test_spikes_of_the_gradient_count_where_the_validation_stalls() -> None:
-    rows = made({"val/accuracy": (0.55, 0.55)})
+    rows = made({"val/reward": (0.55, 0.55)})
     for step in (66, 70, 77):
         rows[step]["optim/grad_norm"] = 90.0
     assert names(rows) == ["gradient_spikes"]
@@ -97,10 +97,10 @@ def test_a_verifier_that_says_one_thing_from_the_start_is_named() -> None:
 
 def test_rows_that_were_solved_before_the_run_are_told_from_a_verifier_that_says_one_thing() -> None:
     solved = {"reward/mean": 1.0, "reward/min": 1.0, "group/degenerate_samples_frac": 1.0}
-    solved |= {"group/all_correct_frac": 1.0, "group/all_wrong_frac": 0.0, "val/accuracy": 0.4}
+    solved |= {"group/all_correct_frac": 1.0, "group/all_wrong_frac": 0.0, "val/reward": 0.4}
     rows = [row | {name: value for name, value in solved.items() if name in row} for row in made()]
     assert names(rows) == ["data_solved"]
-    assert names([row | {"val/accuracy": 1.0} for row in rows])[0] == "verifier_silent", "it passes all"
+    assert names([row | {"val/reward": 1.0} for row in rows])[0] == "verifier_silent", "it passes all"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -233,9 +233,9 @@ def test_a_critic_that_explains_nothing_is_lost_also_without_a_growing_error() -
 
 def test_one_bad_validation_is_chance() -> None:
     rows = made({"reward/mean": (0.3, 0.95)})
-    rows[80]["val/accuracy"] = 0.5
+    rows[80]["val/reward"] = 0.5
     assert names(rows) == []
-    rows[75]["val/accuracy"] = 0.5
+    rows[75]["val/reward"] = 0.5
     assert names(rows) == ["rows_memorised"]
 
 

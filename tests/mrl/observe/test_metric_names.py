@@ -89,4 +89,5 @@ def test_units_are_those_of_the_list_and_agree_with_names_that_say_them() -> Non
 def test_an_entry_of_the_whole_name_comes_before_one_with_a_part_that_differs() -> None:
     assert name_in_list("reward/no_reward") == "reward/no_reward"
     assert name_in_list("reward/correctness") == "reward/<part>"
+    assert name_in_list("val/reward/maths") == "val/reward/<domain or tag>"
     assert name_in_list("val/accuracy/maths") == "val/accuracy/<domain or tag>"

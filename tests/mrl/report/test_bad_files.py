@@ -43,7 +43,7 @@ def good_run(folder: Path) -> Path:
     ]
     more = {
         "rollout/groups": 2,
-        "val/accuracy": 0.5,
+        "val/reward": 0.5,
         "policy/entropy": 0.1,
         "optim/grad_norm": 2.0,
         "reward/std": 0.0,

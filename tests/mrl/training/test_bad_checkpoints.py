@@ -46,7 +46,7 @@ class Cases:
         newest = copied(run / "checkpoints" / name_of(STEP), run / "checkpoints" / name_of(STEP + 1))
         within = {"run": run, "model": model}.get(kind, newest)
         if kind == "run":
-            (run / "metrics.jsonl").write_text('{"step": 1, "val/accuracy": 0.5}\n')
+            (run / "metrics.jsonl").write_text('{"step": 1, "val/reward": 0.5}\n')
             (run / "versions.json").write_text('{"mrl": "1"}')
         path = mutator.choose(sorted(path for path in within.iterdir() if path.is_file()))
         mutator.told.append(path.name)

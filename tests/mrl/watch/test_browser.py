@@ -62,12 +62,12 @@ def test_what_a_writer_appends_is_drawn_and_listed(opened: tuple[Page, list[str]
     wait_for(page, "document.querySelector('#step-place').max === '4'")
     points = "document.querySelector('.figure .plot').data[0].x.length"
     wait_for(page, f"{points} === 5")
-    append(folder, "metrics", metrics_row(6, **{"val/accuracy": 0.5}))
+    append(folder, "metrics", metrics_row(6, **{"val/reward": 0.5}))
     append(folder, "samples", sample_row(151, 900, response=ATTACK, prompt=ATTACK, reason=ATTACK))
     wait_for(page, f"{points} === 6")
     wait_for(
         page,
-        "[...document.querySelectorAll('h3')].some((each) => each.textContent.startsWith('val/accuracy'))",
+        "[...document.querySelectorAll('h3')].some((each) => each.textContent.startsWith('val/reward'))",
     )
     wait_for(page, "document.querySelector('#sample-count').textContent.startsWith('301 of 301')")
     assert "metrics.jsonl is not there." not in page.locator("#notes").inner_text()

@@ -68,7 +68,7 @@ def trained(*runs: TableRun) -> list[list[bytes]]:
 
 
 def validated(run: TableRun) -> list[tuple[int, float | None]]:
-    return [(row["step"], row.get("val/accuracy")) for row in run.rows()]
+    return [(row["step"], row.get("val/reward")) for row in run.rows()]
 
 
 @pytest.mark.parametrize("acts", [False, True], ids=["responses", "episodes"])

@@ -181,7 +181,7 @@ def test_a_replay_validates_where_the_run_owed_it(tmp_path: Path) -> None:
     again.loop.start()
     assert list(again.loop.steps()) == list(range(2, STEPS + 1))
     assert samples(again) == samples(second)
-    told = [[row.get("val/accuracy") for row in each.rows() if row["step"] > 1] for each in (again, second)]
+    told = [[row.get("val/reward") for row in each.rows() if row["step"] > 1] for each in (again, second)]
     assert told[0] == told[1] and told[0][0] is not None
 
 
