@@ -28,14 +28,17 @@ def split_steps(text: str, separator: str) -> list[str]:
     >>> split_steps("a\n\nb\nc", "\n")
     ['a\n\n', 'b\n', 'c\n']
     """
-    steps: list[str] = []
+    steps: list[list[str]] = []
+    last_is_blank = False
     for part in (text + separator * (not text.endswith(separator))).split(separator)[:-1]:
-        step = part + separator
-        if steps and (_is_blank(step, separator) or _is_blank(steps[-1], separator)):
-            steps[-1] += step
+        is_blank = not part.strip()
+        if steps and (is_blank or last_is_blank):
+            steps[-1].append(part + separator)
+            last_is_blank = last_is_blank and is_blank
         else:
-            steps.append(step)
-    return steps
+            steps.append([part + separator])
+            last_is_blank = is_blank
+    return ["".join(step) for step in steps]
 
 
 def step_ends(tokenizer: Any, steps: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -45,7 +48,3 @@ def step_ends(tokenizer: Any, steps: Sequence[str]) -> tuple[list[int], list[int
     starts = [start for start, _ in found["offset_mapping"]]
     lengths = itertools.accumulate(map(len, steps))
     return list(found["input_ids"]), [bisect.bisect_left(starts, length) for length in lengths]
-
-
-def _is_blank(text: str, separator: str) -> bool:
-    return not text.replace(separator, "").strip()

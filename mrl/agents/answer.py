@@ -124,6 +124,10 @@ def _wrong_messages(messages: Any, roles: set[str]) -> str:
             return f"a message has a role and a content, not {str(message)[:80]}"
         if message["role"] not in roles or not isinstance(message["content"], str):
             return f"a message is a text of one of {sorted(roles)}, not {str(message)[:80]}"
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            return f"a message is a text without halves of characters: {error.reason} at {error.start}"
     if roles == _STEP_ROLES and len({message["role"] for message in messages}) > 1:
         return "the observations after a turn have one role"
     return ""

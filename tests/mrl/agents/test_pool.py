@@ -266,6 +266,7 @@ def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
         {"messages": "text"},
         {"messages": [{"role": "user", "content": 1}]},
         {"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]},
+        {"messages": [{"role": "user", "content": "a\ud800b"}], "done": False, "info": {}},
         {"messages": [], "done": 1, "info": {}},
         {"messages": [], "done": False, "info": []},
         {"messages": [], "done": False, "info": {}, "reward": 10**400},

@@ -67,11 +67,45 @@ def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
         ('{"name": "add", "arguments": {"a": 1}}', "'b' is a required property"),
         ('{"name": "add", "arguments": {"a": 1, "b": "2"}}', "wrong at b: '2' is not of type 'number'"),
         ('{"name": "add", "arguments": {"a": 1, "b": 2, "c": 3}}', "'c' was unexpected"),
+        ('{"name": "add", "arguments": {"a": 1, "a": 2, "b": 3}}', "the key 'a' twice"),
+        ('{"name": "add", "name": "say", "arguments": {}}', "the key 'name' twice"),
+        ('{"name": "add", "arguments": {"a": 1, "b": 2}, "parameters": {}}', "give its arguments once"),
+        ('{"name": "say", "args": {"text": "x"}}', "nothing reads 'args'"),
+        ('{"name": "add", "parameters": {"a": 1}}', "'b' is a required property"),
+        ('{"name": "add", "arguments": {"a": 1e999, "b": 2}}', "a number that is too large"),
+        ('{"name": "say", "arguments": {"text": "\\ud800"}}', "surrogates not allowed"),
+        (f'{{"name": "say", "arguments": {{"x": {"[" * 900 + "]" * 900}}}}}', "deeper than 64"),
     ],
 )
 def test_what_cannot_be_carried_out(body: str, reason: str) -> None:
     (found,) = calls_in(_hermes(body), "hermes", TOOLS)
     assert isinstance(found, BadCall) and reason in found.reason and len(found.reason) < 500
+
+
+def test_a_call_may_be_in_the_form_of_llama_or_of_mistral() -> None:
+    llama = ADD.replace("arguments", "parameters")
+    assert calls_in(llama, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2})]
+    mistral = f'[{ADD[:-1]}, "id": "9Ab3xYz01", "type": "function"}}]'
+    assert calls_in(mistral, "json", TOOLS) == [ToolCall("add", {"a": 1, "b": 2}, "9Ab3xYz01")]
+
+
+@pytest.mark.parametrize("format", ["hermes", "json"])
+def test_a_turn_of_very_many_calls_is_one_bad_call(format: Any) -> None:
+    """The answers to all of them would be longer than an environment may answer, which is a fault of ours."""
+    for count in (64, 65):
+        text = _hermes(*[ADD] * count) if format == "hermes" else f"[{','.join([ADD] * count)}]"
+        found = calls_in(text, format, TOOLS)
+        assert len(found) == (64 if count == 64 else 1) and isinstance(found[0], BadCall) == (count == 65)
+
+
+@pytest.mark.parametrize("items", ["[1, 1.0]", '[{"a": 1}, {"a": 1.0}]', "[[0], [0]]", '["x", 2, "x"]'])
+def test_items_that_are_to_differ(items: str) -> None:
+    tools = {"say": {"type": "object", "properties": {"all": {"type": "array", "uniqueItems": True}}}}
+    call = '{"name": "say", "arguments": {"all": %s}}'
+    (found,) = calls_in(call % items, "json", tools)
+    assert isinstance(found, BadCall) and "wrong at all: a list has an item twice" in found.reason
+    for others in ('[1, true, "1"]', '[0, false, null, [], {}, ""]', '[{"a": 1}, {"b": 1}]'):
+        assert isinstance(calls_in(call % others, "json", tools)[0], ToolCall)
 
 
 @pytest.mark.parametrize("text", ["<tool_call>" + ADD, ADD + "</tool_call>", _hermes(ADD) + "<tool_call>"])

@@ -1,0 +1,55 @@
+"""What the driver does with a policy's text costs what the text is long, whatever it says."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mrl.agents.render import Observation, TurnRenderer
+from mrl.agents.tool_calls import calls_in
+from mrl.reasoning_steps import split_steps
+from mrl.rewards.visible import visible_text, with_opened_thought
+from tests.support import chat_tokenizers
+from tests.support.hostile_texts import texts
+
+TOOLS = {
+    "say": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "items": {"type": "array", "uniqueItems": True}},
+    }
+}
+RENDERER = TurnRenderer(chat_tokenizers.qwen(), roles=("tool",))
+READERS: dict[str, Callable[[str], Any]] = {
+    "hermes": lambda text: calls_in(text, "hermes", TOOLS),
+    "json": lambda text: calls_in(text, "json", TOOLS),
+    "visible": visible_text,
+    "opened": lambda text: with_opened_thought(text, text),
+    "steps": lambda text: split_steps(text, "\n"),
+    "observed": lambda text: RENDERER.after(None, [Observation(text, "tool")]),
+}
+LENGTH, TIMES = 6_000, 4
+SQUARE_SECONDS = 0.03
+"""Below this a text of TIMES * LENGTH characters is read at once, whatever the growth: a square of it would be seconds."""
+
+
+def _seconds(read: Callable[[str], Any], text: str) -> float:
+    """Processor time of this thread alone."""
+    start = time.thread_time()
+    read(text)
+    return time.thread_time() - start
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_text_four_times_as_long_takes_four_times_as_long(name: str) -> None:
+    """A square would take sixteen times as long; nine leaves room for caches and a noisy clock."""
+    read = READERS[name]
+    for (kind, short), (_, long) in zip(texts(LENGTH), texts(TIMES * LENGTH), strict=True):
+        if _seconds(read, long) > SQUARE_SECONDS:
+            before, after = (
+                statistics.median(_seconds(read, text) for _ in range(3)) for text in (short, long)
+            )
+            assert after < 9 * before, f"{kind}: {before:.4f} s, then {after:.4f} s"
