@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,11 +37,14 @@ from mrl.reward_labels import has_score, require_labels, reward_labels
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
+from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import candidates, read_extra
 from mrl.training.hf.folder import check_folder, read_config
+
+log = logging.getLogger(__name__)
 
 TRIAL_PROMPTS = 64
 """Prompts among which one of each domain is looked for."""
@@ -70,6 +74,12 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
     if faults := dict.fromkeys(line for _, lines in found for line in lines):
         raise _told_together(list(faults))
     tokenizer, _ = found[-1]
+    if unknown := ThoughtMarks(tokenizer).unknown:
+        log.warning(
+            "model.path: the tokenizer has %s, which may be marks of thoughts that mrl does not know: verifiers would take a thought for "
+            "the answer then. Add them to the table in mrl/rewards/thoughts.py",
+            ", ".join(unknown[:5]),
+        )
     acting = look_at(config, tokenizer)
     dataset = load_data(config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     if acting is not None:

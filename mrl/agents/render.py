@@ -19,12 +19,15 @@ from typing import Any, Literal
 import numpy as np
 
 from mrl.errors import ConfigError, DataError
+from mrl.rewards.thoughts import opens_thought
 
 Role = Literal["tool", "user"]
 
 _ASKED, _ANSWERED = "mrlasked", "mrlanswered"
 _THOUGHT = "<think>\nmrlthought\n</think>\n\n"
 _SLOT = "mrlslot{}mrl"
+_MOST_MARK = 32
+"""Tokens that the mark of a thought may take, with the white space behind it."""
 _CALL = {"type": "function", "id": "call000000", "function": {"name": "mrlcalled", "arguments": {"n": 1}}}
 
 
@@ -98,6 +101,10 @@ class TurnRenderer:
         for message, tokens in zip(messages, behind, strict=True):
             ids = ids + self.plain(message["content"]) + tokens
         return np.asarray(ids, np.int32)
+
+    def opens_thought(self, tokens: np.ndarray) -> bool:
+        """Return True if the [n] tokens before a turn end in a thought that they opened."""
+        return opens_thought(self._tokenizer.decode(tokens[-_MOST_MARK:].tolist(), skip_special_tokens=False))
 
     def plain(self, text: str) -> list[int]:
         """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text

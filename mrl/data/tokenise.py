@@ -11,6 +11,7 @@ import numpy as np
 
 from mrl.data.shapes import Row
 from mrl.errors import DataError
+from mrl.rewards.thoughts import ThoughtMarks
 
 AT_ONCE = 1024
 """Texts that a tokenizer is given in one call: each takes tens of kilobytes until that is over."""
@@ -62,22 +63,54 @@ def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> l
 
 
 def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
-    """Token arrays [T] to texts without special tokens, many at a time; spaces stay as the policy wrote them.
+    """Return what turns token arrays [T] into texts, many at a time: without special tokens, thoughts between <think> and </think>;
+    spaces stay as the policy wrote them.
 
     `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
     """
+    marks = ThoughtMarks(tokenizer)
 
     def decode(tokens: list[np.ndarray]) -> list[str]:
         rows = [t.tolist() for t in tokens]
         rows = [row[:-1] if row and row[-1] in ends else row for row in rows]
-        if tokenizer.is_fast:
-            return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
-        return [
-            tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for row in rows
-        ]
+        return _with_marks(rows, tokenizer, marks) if marks else _texts(rows, tokenizer)
 
     return decode
+
+
+def _texts(rows: list[list[int]], tokenizer: Any, *, special: bool = False) -> list[str]:
+    """The texts of rows of tokens, special tokens in them or left out."""
+    if tokenizer.is_fast:
+        return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=not special)
+    return [
+        tokenizer.decode(row, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        for row in rows
+    ]
+
+
+def _with_marks(rows: list[list[int]], tokenizer: Any, marks: ThoughtMarks) -> list[str]:
+    """The texts of rows in which thoughts are marked. What lies between two marks is decoded behind the first of them: some tokenizers
+    drop the space in front of a first token."""
+    parts: list[list[str | int]] = []
+    segments: list[list[int]] = []
+    marked: list[list[int]] = []
+    for row in rows:
+        parts.append([])
+        for place, (token, shown) in enumerate(zip(row, marks.overrides(row), strict=True)):
+            if shown is not None:
+                parts[-1].append(shown)
+                continue
+            if not parts[-1] or isinstance(parts[-1][-1], str):
+                parts[-1].append(len(segments))
+                marked.append(row[place - 1 : place] if place else [])
+                segments.append([])
+            segments[-1].append(token)
+    texts = _texts(
+        [mark + segment for mark, segment in zip(marked, segments, strict=True)], tokenizer, special=True
+    )
+    before = _texts(marked, tokenizer, special=True)
+    texts = [text.removeprefix(mark) for text, mark in zip(texts, before, strict=True)]
+    return ["".join(part if isinstance(part, str) else texts[part] for part in row) for row in parts]
 
 
 def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:

@@ -25,6 +25,7 @@ from mrl.agents.episode import EndedBy, Episode, Limits, State
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
 from mrl.loops.arrivals.as_they_come import Environments
+from mrl.rewards.thoughts import as_thought
 from mrl.rollout.drafts import require_ran
 from mrl.rollout.request import Request, Response, request_id, sample_of, seed_of_request
 from mrl.samples import Prompt, Sample, Status, Transcript, Turn
@@ -36,6 +37,8 @@ class Renderer(Protocol):
     def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray: ...
 
     def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray: ...
+
+    def opens_thought(self, tokens: np.ndarray) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -234,13 +237,14 @@ class Episodes:
         self._go_on(opened)
 
     def _turn(self, opened: _Open, response: Response) -> None:
-        episode, text = opened.episode, response.text
+        episode, text, rules = opened.episode, response.text, opened.rules
+        if rules.renderer.opens_thought(episode.context()):
+            text = as_thought(text)
         cut = response.status is Status.TRUNCATED
         episode.add_turn(response.tokens, response.logprobs, response.segments, text=text, is_cut=cut)
         if episode.state is State.ENDED:
             self._end(opened)
             return
-        rules = opened.rules
         calls = calls_in(text, rules.format, rules.tools) if rules.tools else []
         if bad := [call.reason for call in calls if isinstance(call, BadCall)]:
             episode.answered("\n".join(bad))

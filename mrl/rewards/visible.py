@@ -1,18 +1,18 @@
 """What a reader sees of a response: not its thoughts.
 
-A thought stands between <think> and </think>. Templates of thinking models end the prompt with an opened
-thought, so that a response may close one that it did not open; one that is never closed hides all that
-follows it.
+A thought stands between <think> and </think>, also where a model has other marks (`mrl.rewards.thoughts`). Templates of thinking
+models end the prompt with an opened thought, so that a response may close one that it did not open; one that is never closed hides
+all that follows it.
 """
 
 from __future__ import annotations
 
-OPENING, CLOSING = "<think>", "</think>"
+from mrl.rewards.thoughts import CLOSING, OPENING, as_thought, opens_thought
 
 
 def with_opened_thought(response: str, prompt: str) -> str:
     """The response, behind the thought that its prompt ends with, where it does."""
-    return OPENING + response if prompt.rstrip().endswith(OPENING) else response
+    return as_thought(response) if opens_thought(prompt) else response
 
 
 def visible_text(text: str) -> str:

@@ -91,6 +91,14 @@ def qwen(template: str = CHATML) -> Any:
     return _byte_level(["<|im_start|>", "<|im_end|>", "<|endoftext|>"], marks, template, "<|im_end|>")
 
 
+def marked(special: list[str], *, words: list[str] | None = None, by_pieces: bool = False) -> Any:
+    """One with these special tokens and added words, byte-level or in pieces with a mark for spaces."""
+    special = [*special, "<|done|>"]
+    if by_pieces:
+        return _pieces(special, CHATML, "<|done|>")
+    return _byte_level(special, words or [], CHATML, "<|done|>")
+
+
 def llama() -> Any:
     """Llama 3's headers, byte-level."""
     special = [

@@ -87,6 +87,9 @@ class DigitRenderer:
         digits = [int(c) for observation in observations for c in observation.text if c.isdigit()]
         return np.array([5, *digits, 4], np.int32)
 
+    def opens_thought(self, tokens: np.ndarray) -> bool:
+        return False
+
 
 def digits(tokens: Sequence[int]) -> str:
     """Their text."""

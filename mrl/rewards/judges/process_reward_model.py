@@ -24,6 +24,7 @@ from mrl.errors import RewardError
 from mrl.reasoning_steps import split_steps, step_ends
 from mrl.rewards.contract import Request, checked_value, scored
 from mrl.rewards.judges.reward_model import RewardModelVerifier
+from mrl.rewards.thoughts import ThoughtMarks
 from mrl.samples import Verdict
 
 REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -88,7 +89,12 @@ class ProcessRewardVerifier(RewardModelVerifier):
 def _parts(tokenizer: Any, tokens: np.ndarray) -> list[str]:
     """What each of [T] tokens adds to the text; a character that lies across tokens is the last one's."""
     stream = DecodeStream(skip_special_tokens=True)
-    return [stream.step(tokenizer.backend_tokenizer, int(token)) or "" for token in tokens]
+    marks, ids = ThoughtMarks(tokenizer), tokens.tolist()
+    shown = marks.overrides(ids) if marks else [None] * len(ids)
+    return [
+        (stream.step(tokenizer.backend_tokenizer, token) or "") if mark is None else mark
+        for token, mark in zip(ids, shown, strict=True)
+    ]
 
 
 def _scores_at(reply: dict[str, Any], places: Sequence[int], count: int) -> tuple[float, ...]:

@@ -17,10 +17,19 @@ from mrl.loops.episodes import Episodes
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.pool.group_bytes import decode, encode
+from mrl.rewards.visible import visible_text
 from mrl.rollout.request import Request, Response, Round
 from mrl.samples import Group, Prompt, Sample, Status
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
-from tests.support.table_environment import LIMITS, RULES, Returns, TableEnvironments, digits, table_episodes
+from tests.support.table_environment import (
+    LIMITS,
+    RULES,
+    DigitRenderer,
+    Returns,
+    TableEnvironments,
+    digits,
+    table_episodes,
+)
 
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for n in range(4)]
 
@@ -41,6 +50,24 @@ def finished(in_flight: InFlight, *, polls: int = 60) -> list[Group]:
     for _ in range(polls):
         in_flight.poll(0.0)
     return [in_flight.take(prompt.index) for prompt in PROMPTS]
+
+
+def test_a_turn_that_goes_on_in_a_thought_is_marked_as_one(tmp_path: Path) -> None:
+    """Of its prompt, or of what the template writes after an observation: no call in it is one, and no reward reads an answer in it."""
+
+    class Thinking(DigitRenderer):
+        def opens_thought(self, tokens: np.ndarray) -> bool:
+            return True
+
+    config = config_of(tmp_path, {})
+    in_flight, _ = in_flight_over(config, TableEnvironments(), renderer=Thinking())
+    in_flight.ask(PROMPTS, sampling_of(config))
+    samples = [sample for group in finished(in_flight) for sample in group.samples]
+    turns = [turn for sample in samples if sample.transcript for turn in sample.transcript.turns]
+    assert max(len(sample.transcript.turns) for sample in samples if sample.transcript) > 1
+    assert all(turn.text.startswith("<think>") for turn in turns) and all(
+        not visible_text(t.text) for t in turns
+    )
 
 
 def check_tokens(sample: Sample) -> None:
