@@ -16,8 +16,6 @@ from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict
 
-_NAMED = ("response", "ground_truth", "prompt", "domain", "tag")
-
 
 def score(
     reward: RewardSection, rows: Sequence[Mapping[str, Any]], *, deadline_seconds: float = 600.0
@@ -25,7 +23,8 @@ def score(
     """The verdict on each row's response, in order, by reward workers that end with the call.
 
     A row has `response`, the `ground_truth` that its verifier needs (as a file of data has it), and where they matter
-    `prompt`, `domain`, `tag`; every other column is metadata, which verifiers see. Rows that share domain and prompt
+    `prompt` (a text or messages), `domain`, `tag`. All its columns but response and prompt are metadata, which verifiers see, as
+    in a run. Rows that share domain and prompt
     are one group, for verifiers that score whole groups. Raises DataError for a row that cannot be scored, before
     any is, and RewardError for what breaks a verifier's contract and past the deadline. A verifier that failed on a
     row gives a verdict whose value is None and whose reason says why.
@@ -55,7 +54,12 @@ def _samples(reward: RewardSection, rows: Sequence[Mapping[str, Any]]) -> Iterat
         place = f"row {number}"
         if not isinstance(row.get("response"), str):
             raise DataError(f"{place}: a text is needed under `response`; its columns: {', '.join(row)}")
-        domain, text = str(row.get("domain", "default")), str(row.get("prompt", ""))
+        asked = row.get("prompt", "")
+        messages = tuple(asked) if isinstance(asked, list | tuple) else ()
+        text = (
+            "\n".join(str(message.get("content") or "") for message in messages) if messages else str(asked)
+        )
+        domain = str(row.get("domain", "default"))
         key = (domain, text or place)
         index = prompts.setdefault(key, len(prompts))
         prompt = Prompt(
@@ -68,7 +72,8 @@ def _samples(reward: RewardSection, rows: Sequence[Mapping[str, Any]]) -> Iterat
             domain=domain,
             tag=str(row.get("tag", "")),
             row=place,
-            metadata={name: value for name, value in row.items() if name not in _NAMED},
+            metadata={name: value for name, value in row.items() if name not in ("prompt", "response")},
+            messages=messages,
         )
         sample = trial_sample(prompt, row["response"])
         yield dataclasses.replace(sample, sample_index=sizes.get(index, 0)), prompt

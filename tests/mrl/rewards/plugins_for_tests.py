@@ -72,6 +72,16 @@ def verl(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
     return {"score": float(str(ground_truth) in solution_str), "length": len(solution_str)}
 
 
+def trl_columns(
+    prompts: list[Any], completions: list[Any], ground_truth: list[Any], **columns: Any
+) -> list[dict[str, float]]:
+    """Which columns there were, and whether prompts are messages."""
+    as_messages = isinstance(prompts[0], list) and completions[0][0]["role"] == "assistant"
+    text = completions[0][0]["content"] if as_messages else completions[0]
+    seen = {"score": float(ground_truth[0] in text), "messages": float(as_messages), "ground_truth": 1.0}
+    return [seen | dict.fromkeys(columns, 1.0)]
+
+
 def trl(
     prompts: list[str], completions: list[str], ground_truth: list[Any], **kwargs: Any
 ) -> list[float | None]:
