@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from mrl.rewards.code import runner
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import Outcome
+from mrl.rewards.code.output import same_output
 from mrl.rewards.code.tasks import CodeTask
 
 
@@ -21,7 +22,7 @@ def passes(program: str | None, task: CodeTask) -> bool | None:
     source = f"{task.context}\n{program}"
     with contextlib.redirect_stdout(io.StringIO()):
         if task.entry_point is None:
-            return all(_output(source, case.stdin).split() == case.stdout.split() for case in task.cases)
+            return all(same_output(_output(source, case.stdin), case.stdout) for case in task.cases)
         try:
             names: dict[str, Any] = {"__name__": "candidate"}
             exec(source, names)

@@ -25,7 +25,8 @@ from mrl.rewards.own_time import Allowance, OwnTime
 
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
-_RECURSION = 3000
+_RECURSION_PER_MIB = 1024
+"""A call of Python takes at least as much of the memory as this allows it."""
 _SIGSYS_STATUS = 128 + 31
 
 
@@ -117,7 +118,7 @@ class Session:
             "program": program,
             "entry_point": entry_point,
             "limits": self._boundary.rlimits(self._rules),
-            "recursion": _RECURSION,
+            "recursion": self._rules.memory_mib * _RECURSION_PER_MIB,
         }
 
     def _await_ready(self) -> None:

@@ -18,6 +18,8 @@ from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.code.values import ForeignValue, decode, encode, same
 
+_TOLERANCE = 1e-6
+"""Relative error allowed between floats where the task names none."""
 _Exceptions = Mapping[str, type[Exception]]
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration)
 _BUILT_IN: _Exceptions = {
@@ -77,7 +79,7 @@ class Raised(Exception):
 def _cases(exam: Exam, candidate: Candidate) -> NoReturn:
     first: tuple[Outcome, str] | None = None
     for case in exam.task.cases:
-        fault = _fault(case, exam.task.tolerance, candidate)
+        fault = _fault(case, exam.task, candidate)
         candidate.passed += fault is None
         first = first or fault
         if fault and not exam.partial:
@@ -85,10 +87,13 @@ def _cases(exam: Exam, candidate: Candidate) -> NoReturn:
     candidate.conclude(*(first or (Outcome.ACCEPTED, "")))
 
 
-def _fault(case: Case, tolerance: float, candidate: Candidate) -> tuple[Outcome, str] | None:
+def _fault(case: Case, task: CodeTask, candidate: Candidate) -> tuple[Outcome, str] | None:
     question = _question(case.args, dict(case.kwargs))
+    tolerance = _TOLERANCE if task.tolerance is None else task.tolerance
+    wanted = [case.expected, *case.expected] if task.is_wrapped else [case.expected]
     try:
-        right = same(_value(candidate.call(question)), case.expected, tolerance=tolerance)
+        value = _value(candidate.call(question))
+        right = any(same(value, expected, tolerance=tolerance) for expected in wanted)
     except Raised as raised:
         return Outcome.RUNTIME_ERROR, f"raised {raised.name}"
     except ForeignValue as error:
@@ -103,7 +108,7 @@ def _test(task: CodeTask, candidate: Candidate) -> NoReturn:
     names: dict[str, Any] = {"__name__": "test"}
     proxy = _Proxy(candidate)
     try:
-        context = _completed(task.context)
+        context = completed(task.context)
         exec(compile(context, "context", "exec"), names)
         proxy.known = {**_BUILT_IN, **_exceptions_in(names)}
         proxy.expected = _named(context + "\n" + task.test, proxy.known)
@@ -215,10 +220,11 @@ def _exceptions_in(names: Mapping[str, Any]) -> _Exceptions:
     }
 
 
-def _completed(context: str) -> str:
+def completed(context: str) -> str:
     """Code before the candidate's, with a body where it ends with a signature."""
     try:
         ast.parse(context)
     except SyntaxError:
-        return context + "\n    pass"
+        last = context.rstrip().rpartition("\n")[2]
+        return context.rstrip() + "\n" + last[: len(last) - len(last.lstrip())] + "    pass"
     return context

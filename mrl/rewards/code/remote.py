@@ -178,10 +178,8 @@ def _call_source(program: str, entry_point: str, call: dict[str, Any]) -> str:
         [
             shared,
             f"_call = json.loads({json.dumps(json.dumps(call))})",
-            '_names = {"__name__": "candidate", "__builtins__": __builtins__}',
             "try:",
-            f'    exec(compile(json.loads({json.dumps(json.dumps(program))}), "candidate.py", "exec"), _names)',
-            f"    _function = _names[{json.dumps(entry_point)}]",
+            f"    _function = function_of(json.loads({json.dumps(json.dumps(program))}), {json.dumps(entry_point)})",
             "    _arguments = [decode(value) for value in _call['args']]",
             "    _named = {name: decode(value) for name, value in _call['kwargs'].items()}",
             "    _answer = {'value': encode(_function(*_arguments, **_named))}",

@@ -12,6 +12,12 @@ import resource
 import struct
 import sys
 
+HARNESS = (
+    *("collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "operator", "random"),
+    *("statistics", "string", "re", "datetime", "copy", "io", "sys", "json", "time", "fractions"),
+)
+"""Modules that the harnesses of LeetCode, APPS, TACO and LiveCodeBench import, with all their names, before a program."""
+THREAD_STACK_BYTES = 8 * 2**20
 BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
 TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 TOO_DEEP = "nested too deep"
@@ -92,9 +98,33 @@ def write_frame(descriptor, message):
         data = data[os.write(descriptor, data) :]
 
 
-def limit(limits):
+def limit(limits, recursion):
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
+    sys.setrecursionlimit(recursion)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    import _thread
+
+    _thread.stack_size(THREAD_STACK_BYTES)  # else it is the main thread's, which is all the memory
+    deepen(recursion)
+
+
+def deepen(recursion):
+    """Let calls that go through C (functools.cache, max over a generator) nest as deep as the stack allows:
+    CPython 3.12 and 3.13 end them after some hundred, whatever the recursion limit is."""
+    if sys.version_info[:2] not in ((3, 12), (3, 13)):
+        return
+    import ctypes
+
+    state = ctypes.pythonapi.PyThreadState_Get
+    state.restype = ctypes.c_void_p
+    fields = (ctypes.c_int * 32).from_address(state())
+    # CPython's Include/cpython/pystate.h: py_recursion_remaining, py_recursion_limit, c_recursion_remaining
+    found = [n for n in range(1, 31) if fields[n] == recursion and 0 < recursion - fields[n - 1] < 100]
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if len(found) == 1 and 0 < fields[found[0] + 1] < stack // 1024:
+        fields[found[0] + 1] = stack // 1024
 
 
 def told(error):
@@ -107,8 +137,9 @@ def told(error):
 def main(requests, replies):
     write_frame(replies, {"ready": True})
     setup = read_frame(requests)
-    limit(setup["limits"])
-    sys.setrecursionlimit(setup["recursion"])
+    limit(setup["limits"], setup["recursion"])
+    add_builtins_of_site()
+    sys.argv = ["candidate.py"]
     if "cells" in setup:
         serve_cells(setup["cells"], requests, replies)
     elif setup["entry_point"] is None:
@@ -119,16 +150,69 @@ def main(requests, replies):
         serve(setup, requests, replies)
 
 
+def add_builtins_of_site():
+    """exit, quit and the others that a Python without -S has."""
+    import _sitebuiltins
+    import builtins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+    for name in ("copyright", "credits", "license"):
+        setattr(builtins, name, _sitebuiltins._Printer(name, sys.copyright))
+
+
 def run_as_main(program):
-    names = {"__name__": "__main__", "__builtins__": __builtins__}
-    exec(compile(program, "candidate.py", "exec"), names)
+    execute(program, "__main__")
+
+
+def function_of(program, entry_point):
+    """The function that is asked for: a method of the program's `Solution`, of a new one for each call, or else
+    its own by that name."""
+    names = execute(program, "candidate")
+    solution = names.get("Solution")
+    if isinstance(solution, type) and hasattr(solution, entry_point):
+        return lambda *arguments, **named: getattr(solution(), entry_point)(*arguments, **named)
+    return names[entry_point]
+
+
+def execute(program, name):
+    """The names of a program that has run as a module of that name."""
+    code = compile(program, "candidate.py", "exec")
+    module = sys.modules[name] = type(sys)(name)
+    names = vars(module)
+    names.update(__file__="candidate.py", __builtins__=__builtins__, **given(program))
+    exec(code, names)
+    return names
+
+
+def given(program):
+    """Of the names of the harness, those that a program reads and does not bind itself."""
+    import builtins
+    import symtable
+
+    top = symtable.symtable(program, "candidate.py", "exec")
+    bound = {
+        symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }
+    read, tables = set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        read |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and s.is_global()}
+    wanted = read - bound - vars(builtins).keys()
+    names = {name: __import__(name) for name in HARNESS if name in wanted}
+    for module in map(__import__, HARNESS if wanted - names.keys() else ()):
+        public = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+        names.update((n, getattr(module, n)) for n in public if n in wanted and n not in names)
+        if names.keys() == wanted:
+            break
+    return names
 
 
 def serve(setup, requests, replies):
-    names = {"__name__": "candidate", "__builtins__": __builtins__}
     try:
-        exec(compile(setup["program"], "candidate.py", "exec"), names)
-        function = names[setup["entry_point"]]
+        function = function_of(setup["program"], setup["entry_point"])
     except BaseException as error:
         write_frame(replies, told(error))
         os._exit(1)

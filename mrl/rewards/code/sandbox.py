@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import resource
 import select
 import shutil
 import signal
@@ -231,7 +232,12 @@ def _preparation(boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRul
     size = boundary.scratch_bytes(rules)
     uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
 
+    stack_bytes, hard = rules.memory_mib * _MIB, resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if hard != resource.RLIM_INFINITY:
+        stack_bytes = min(stack_bytes, hard)
+
     def prepare() -> None:
+        resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
         for descriptor in descriptors:
             os.write(descriptor, b"0")
         if uid is not None:

@@ -2,21 +2,27 @@
 
     function   {"entry_point": "add", "cases": [{"args": [1, 2], "expected": 3}, ...]}
                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}
+               {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [[3], ...]}     as APPS and TACO have it
+               {"fn_name": "add", "inputs": ["1\\n2", ...], "outputs": ["3", ...]}    as LiveCodeBench: JSON texts
     stdin      {"cases": [{"stdin": "1 2", "stdout": "3"}, ...]} or {"inputs": ["1 2"], "outputs": ["3"]}
     asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the candidate's}
                {"entry_point": "add", "test_list": ["assert add(1, 2) == 3", ...]}
 
-A JSON text of any of these works too. Asserts and their context are the data set's, so they are trusted;
-they run in the verifier, never beside the candidate.
+A JSON text of any of these works too, `tolerance` may stand beside cases, and the function may be a method of a
+class `Solution` ("Solution().add" works too). Asserts and their context are the data set's, so they are trusted;
+they run in the verifier, never beside the candidate. A task that no program can pass is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 from mrl.errors import DataError
+from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.values import decode, encode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,12 +47,14 @@ class CodeTask:
     """Code that stands before the candidate's (a signature with its doc, imports)."""
     test: str = ""
     """Assert-style test; empty where there are cases."""
-    tolerance: float = 1e-6
-    """Relative error allowed between floats."""
+    tolerance: float | None = None
+    """Error allowed between floats; None is the default of each kind of task."""
+    is_wrapped: bool = False
+    """Every expected value stands in a list of one, as APPS and TACO write it: what is inside is right too."""
 
 
-def parse_task(raw: Any, *, place: str) -> CodeTask:
-    """A row's task. Raises DataError naming the place and what is missing."""
+def parse_task(raw: Any, *, place: str, rules: CodeRules = CodeRules()) -> CodeTask:  # noqa: B008
+    """A row's task. Raises DataError naming the place and what is missing, or cannot be passed under the rules."""
     if isinstance(raw, CodeTask):
         return raw
     if isinstance(raw, str):
@@ -58,8 +66,8 @@ def parse_task(raw: Any, *, place: str) -> CodeTask:
             ) from error
     if not isinstance(raw, dict):
         raise DataError(f"{place}: a code task is an object, not {str(raw)[:80]!r}")
-    entry_point = raw.get("entry_point") or raw.get("fn_name")
-    test = raw.get("test") or "\n".join(raw.get("test_list") or ())
+    entry_point = _entry_point(raw, place)
+    test = raw.get("test") or "\n".join(map(str, _listed(raw.get("test_list") or ())))
     if test:
         _compiles(test, place, "test")
         context = str(raw.get("prompt") or raw.get("context") or "")
@@ -71,12 +79,55 @@ def parse_task(raw: Any, *, place: str) -> CodeTask:
         raise DataError(
             f"{place}: a code task has cases, inputs and outputs, test or test_list; has {sorted(raw)}"
         )
+    for case in cases:
+        _require_passable(case, entry_point, rules, place)
     return CodeTask(
         entry_point=entry_point,
         cases=cases,
         context=str(raw.get("prompt") or raw.get("context") or ""),
-        tolerance=float(raw.get("tolerance", 1e-6)),
+        tolerance=_tolerance(raw, place),
+        is_wrapped="inputs" in raw and all(isinstance(o, list) and len(o) == 1 for o in raw["outputs"]),
     )
+
+
+def _entry_point(raw: dict[str, Any], place: str) -> str | None:
+    name = raw.get("entry_point") or raw.get("fn_name")
+    if not name:
+        return None
+    if not isinstance(name, str) or not (name := re.sub(r"^Solution(?:\(\))?\.", "", name)).isidentifier():
+        raise DataError(f"{place}: entry_point or fn_name is the name of a function, not {name!r}")
+    return name
+
+
+def _tolerance(raw: dict[str, Any], place: str) -> float | None:
+    value = raw.get("tolerance")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise DataError(f"{place}: tolerance is a number from 0 to below 1, not {value!r}")
+    return float(value)
+
+
+def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, place: str) -> None:
+    """Raises DataError for a case that no program can be given, or no answer can equal."""
+    limit = rules.output_kib * 1024
+    try:
+        if entry_point:
+            for value in (*case.args, *dict(case.kwargs).values()):
+                encode(value)
+            answer = encode(case.expected)
+            decode(answer)
+            size = len(json.dumps(answer))
+        else:
+            case.stdin.encode()
+            size = len(case.stdout.strip().encode())
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{place}: no program can pass a case of this task: {error}") from error
+    if size > limit:
+        raise DataError(
+            f"{place}: no program can pass a case of this task: what it wants has {size} bytes, and a program "
+            f"may write {limit} (reward.code.output_kib = {rules.output_kib}). Raise output_kib or leave the row out"
+        )
 
 
 def _cases(raw: dict[str, Any], entry_point: str | None, place: str) -> tuple[Case, ...]:
@@ -85,8 +136,9 @@ def _cases(raw: dict[str, Any], entry_point: str | None, place: str) -> tuple[Ca
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise DataError(f"{place}: inputs and outputs are lists of the same length")
         if entry_point:
-            return tuple(
-                Case(args=tuple(_listed(i)), expected=o) for i, o in zip(inputs, outputs, strict=True)
+            return _json_lines(inputs, outputs) or tuple(
+                Case(args=tuple(map(_with_integer_keys, _listed(i))), expected=o)
+                for i, o in zip(inputs, outputs, strict=True)
             )
         return tuple(Case(stdin=_text(i), stdout=_text(o)) for i, o in zip(inputs, outputs, strict=True))
     return tuple(_case(case, entry_point, place) for case in raw.get("cases") or ())
@@ -100,6 +152,26 @@ def _case(case: Any, entry_point: str | None, place: str) -> Case:
         return Case(stdin=_text(case["stdin"]), stdout=_text(case["stdout"]))
     kwargs = case.get("kwargs") or {}
     return Case(args=tuple(_listed(case["args"])), kwargs=tuple(kwargs.items()), expected=case["expected"])
+
+
+def _json_lines(inputs: list[Any], outputs: list[Any]) -> tuple[Case, ...]:
+    """Cases whose values are JSON texts, one argument a line; empty where any of them is something else."""
+    if not all(isinstance(text, str) for text in (*inputs, *outputs)):
+        return ()
+    try:
+        return tuple(
+            Case(args=tuple(map(json.loads, text.strip().split("\n"))), expected=json.loads(wanted))
+            for text, wanted in zip(inputs, outputs, strict=True)
+        )
+    except ValueError:
+        return ()
+
+
+def _with_integer_keys(value: Any) -> Any:
+    """An argument as APPS' harness hands it over: keys that JSON had to make text are integers again."""
+    if isinstance(value, dict) and value and all(re.fullmatch("-?[0-9]{1,300}", key) for key in value):
+        return {int(key): item for key, item in value.items()}
+    return value
 
 
 def _listed(value: Any) -> list[Any]:

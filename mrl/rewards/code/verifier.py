@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mrl.rewards.code.candidate import Session
-from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.exam import Exam, completed
 from mrl.rewards.code.examiner import Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
@@ -54,7 +56,7 @@ def verify_with(
 ) -> Verdict:
     """Verify with sessions of any kind, local or remote."""
     start = time.monotonic()
-    source = task.context + "\n" + program if task.context else program
+    source = _behind(task.context, program) if task.context else program
     if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
@@ -62,6 +64,13 @@ def verify_with(
         run = _Run(make_session, source, task, rules, Allowance.of(seconds), examiner())
         verdict = run.asserts() if task.test else run.cases()
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
+
+
+def _behind(context: str, program: str) -> str:
+    """The source of a program behind the task's own code: a body goes on where that ends, and one that begins anew
+    leaves it whole."""
+    is_body = bool(re.match(r"\s*\n[ \t]+\S|[ \t]+\S|\s*$", program))
+    return (context if is_body else completed(context)) + "\n" + program
 
 
 class CandidateSession(Protocol):
@@ -136,18 +145,13 @@ class _Run:
 
     def _stdin_case(self, session: CandidateSession, case: Case) -> tuple[int, Outcome, str]:
         written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
-        right = _lines(written) == _lines(case.stdout)
+        right = same_output(written, case.stdout, self.task.tolerance)
         return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")
 
 
 def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
     verdict = scored(value, f"{outcome.value}: {reason}" if reason else outcome.value)
     return dataclasses.replace(verdict, parts={f"code.{outcome.value.replace(' ', '_')}": 1.0})
-
-
-def _lines(text: str) -> list[str]:
-    """Output as compared: without trailing spaces and trailing empty lines."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 class CodeVerifier:

@@ -26,7 +26,7 @@ class _Programs(RewardKind):
     def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
         from mrl.rewards.code.tasks import parse_task
 
-        return parse_task(raw, place=place)
+        return parse_task(raw, place=place, rules=self.rules)
 
     def reading(self, request: Request) -> dict[str, str]:
         from mrl.rewards.code.program import reading_of

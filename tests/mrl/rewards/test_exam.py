@@ -24,10 +24,10 @@ from mrl.rewards.own_time import Allowance
 from tests.support.programs import passes
 
 
-def raising(case: Case, tolerance: float, candidate: Any) -> Any:
+def raising(case: Case, task: CodeTask, candidate: Any) -> Any:
     """A comparison whose exceptions are nobody's."""
     answer = candidate.call({"args": [encode(value) for value in case.args], "kwargs": {}})
-    right = same(decode(answer.get("value")), case.expected, tolerance=tolerance)
+    right = same(decode(answer.get("value")), case.expected, tolerance=1e-6)
     return None if right else (Outcome.WRONG, "")
 
 
