@@ -11,12 +11,14 @@ from benchmarks.verifier_cases.case import Case, Generator
 
 _STEPS = ("We add the two.", "First multiply, then divide.", "So far so good.", "Let me check that again.")
 _NO_ANSWER = ("", " ", "...", "\\text{answer}", "your answer", "\\ldots", "ANSWER", "?", "<answer>")
+_FORMS = ("\\boxed{{{}}}", "#### {}", "Answer: {}", "<answer>{}</answer>")
 _HEADINGS = ("## Answer:", "**Answer:**", "#### Solution", "#### Step 2: multiply", "### Final answer:")
 _INSTRUCTIONS = (
     "I have to put my answer in \\boxed{{{0}}}.",
     '("Put your final answer within \\boxed{{{0}}}.")',
     "Write it as `Answer: [your answer]`.",
     "Answer: see below.",
+    "<answer> answer here </answer>",
 )
 
 
@@ -45,8 +47,11 @@ def _plain(number: Fraction) -> str:
 def _marked(rng: random.Random, number: Fraction) -> str:
     text = spelled(rng, number)
     return rng.choice(
-        (f"So it is \\boxed{{{text}}}.", f"#### {text}", f"Answer: {text}", f"**Answer:** {text}")
-    )
+        (
+            f"So it is \\boxed{{{text}}}.", f"#### {text}", f"Answer: {text}", f"**Answer:** {text}", f"<answer>{text}</answer>",
+            f"<answer>\n{text}\n</answer>", f"<answer>\\boxed{{{text}}}</answer>", f"<answer>Answer: {text}</answer>",
+        )
+    )  # fmt: skip
 
 
 def _thought(rng: random.Random, number: Fraction) -> str:
@@ -68,7 +73,7 @@ def _among_noise(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
 
 
 def _twice(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
-    form = rng.choice(("\\boxed{{{}}}", "#### {}", "Answer: {}"))
+    form = rng.choice(_FORMS)
     return "\n".join(form.format(spelled(rng, number)) for _ in range(rng.randint(2, 4)))
 
 
@@ -98,7 +103,7 @@ def _closed_after(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
 
 
 def _hedged(rng: random.Random, number: Fraction, wrong: Fraction) -> str:
-    form = rng.choice(("\\boxed{{{}}}", "#### {}", "Answer: {}"))
+    form = rng.choice(_FORMS)
     both = [form.format(spelled(rng, number)), form.format(spelled(rng, wrong))]
     rng.shuffle(both)
     return rng.choice(("\n", "\nor\n", "\n" + both[0] + "\n")).join(both)

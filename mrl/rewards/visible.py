@@ -10,6 +10,11 @@ from __future__ import annotations
 from mrl.rewards.thoughts import CLOSING, OPENING, as_thought, opens_thought
 
 
+def answer_frames(text: str) -> list[str]:
+    """What stands between each <answer> and its </answer>, as R1's template has it. Linear."""
+    return [part.rpartition("<answer>")[2] for part in text.split("</answer>")[:-1] if "<answer>" in part]
+
+
 def with_opened_thought(response: str, prompt: str) -> str:
     """The response, behind the thought that its prompt ends with, where it does."""
     return as_thought(response) if opens_thought(prompt) else response

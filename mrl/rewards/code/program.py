@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mrl.rewards.code.tasks import CodeTask
-from mrl.rewards.visible import visible_text
+from mrl.rewards.visible import answer_frames, visible_text
 
 _PYTHON = ("python", "python3", "py", "py3")
 _MARKDOWN = ("", "markdown", "md", "mdx")
@@ -35,12 +35,21 @@ class Block:
 def program_in(response: str, task: CodeTask) -> str | None:
     """The program for a task in what is visible of a response; where that has no fence, all of it. None where
     no block is closed."""
-    text = visible_text(response)
+    text = _framed(visible_text(response))
     if not any(marks in text for marks in ("```", "~~~")):
         return text if text.strip() else None
     found = list(blocks(text))
     chosen = _defining(found, task.entry_point) or (_bodies(found) if task.context else []) or _likely(found)
     return chosen[-1].text.strip("\n") if chosen else None
+
+
+def _framed(text: str) -> str:
+    """What the last <answer> holds, where there is one and no code is outside it alone."""
+    frames = answer_frames(text)
+    has_code = [
+        any(marks in part for marks in ("```", "~~~")) for part in (text, frames[-1] if frames else "")
+    ]
+    return frames[-1].strip() + "\n" if frames and has_code[0] == has_code[1] else text
 
 
 def reading_of(text: str, task: CodeTask) -> dict[str, str]:

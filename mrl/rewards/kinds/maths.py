@@ -8,7 +8,12 @@ from typing import Any
 from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
 from mrl.rewards.maths.rules import MathsRules
 
-_FORMS = {"boxed": "\\boxed{{{}}}", "gsm8k": "#### {}", "answer": "Answer: {}"}
+_FORMS = {
+    "boxed": "\\boxed{{{}}}",
+    "gsm8k": "#### {}",
+    "answer": "Answer: {}",
+    "answer_tags": "<answer>{}</answer>",
+}
 """Place -> a final answer there; in any other place it is the whole response."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, tidy
 from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.visible import visible_text
+from mrl.rewards.visible import answer_frames, visible_text
 
 MAX_CANDIDATES = 32
 """More final answers than this in one place are hedging."""
@@ -185,6 +185,12 @@ def _answer(text: str, rules: MathsRules) -> Iterator[str]:
         yield _rest_of_line(text, mark.end(), rules)[0]
 
 
+def _tags(text: str, rules: MathsRules) -> Iterator[str]:
+    """What stands between answer tags."""
+    for framed in answer_frames(text)[:MAX_MARKS]:
+        yield framed.strip()[: rules.max_answer_chars + 1]
+
+
 def _rest_of_line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
     """(what stands behind a mark, its end): what is in the line's one box, else the line; where that is empty, the
     next one if it is a number or formula alone."""
@@ -226,6 +232,7 @@ _PLACES = {
     "boxed": _boxed,
     "gsm8k": _gsm8k,
     "answer": _answer,
+    "answer_tags": _tags,
     "last_number": _last_number,
     "whole_response": _whole_response,
 }

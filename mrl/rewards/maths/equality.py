@@ -160,6 +160,9 @@ def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     x^2 = 1, x in (1, 2) and the interval alone for 1 < x < 2."""
     if not isinstance(answer, Relation | Series) and not isinstance(ground_truth, Relation | Series):
         return False
+    left, right = _spelled(answer), _spelled(ground_truth)
+    if left and right and len(left) == len(right) and _matched(left, right, rules):
+        return True
     if isinstance(answer, Relation) != isinstance(ground_truth, Relation):
         stated, wanted = stated_value(answer), stated_value(ground_truth)
         if stated or wanted:
@@ -168,13 +171,46 @@ def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
 
 
 def stated_value(shape: Shape) -> Shape | None:
-    """The constant that a relation gives one variable: 5 of x = 5."""
-    if not isinstance(shape, Relation) or shape.signs != ("=",):
+    """The constant that a relation gives one variable, 5 of x = 5, or several in the order of the alphabet:
+    (1, 2) of (x, y) = (1, 2); and the set that x in {1, 2} names."""
+    if not isinstance(shape, Relation) or shape.signs not in (("=",), ("in",)):
         return None
     variable, value = shape.sides
+    names = [tree.name for tree in _trees(variable) if isinstance(tree, Symbol)]
+    if shape.signs == ("in",):
+        return value if names and isinstance(value, Series) and value.brackets == "{" else None
+    if len(names) > 1 and names == sorted(names):
+        return value if len(_trees(value)) == len(names) and not _is_relation(value, names) else None
     if not (isinstance(variable, Scalar) and isinstance(variable.tree, Symbol)):
         return None
     return value if not isinstance(value, Scalar) or not symbols(value.tree) else None
+
+
+def _is_relation(value: Shape, names: Sequence[str]) -> bool:
+    """Whether a value is given by what it is the value of."""
+    return any(symbols(tree) & set(names) for tree in _trees(value))
+
+
+def _trees(shape: Shape) -> list[Tree]:
+    """The expressions of a tuple or of a scalar without a unit; none for anything else."""
+    if isinstance(shape, Interval):
+        return [shape.low, shape.high] if shape.closed == (False, False) else []
+    items = shape.items if isinstance(shape, Series) and shape.brackets == "(" else (shape,)
+    trees = [item.tree for item in items if isinstance(item, Scalar) and not item.unit]
+    return trees if len(trees) == len(items) else []
+
+
+def _spelled(shape: Shape) -> list[Shape]:
+    """x = 1 and y = 2 for (x, y) = (1, 2) and for x = 1, y = 2; none for anything else."""
+    if isinstance(shape, Series) and not shape.brackets and shape.joined != "or":
+        relations = [item for item in shape.items if isinstance(item, Relation) and item.signs == ("=",)]
+        return list(relations) if len(relations) == len(shape.items) else []
+    if not isinstance(shape, Relation) or shape.signs != ("=",):
+        return []
+    names, values = map(_trees, shape.sides)
+    if len(names) < 2 or len(names) != len(values) or not all(isinstance(name, Symbol) for name in names):
+        return []
+    return [Relation((Scalar(n), Scalar(v)), ("=",)) for n, v in zip(names, values, strict=True)]
 
 
 def _same_intervals(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:

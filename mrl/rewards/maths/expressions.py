@@ -293,6 +293,9 @@ class _Reader:
         while self._is("'"):
             self._at += 1
             index += "'"
+        if not self._peek().spaced and [self._peek(n).text for n in range(3)] == ["(", "0", ")"]:
+            self._at += 3  # I(0) is a value of the function I: nobody writes a product with nothing
+            return Symbol(f"{name}{index}(0)")
         if not index and name in self._constants:
             return Constant(self._constants[name])
         return Symbol(name + index)

@@ -14,6 +14,7 @@ import dataclasses
 import re
 from fractions import Fraction
 
+from mrl.rewards.maths.layout import without_braces, without_layout
 from mrl.rewards.maths.units import Unit, read_unit, split_unit
 
 MAX_DIGITS = 300
@@ -33,10 +34,12 @@ _FRACTION = re.compile(rf"([+-]?) ?\\frac ?{_PART} ?{_PART}")
 _RATIO = re.compile(rf"([+-]?{_INTEGER}) ?/ ?({_INTEGER})")
 _WORDS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _WORD = re.compile(rf" ?(?:\\text ?\{{ ?)?({'|'.join(_WORDS)})(?: ?\}})?(?![a-z])", re.IGNORECASE)
-_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|big|Big|bigl|bigr)(?![A-Za-z])|\\!")
-_LATEX_SPACE = re.compile(r"(?<!\\)\\[,;: ]|~|\\quad(?![A-Za-z])")
+_SHORT_EXPONENT = re.compile(r"([+-]? ?[0-9]+[eE][+-])([0-9])")
 _SPACES = str.maketrans(
-    {"\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u2212": "-", "\u2013": "-", "\t": " ", "\n": " "}
+    dict.fromkeys("\u00a0\u202f\u205f\u3000\t\n\r", " ")
+    | dict.fromkeys(map(chr, range(0x2000, 0x200B)), " ")
+    | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", None)
+    | dict.fromkeys("\u2212\u2013\u2010\u2011\u2012", "-")
 )
 
 
@@ -57,15 +60,31 @@ class Quantity:
 
 def tidy(text: str) -> str:
     """Plain spacing and signs, without LaTeX layout: what both exact and symbolic readers start from."""
-    text = text.translate(_SPACES)
-    text = _LAYOUT.sub("", text)
-    text = _LATEX_SPACE.sub(" ", text)
-    text = text.replace("{,}", ",").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = text.replace("\\cfrac", "\\frac").strip().rstrip(".").strip()
+    text = without_layout(text.translate(_SPACES))
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+    for _ in range(3):  # dollars in braces in dollars
+        text = without_braces(_without_dollars(text))
+    return text.strip("*").rstrip(".").strip()
+
+
+def _without_dollars(text: str) -> str:
+    """The text without the marks around it that say it is mathematics."""
+    text = text.strip().rstrip(".").strip()
     text = text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
     while len(text) > 1 and text[0] == "$" and text[-1] == "$":
         text = text[1:-1].strip()
-    return text.strip("*").rstrip(".").strip()
+    return text
+
+
+def as_numerals(answer: str, ground_truth: str) -> tuple[str, str]:
+    """Both tidy texts; where the ground truth is a number like 2e-1, neither is read as 2e - 1."""
+    if not _SHORT_EXPONENT.fullmatch(ground_truth):
+        return answer, ground_truth
+
+    def padded(text: str) -> str:
+        return _SHORT_EXPONENT.sub(r"\g<1>0\2", text) if _SHORT_EXPONENT.fullmatch(text) else text
+
+    return padded(answer), padded(ground_truth)
 
 
 def exact_number(text: str, *, percent: str = "ignore") -> Fraction | None:
@@ -136,8 +155,8 @@ def _decimal(match: re.Match[str]) -> Quantity | None:
     if period:
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(part))
     exponent = next((text for text in exponents if text), "")
-    if exponents[0] and match[3] is None and exponent[0] in "+-" and len(exponent) == 2:
-        return None  # 2e-1 is 2e - 1; 2e1, 2e-01 and 2.0e-1 are numerals
+    if exponents[0] and match[3] is None and exponent[0] in "+-" and len(exponent) == 2 and digits != "1":
+        return None  # 2e-1 is 2e - 1; 1e-1, 2e1, 2e-01 and 2.0e-1 are numerals
     if exponent:
         value *= Fraction(10) ** int(exponent)
     return Quantity(_signed(sign, value))

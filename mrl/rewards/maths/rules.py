@@ -10,14 +10,11 @@ from mrl.section import Section
 class MathsRules(Section):
     """What counts as the final answer and which forms are equal."""
 
-    extraction: tuple[Literal["boxed", "gsm8k", "answer", "whole_response", "last_number"], ...] = (
-        "boxed",
-        "gsm8k",
-        "answer",
-        "whole_response",
-    )
-    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "Answer:", all of
-    the response, the last number in it."""
+    extraction: tuple[
+        Literal["boxed", "gsm8k", "answer", "answer_tags", "whole_response", "last_number"], ...
+    ] = ("boxed", "gsm8k", "answer", "answer_tags", "whole_response")
+    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "Answer:", between
+    <answer> and </answer>, all of the response, the last number in it."""
     on_conflict: Literal["wrong", "last"] = "wrong"
     """A response with different final answers in the same place: wrong, or the last one counts."""
     percent: Literal["ignore", "value", "wrong"] = "ignore"

@@ -129,7 +129,7 @@ def _close(answer: Tree, ground_truth: Tree, point: Point) -> bool:
 def _same_constant(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
     left, right = _rational(answer), _rational(ground_truth)
     if left is not None and right is not None:
-        return abs(left - right) <= rules.relative_tolerance * abs(right)
+        return abs(left - right) <= Fraction(rules.relative_tolerance) * abs(right)
     if _close(answer, ground_truth, {}):
         return True
     if rules.relative_tolerance:

@@ -82,7 +82,7 @@ class Relation:
 Shape = Words | Scalar | Based | Series | Interval | Union | Matrix | Relation
 
 SIGNS = ("=", "<", ">", "<=", ">=", "!=", "in")
-_MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "array")
+_MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")
 _OPENING = {**CLOSING, "begin": "end"}
 _TEXT = re.compile(
     r"\(?(?:\\(?:text|textbf|mathbf|mathrm|textrm|mbox|textit)\{ ?)?\(?([A-Za-z][A-Za-z '\-]*)\)?(?: ?\})?\)?"
@@ -109,12 +109,15 @@ def words(text: str) -> str | None:
         return None
     if run == text and (all(map(_is_product, run.split("-"))) or re.fullmatch("[A-Z](?: ?- ?[A-Z])+", run)):
         return None
-    return " ".join(run.lower().split())
+    between = "" if re.fullmatch("[A-Z](?: +[A-Z])+", run) else " "  # A B is the line AB
+    return between.join(run.lower().split())
 
 
 def _is_product(run: str) -> bool:
-    """Up to three small letters that are no word."""
+    """Up to three small letters that are no word, or single ones with spaces between them."""
     letters = run.strip()
+    if " " in letters:
+        return letters.islower() and max(map(len, letters.split())) == 1
     return (
         letters.isalpha() and letters.islower() and len(letters) <= _MAX_RUN and letters not in _SHORT_WORDS
     )
@@ -155,7 +158,10 @@ def _measured(text: str, reading: Reading) -> Shape | None:
     if unit is None or (unit == DEGREE and _FUNCTION.search(body)):
         return None
     quantity = exact_quantity(body)
-    tree = Number(quantity.value) if quantity else read_expression(tokenise(body), reading.imaginary)
+    try:
+        tree = Number(quantity.value) if quantity else read_expression(tokenise(body), reading.imaginary)
+    except Unreadable:
+        return None  # a s is a product
     return Scalar(tree, unit)
 
 
@@ -261,10 +267,12 @@ class _ShapeReader:
 
     def _matrix(self, tokens: Sequence[Token]) -> Shape:
         name, inner = tokens[1].text, tokens[2:-2]
-        if name not in _MATRICES or tokens[-1].text != name or tokens[-2].text != "end":
+        if name.removesuffix("*") not in _MATRICES or tokens[-1].text != name or tokens[-2].text != "end":
             raise Unreadable(f"an environment {name[:20]!r}")
         if name == "array" and inner and inner[0].text == "{":
             inner = inner[[token.text for token in inner].index("}") + 1 :]
+        if name.endswith("*") and [token.text for token in inner[:3:2]] == ["[", "]"]:
+            inner = inner[3:]  # how its columns are set
         rows = [row for row, _ in _split(inner, ("\\\\",))]
         if not rows[-1]:
             rows.pop()

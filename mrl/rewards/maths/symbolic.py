@@ -9,7 +9,7 @@ import re
 
 from mrl.rewards.contract import scored
 from mrl.rewards.maths.equality import equal, has_value, stated_value
-from mrl.rewards.maths.expressions import Call, Number, Tree
+from mrl.rewards.maths.expressions import Call, Number, Tree, symbols
 from mrl.rewards.maths.numbers import exact_quantity
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
@@ -59,6 +59,10 @@ def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) ->
     if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
     right = equal(given, wanted, rules)
+    if not right and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
+        right = equal(
+            given, read(ground_truth, Reading(rules.imaginary_unit)), rules
+        )  # 2 m: metres, or twice m
     return scored(float(right), "equal" if right else f"a different {type(wanted).__name__.lower()}")
 
 

@@ -7,11 +7,12 @@ Owns what is right and what a ground truth may be; deadlines and processes are t
 from __future__ import annotations
 
 import functools
+from fractions import Fraction
 
 from mrl.errors import DataError
 from mrl.rewards.contract import Request, scored
 from mrl.rewards.maths.answers import final_answer, read_answer
-from mrl.rewards.maths.numbers import Quantity, exact_quantity, tidy
+from mrl.rewards.maths.numbers import Quantity, as_numerals, exact_quantity, tidy
 from mrl.rewards.maths.rules import MathsRules
 from mrl.samples import Verdict
 
@@ -33,20 +34,21 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     wanted = tidy(ground_truth)
     if answer.text == wanted:
         return scored(1.0, "same text")
+    text, wanted = as_numerals(answer.text, wanted)
     percent = "value" if rules.percent == "value" else "ignore"
     right = _ground_truth_quantity(wanted, percent=percent, single_letters=True)
     given = exact_quantity(
-        answer.text,
+        text,
         percent=rules.percent if "%" not in wanted else percent,
         single_letters=right is not None and right.unit is not None,
     )
     if right is not None and given is not None:
-        return _compared(given, right, rules, f"{_short(answer.text)}, not {_short(wanted)}")
-    text = read_answer(answer.text)
-    if isinstance(text, str) and text == read_answer(wanted):
+        return _compared(given, right, rules, f"{_short(text)}, not {_short(wanted)}")
+    read = read_answer(text)
+    if isinstance(read, str) and read == read_answer(wanted):
         return scored(1.0, "same text")
     if not rules.symbolic:
-        return scored(0.0, f"{_short(answer.text)} is no number")
+        return scored(0.0, f"{_short(text)} is no number")
     return None
 
 
@@ -62,7 +64,7 @@ def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: st
         if given.unit.pi != right.unit.pi:
             return None if rules.symbolic else scored(0.0, otherwise)
         left, wanted = left * given.unit.scale, wanted * right.unit.scale
-    equal = abs(left - wanted) <= rules.relative_tolerance * abs(wanted)
+    equal = abs(left - wanted) <= Fraction(rules.relative_tolerance) * abs(wanted)
     return scored(float(equal), "equal numbers" if equal else otherwise)
 
 
@@ -73,7 +75,7 @@ def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> 
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
-    return compare(answer.text, tidy(ground_truth), rules)
+    return compare(*as_numerals(answer.text, tidy(ground_truth)), rules)
 
 
 def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:

@@ -8,7 +8,15 @@ import pytest
 
 from benchmarks.verifier_cases.case import take
 from benchmarks.verifier_cases.judged import misjudged
-from benchmarks.verifier_cases.maths import collections, decimals, expressions, numbers, relations, units
+from benchmarks.verifier_cases.maths import (
+    collections,
+    decimals,
+    expressions,
+    layout,
+    numbers,
+    relations,
+    units,
+)
 from mrl.rewards.maths import equality, polynomials, scalars, shapes, symbolic, tokens, verifier
 from mrl.rewards.maths import expressions as grammar
 from mrl.rewards.maths import numbers as plain
@@ -23,6 +31,7 @@ GENERATORS = (
     | relations.GENERATORS
     | collections.GENERATORS
     | expressions.GENERATORS
+    | layout.GENERATORS
 )
 CASES = 200
 READ_UNIT = unit_list.read_unit
@@ -125,6 +134,13 @@ FAULTS: list[tuple[str, Any, str, Any]] = [
     ("maths: expressions", grammar, "_is_proper", lambda above, below: False),
     ("maths: expressions", tokens, "_UNICODE_TABLE", {}),
     ("maths: complex numbers", grammar, "Constant", grammar.Symbol),
+    ("maths: layout", plain, "without_layout", lambda text: text),
+    ("maths: layout", plain, "without_braces", lambda text: text),
+    ("maths: products with spaces", shapes, "_is_product", lambda run: len(run) == 1),
+    ("maths: named tuples and sets", equality, "_spelled", lambda shape: []),
+    ("maths: named tuples and sets", equality, "stated_value", right_side),
+    ("maths: short exponents", verifier, "as_numerals", lambda answer, ground_truth: (answer, ground_truth)),
+    ("maths: beyond floats", verifier, "Fraction", lambda tolerance: 0),
 ]
 
 

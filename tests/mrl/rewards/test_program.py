@@ -43,6 +43,11 @@ STDIN = CodeTask(entry_point=None)
         ("```python\nprint(1)\n```\n```text\n1\n```", STDIN, "print(1)"),
         ("```python\nprint(1)\n```\nwrites\n```\n1\n```", STDIN, "print(1)"),
         ("```c\nint x;\n```", STDIN, "int x;"),
+        ("<answer>```python\nf = 1\n```</answer>", F, "f = 1"),
+        ("<think>a</think>\n<answer>\n```python\nf = 1\n```\n</answer>", F, "f = 1"),
+        ("```python\nf = 1\n```\n<answer>done</answer>", F, "f = 1"),
+        ("```python\nf = 1\n```\n<answer>```python\nf = 2\n```</answer>", F, "f = 2"),
+        ("<answer>f = 1</answer>", F, "f = 1\n"),
     ],
 )  # fmt: skip
 def test_the_program_of_a_response(response: str, task: CodeTask, chosen: str | None) -> None:

@@ -41,6 +41,7 @@ FAULTS: list[tuple[str, ModuleType, str, Any]] = [
     ("maths: where the answer stands", answers, "_is_placeholder", lambda text: False),
     ("maths: where the answer stands", answers, "read_answer", unchanged),
     ("maths: where the answer stands", answers, "_HEADING", NEVER),
+    ("maths: where the answer stands", answers, "answer_frames", lambda text: []),
     ("maths: where the answer stands", answers, "_ALONE", NEVER),
     ("instructions: words", plain, "_EMPHASIS", ()),
     ("instructions: words", plain, "_INVISIBLE", NEVER),
