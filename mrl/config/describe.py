@@ -48,7 +48,7 @@ def _hint(path: str) -> str:
     section, name = path.partition(".")[0], path.rpartition(".")[2]
     if today := renamed(Config, section):
         return f"; {section} is {today} now"
-    if elsewhere := answer(name):
+    if elsewhere := answer(path):
         return elsewhere
     paths = [setting.path for setting in settings()]
     close = named(name) or difflib.get_close_matches(path, paths, n=1, cutoff=0.4)
@@ -62,7 +62,7 @@ def named(name: str) -> list[str]:
     ['algorithm.old_logprobs']
     """
     paths = [setting.path for setting in settings() if setting.path.endswith(f".{name}")]
-    return list(dict.fromkeys(re.sub(r"\[[^]]*\]", "", path) for path in paths))
+    return list(dict.fromkeys(map(_plain, paths)))
 
 
 def settings(prefix: str = "") -> list[Setting]:
@@ -88,7 +88,13 @@ def page() -> str:
 
 
 def _below(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith((prefix + ".", prefix + "["))
+    """Whether a path is the prefix or inside it, which may leave out what is chosen: `algorithm.loss.clip_low` of every loss."""
+    ends = (prefix + ".", prefix + "[")
+    return not prefix or any(each == prefix or each.startswith(ends) for each in (path, _plain(path)))
+
+
+def _plain(path: str) -> str:
+    return re.sub(r"\[[^]]*\]", "", path)
 
 
 def _walk(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import yaml
 
-from mrl.config.describe import named, section_at
+from mrl.config.describe import named, section_at, settings
 from mrl.config.merge import SHOWN, Origins, merge
-from mrl.config.other_names import answer, renamed
+from mrl.config.other_names import OTHERS_SECTIONS, answer, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.rewards.kinds.section import RewardSection
@@ -90,12 +91,46 @@ def _explain(problem: Any, origins: Origins) -> str:
         old = repr(value) if setting in holder.model_fields else "the setting"
         return f"{path}: {old} is renamed to {new}{origin}"
     if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{origin}{answer(key) or _nearest(key, section, path)}"
+        return _unknown(path, value, section, origins)
     if problem["type"] == "missing":
         return f"{path}: required and not given"
     message = problem["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(value, dict | Section) else f"; got {_told(value)}"
     return f"{path or 'configuration'}: {message}{shown}{origin}"
+
+
+def _unknown(path: str, value: Any, section: type[pydantic.BaseModel] | None, origins: Origins) -> str:
+    """A line for a key that is no setting; if it is another system's section, a line for each setting in it."""
+    key = path.rpartition(".")[2]
+    is_typo = difflib.get_close_matches(key, section.model_fields if section else (), n=1, cutoff=0.85)
+    hints = {} if is_typo else {leaf: answer(leaf) or _same_end(leaf) for leaf in _leaves(path, value)}
+    if not any(hints.values()) and key not in OTHERS_SECTIONS:
+        hints = {path: answer(path) or _nearest(key, section, path)}
+    elsewhere = "; docs/moving.md has other systems' names with those of here"
+    return "\n".join(
+        f"{leaf}: unknown key{_origin(leaf, origins)}{hint or elsewhere}" for leaf, hint in hints.items()
+    )
+
+
+def _leaves(path: str, value: Any) -> Iterator[str]:
+    """The paths of what stands inside a mapping that is no section; of anything else its own."""
+    if not isinstance(value, dict) or not value:
+        yield path
+        return
+    for name, inner in value.items():
+        yield from _leaves(f"{path}.{name}", inner)
+
+
+def _same_end(path: str) -> str:
+    """The hint of a setting whose whole path is the end of this one."""
+    ends = (path.partition(".")[2],) if "." in path else ()
+    found = next((end for end in ends if "." in end and end in _paths()), "")
+    return f"; did you mean {found}?" if found else (_same_end(ends[0]) if ends else "")
+
+
+@functools.cache
+def _paths() -> frozenset[str]:
+    return frozenset(setting.path for setting in settings())
 
 
 def _told(value: Any) -> str:

@@ -51,80 +51,148 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
 RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
-SYNONYMS = {
-    "num_generations": "loop.samples_per_prompt",
-    "rollout_n": "loop.samples_per_prompt",
-    "n": "loop.samples_per_prompt",
-    "n_samples_per_prompt": "loop.samples_per_prompt",
-    "train_batch_size": "loop.prompts_per_step (prompts, not samples)",
-    "rollout_batch_size": "loop.prompts_per_step (prompts, not samples)",
-    "ppo_mini_batch_size": "algorithm.minibatches (a number of minibatches, not their size)",
-    "ppo_epochs": "algorithm.epochs",
-    "num_iterations": "algorithm.epochs",
-    "per_device_train_batch_size": "training.microbatch_tokens (tokens, not samples)",
-    "ppo_micro_batch_size_per_gpu": "training.microbatch_tokens (tokens, not samples)",
-    "micro_train_batch_size": "training.microbatch_tokens (tokens, not samples)",
-    "gradient_accumulation_steps": "training.microbatch_tokens (microbatches follow from it)",
-    "num_train_epochs": "loop.steps (a run counts steps; `mrl tune` has tune.epochs)",
-    "total_epochs": "loop.steps (a run counts steps; `mrl tune` has tune.epochs)",
-    "max_grad_norm": "training.optimizer.clip_grad",
-    "learning_rate": "training.optimizer.lr",
-    "actor_learning_rate": "training.optimizer.lr",
-    "max_completion_length": "rollout.max_response_tokens",
-    "max_response_length": "rollout.max_response_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "tensor_model_parallel_size": "training.layout.tp (rollout.tp for engines)",
-    "tensor_parallel_size": "training.layout.tp (rollout.tp for engines)",
-    "pipeline_model_parallel_size": "training.layout.pp",
-    "expert_model_parallel_size": "training.layout.ep",
-    "gpus_per_node": "launch.slots_per_node (a slot is one GPU, or one share of a machine without)",
-    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
-    "enforce_eager": "rollout.enforce_eager",
-    "enable_prefix_caching": "rollout.enable_prefix_caching",
-    "enable_sleep_mode": "rollout.enable_sleep_mode",
-    "engine_kwargs": "rollout.engine_args",
-    "kv_cache_memory_bytes": "rollout.kv_cache_bytes (CPU alone)",
-    "adv_estimator": "algorithm.estimator.name",
-    "advantage_estimator": "algorithm.estimator.name",
-    "kl_coef": "algorithm.kl.coefficient",
-    "kl_loss_coef": "algorithm.kl.coefficient (with algorithm.kl.location=loss)",
-    "use_kl_loss": "algorithm.kl.location=loss",
-    "use_kl_in_reward": "algorithm.kl.location=reward",
-    "beta": "algorithm.kl.coefficient",
-    "epsilon": "algorithm.loss.clip_low",
-    "clip_ratio_low": "algorithm.loss.clip_low",
-    "clip_ratio_high": "algorithm.loss.clip_high",
-    "epsilon_high": "algorithm.loss.clip_high",
-    "trust_remote_code": "model.trust_remote_code (for tokenizers; families are implemented here)",
-    "lora": "training.lora.rank (and what else `mrl settings training.lora` shows)",
-    "peft": "training.lora.rank (and what else `mrl settings training.lora` shows)",
-    "lora_rank": "training.lora.rank",
-    "lora_alpha": "training.lora.alpha",
-    "target_modules": "training.lora.targets",
-    "report_to": "logging.trackers",
-    "logger": "logging.trackers",
-    "save_freq": "loop.checkpoint.every_steps",
-    "test_freq": "loop.validation.every_steps",
-    "total_training_steps": "loop.steps",
-    "max_steps": "loop.steps",
-    "reward_funcs": "reward={kind: plugin, path: file.py:function, style: trl}",
-    "custom_reward_function": "reward={kind: plugin, path: file.py:function, style: verl}",
-    "reward_model": "reward={kind: reward_model, path: http://...}",
-    "multi_turn": "agent.environment (samples are episodes then), agent.domains for several",
-    "gradient_checkpointing": "training.recompute",
-    "enable_gradient_checkpointing": "training.recompute",
-    "activation_checkpointing": "training.recompute",
-    "bf16": "training.dtype (rollout.dtype for engines)",
-    "torch_dtype": "training.dtype (rollout.dtype for engines)",
-    "param_offload": "training.offload",
-    "overlap_comm": "training.overlap_grad_reduce",
-    "ddp_bucket_size": "training.bucket_size",
-    "override_ddp_config": "training.overlap_grad_reduce, training.bucket_size",
-    "optimizer_offload": "training.optimizer.offload_fraction",
-    "n_gpus_per_node": "launch.slots_per_node (a slot is one GPU, or one share of a machine without)",
-    "num_gpus": "training.layout.dp (the layout says how many slots a run takes)",
+_WORDS = {
+    "loop.samples_per_prompt": "num_generations rollout_n n n_samples_per_prompt",
+    "algorithm.epochs": "ppo_epochs num_iterations max_epochs",
+    "training.microbatch_tokens (tokens, not samples)": (
+        "per_device_train_batch_size ppo_micro_batch_size_per_gpu micro_train_batch_size "
+        "log_prob_micro_batch_size_per_gpu"
+    ),
+    "loop.steps (a run counts steps; `mrl tune` has tune.epochs)": (
+        "num_train_epochs total_epochs num_episodes"
+    ),
+    "training.optimizer.clip_grad": "max_grad_norm optim.clip_grad grad_clip max_norm",
+    "training.optimizer.lr": "learning_rate actor_learning_rate optim.lr",
+    "rollout.max_response_tokens": (
+        "max_completion_length max_response_length generate_max_len rollout_max_response_len response_length"
+    ),
+    "data.max_prompt_tokens": "max_prompt_length prompt_max_len rollout_max_prompt_len",
+    "training.layout.tp (rollout.tp for engines)": "tensor_model_parallel_size tensor_parallel_size",
+    "training.layout.pp": "pipeline_model_parallel_size",
+    "training.layout.ep": "expert_model_parallel_size",
+    "launch.slots_per_node (a slot is one GPU, or one share of a machine without)": (
+        "gpus_per_node n_gpus_per_node actor_num_gpus_per_node"
+    ),
+    "rollout.gpu_memory_utilization": "gpu_memory_utilization vllm_gpu_memory_utilization",
+    "rollout.enforce_eager": "enforce_eager",
+    "rollout.enable_prefix_caching": "enable_prefix_caching",
+    "rollout.enable_sleep_mode": "enable_sleep_mode",
+    "rollout.engine_args": "engine_kwargs",
+    "rollout.kv_cache_bytes (CPU alone)": "kv_cache_memory_bytes",
+    "algorithm.estimator.name": "adv_estimator advantage_estimator",
+    "algorithm.kl.coefficient": "kl_coef beta init_kl_coef",
+    "algorithm.kl.coefficient (with algorithm.kl.location=loss)": "kl_loss_coef",
+    "algorithm.kl.location=loss": "use_kl_loss",
+    "algorithm.kl.location=reward": "use_kl_in_reward",
+    "algorithm.loss.clip_low": "epsilon clip_ratio_low eps_clip",
+    "algorithm.loss.clip_high": "clip_ratio_high epsilon_high eps_clip_high",
+    "model.trust_remote_code (for tokenizers; families are implemented here)": "trust_remote_code",
+    "training.lora.rank (and what else `mrl settings training.lora` shows)": "lora peft peft_config",
+    "training.lora.rank": "lora_rank",
+    "training.lora.alpha": "lora_alpha",
+    "training.lora.targets": "target_modules",
+    "logging.trackers": "report_to logger use_wandb use_tensorboard",
+    "loop.checkpoint.every_steps": "save_freq save_steps save_interval",
+    "loop.validation.every_steps": "test_freq eval_steps eval_interval",
+    "loop.steps": "total_training_steps max_steps num_rollout",
+    "reward={kind: plugin, path: file.py:function, style: trl}": "reward_funcs",
+    "reward={kind: plugin, path: file.py:function, style: verl}": "custom_reward_function",
+    "reward={kind: reward_model, path: http://...}": "reward_model",
+    "agent.environment (samples are episodes then), agent.domains for several": (
+        "multi_turn environment_factory agent_func_path custom_generate_function_path"
+    ),
+    "training.recompute": (
+        "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing recompute_granularity"
+    ),
+    "training.dtype (rollout.dtype for engines)": "bf16 torch_dtype",
+    "training.offload": "param_offload deepspeed_enable_sleep",
+    "training.overlap_grad_reduce": "overlap_comm",
+    "training.bucket_size": "ddp_bucket_size",
+    "training.overlap_grad_reduce, training.bucket_size": "override_ddp_config",
+    "training.optimizer.offload_fraction": "optimizer_offload adam_offload optimizer_cpu_offload",
+    "training.layout.dp (the layout says how many slots a run takes)": "num_gpus",
+    "loop.prompts_per_step (prompts, not samples)": "rollout_batch_size",
+    "loop.prompts_per_step (prompts, not samples; OpenRLHF's is algorithm.minibatches, a number of them)": (
+        "train_batch_size"
+    ),
+    "algorithm.minibatches (a number of minibatches, not their size)": (
+        "ppo_mini_batch_size steps_per_generation num_steps_per_rollout"
+    ),
+    "training.microbatch_tokens": (
+        "ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu train_max_tokens_per_gpu "
+        "max_tokens_per_gpu use_dynamic_bsz"
+    ),
+    "training.microbatch_tokens (microbatches follow from it; algorithm.minibatches is the number of updates)": (
+        "gradient_accumulation_steps"
+    ),
+    "model.path": "pretrain hf_checkpoint",
+    "model.reference_path": "ref_load",
+    "data.train": "train_files train_dataset prompt_data",
+    "data.validation": "val_files eval_dataset eval_prompt_data",
+    "data.columns.prompt": "prompt_key input_key",
+    "data.columns.answer": "label_key",
+    "data.columns.domain": "reward_fn_key",
+    "data.overlong": "filter_overlong_prompts truncation",
+    "data.chat_template_kwargs": "apply_chat_template_kwargs",
+    "rollout.temperature": "rollout_temperature",
+    "rollout.top_p": "rollout_top_p",
+    "rollout.top_k": "rollout_top_k",
+    "rollout.tp": "rollout.tensor_model_parallel_size vllm_tensor_parallel_size rollout_num_gpus_per_engine",
+    "launch.engine_slots (0: engines share the trainer's slots)": (
+        "hybrid_engine colocate_all_models vllm_num_engines colocate rollout_num_gpus"
+    ),
+    "reward={kind: plugin, path: file.py:function}, with a style": "remote_rm_url custom_rm_path",
+    "agent.environment (a row's own tools: data.columns.tools)": "tools",
+    "algorithm.estimator.name (grpo or dr_grpo), or algorithm.estimator.scale": "scale_rewards",
+    "algorithm.estimator.gamma": "gamma",
+    "algorithm.estimator.lam": "lam",
+    "algorithm.loss (its name)": "policy_loss.loss_mode loss_mode policy_loss_type importance_sampling_level",
+    "algorithm.loss (its name), and algorithm.aggregation.mode": "loss_type",
+    "algorithm.aggregation.mode": "loss_agg_mode calculate_per_token_loss",
+    "algorithm.loss.clip_low and algorithm.loss.clip_high": "clip_ratio eps_clip_low_high",
+    "algorithm.kl.kind": "kl_loss_type kl_penalty kl_estimator",
+    "algorithm.kl.controller": "kl_ctrl.type kl_ctrl.target_kl kl_ctrl.horizon",
+    "algorithm.filter": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
+    "algorithm.shaping.overlong": "overlong_buffer overlong_buffer_len",
+    "algorithm.shaping.mask_truncated": "mask_truncated_completions",
+    "algorithm.correction": (
+        "rollout_correction vllm_importance_sampling_correction enable_vllm_is_correction use_tis"
+    ),
+    "algorithm.entropy.coefficient": "entropy_coeff entropy_loss_coef entropy_coef",
+    "routing.replay": "router_replay use_routing_replay use_rollout_routing_replay",
+    "training.layout.tp": "megatron.tensor_model_parallel_size ds_tensor_parallel_size",
+    "training.layout.cp": "context_parallel_size ring_attn_size ulysses_sequence_parallel_size",
+    "training.layout.dp (with tp, pp and cp the slots of a run; launch.slots_per_node of them are on a node)": (
+        "nnodes actor_num_nodes"
+    ),
+    "training.dtype": "model_dtype",
+    "critic.optimizer.lr": "critic.optim.lr critic_learning_rate",
+    "training.optimizer.weight_decay": "optim.weight_decay",
+    "training.optimizer.warmup_steps": "lr_warmup_steps warmup_steps_ratio lr_warmup_steps_ratio",
+    "critic.warmup_steps": "critic_warmup freezing_actor_steps num_critic_only_steps",
+    "loop.schedule (stream)": "async_train",
+    "loop.checkpoint.keep": "max_actor_ckpt_to_keep save_total_limit",
+    "export.every_steps": "model_merger save_model save_hf_ckpt save_hf",
+    "loop.validation.before_training": "val_before_train",
+    "loop.validation.num_samples": (
+        "val_kwargs.n num_generations_eval eval_n_samples_per_prompt n_samples_per_eval_prompt"
+    ),
+    "loop.validation.temperature": "val_kwargs.temperature",
+    "loop.validation.top_p": "val_kwargs.top_p",
+    "logging.wandb.project": "project_name",
+    "run.name": "experiment_name run_name wandb_run_name wandb_group",
+    "run.folder": "default_local_dir output_dir",
 }
-"""A word of verl, TRL, OpenRLHF, slime or vLLM -> the setting that does the same."""
+"""The setting that does the same -> words of verl, TRL, OpenRLHF, slime or vLLM, or the ends of their dotted names; docs/moving.md has
+them too."""
+
+SYNONYMS = {word: setting for setting, words in _WORDS.items() for word in words.split()}
+"""A word of theirs -> the setting that does the same."""
+
+OTHERS_SECTIONS = frozenset(
+    {"actor_rollout_ref", "trainer", "reward_model", "custom_reward_function", "megatron"}
+)
+"""Sections of verl that are none here."""
 
 _SPLIT = "training.layout (`mrl settings training.layout`) splits the model, and optimizer states lie spread over dp"
 UNSUPPORTED = {
@@ -135,6 +203,7 @@ UNSUPPORTED = {
     "overlap_param_gather": "an update ends with its parameters gathered (training.overlap_grad_reduce is of gradients)",
     "use_vllm": "engines are vLLM's always; rollout (`mrl settings rollout`) has their settings",
     "vllm_mode": "launch.engine_slots gives engines slots of their own, 0 has them share the trainer's",
+    "rollout.name": "engines are vLLM's; rollout (`mrl settings rollout`) has their settings",
     "sglang": "engines are vLLM's; rollout (`mrl settings rollout`) has their settings",
     "load_in_4bit": "trained weights are wide; rollout.quantization narrows those of the engines",
     "load_in_8bit": "trained weights are wide; rollout.quantization narrows those of the engines",
@@ -156,10 +225,19 @@ def renamed(section: type, key: str, value: object = None) -> str:
     return RENAMED_VALUES.get(section, {}).get((key, value), "") if isinstance(value, str) else ""
 
 
-def answer(word: str) -> str:
-    """What an error says about a former metric or a word of another system; empty where the word is not in the table."""
-    if word in RENAMED_METRICS:
-        return f"; the metric is renamed to {RENAMED_METRICS[word]}"
-    if word in UNSUPPORTED:
-        return f"; {word} is not supported: {UNSUPPORTED[word]}"
-    return f"; did you mean {SYNONYMS[word]}?" if word in SYNONYMS else ""
+def answer(path: str) -> str:
+    """What an error says about a former metric or another system's name: about the longest end of a dotted path that is in the tables,
+    or of what stands before its last name. Empty if there is none.
+
+    >>> answer("actor_rollout_ref.actor.optim.lr"), answer("peft_config.r")[:40]
+    ('; did you mean training.optimizer.lr?', '; did you mean training.lora.rank (and w')
+    """
+    parts = path.split(".")
+    for word in (".".join(parts[first:]) for first in range(len(parts))):
+        if word in RENAMED_METRICS:
+            return f"; the metric is renamed to {RENAMED_METRICS[word]}"
+        if word in UNSUPPORTED:
+            return f"; {word} is not supported: {UNSUPPORTED[word]}"
+        if word in SYNONYMS:
+            return f"; did you mean {SYNONYMS[word]}?"
+    return answer(path.rpartition(".")[0]) if len(parts) > 1 else ""

@@ -23,6 +23,7 @@ from mrl.loops.collect import sampling_of
 from mrl.loops.validate import validation_sampling_of
 from mrl.section import Section
 
+ROOT = Path(__file__).parents[3]
 MINIMAL = """
 run: {name: r}
 model: {path: m}
@@ -220,13 +221,14 @@ def test_every_setting_has_a_sentence_once() -> None:
         ("rollout.dtype", "rollout.dtype: bfloat16 | float32 = bfloat16  #"),
         ("rollout.tp", "rollout.tp: int = 1  #"),
         ("algorithm.loss", "algorithm.loss[gspo].clip_low: float = 0.0003"),
+        ("algorithm.loss.clip_low", "algorithm.loss[gspo].clip_low: float = 0.0003"),
         ("reward.domains.maths", "reward.domains.maths.on_conflict: wrong | last = wrong"),
     ],
 )
 def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: str) -> None:
     lines = describe(path).splitlines()
     assert any(line.startswith(expected) for line in lines), lines
-    assert all(line.startswith(path) for line in lines)
+    assert all(re.sub(r"\[\w+\]", "", line).startswith(path) for line in lines)
 
 
 EVERY_SECTION = [
@@ -344,7 +346,7 @@ def test_a_path_without_settings_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("algorithm.lora.rank=8", "algorithm.lora: unknown key .*; did you mean training.lora"),
+        ("algorithm.lora.rank=8", "algorithm.lora.rank: unknown key .*; did you mean training.lora"),
         ("loop.num_generations=8", r"did you mean loop\.samples_per_prompt\?"),
         ("training.optimizer.learning_rate=1", r"did you mean training\.optimizer\.lr\?"),
         ("training.gradient_checkpointing=true", r"did you mean training\.recompute\?"),
@@ -383,11 +385,80 @@ def test_settings_answers_words_of_other_systems_and_last_names(word: str, expec
 def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     known = [line.split(":")[0] for line in describe().splitlines()]
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
-    for setting in SYNONYMS.values():
-        assert re.match(r"[\w.]+", setting)[0] in plain, setting
+    for setting in set(SYNONYMS.values()):
+        assert describe(re.match(r"[\w.]+", setting)[0]), setting
     for said in UNSUPPORTED.values():
         assert re.findall(r"\b(?:training|launch|rollout)\b[\w.]*", said)[0] in plain, said
     assert not UNSUPPORTED.keys() & (SYNONYMS.keys() | {path.rpartition(".")[2] for path in plain})
+
+
+def words_of_the_page() -> dict[str, set[str]]:
+    """Every word of another system in the tables of docs/moving.md -> the settings in whose rows it stands."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "docs/moving.md").read_text(encoding="utf-8").splitlines():
+        ours, *theirs = (re.sub(r"\([^)]*\)", "", cell) for cell in line.strip("|").split("|"))
+        if setting := re.match(r" `([\w.]+)`", ours):
+            for word in re.findall(r"`(?:--)?([\w.-]+)[^`]*`", " ".join(theirs)):
+                found.setdefault(word.replace("-", "_"), set()).add(setting[1])
+    return {
+        word: settings for word, settings in found.items() if not word.endswith(".py") and word != "model"
+    }
+
+
+def test_every_word_in_the_page_of_other_systems_is_answered_with_ours(minimal: Path) -> None:
+    words = words_of_the_page()
+    assert len(words) > 150 and {"actor_rollout_ref.rollout.n", "hf_checkpoint"} <= words.keys()
+    unanswered = {}
+    for word, settings in words.items():
+        if word in settings:
+            continue  # it is called so here too
+        with pytest.raises(ConfigError) as error:
+            load([minimal], [f"{word}=1"])
+        if not any(setting in str(error.value) for setting in settings):
+            unanswered[word] = str(error.value)
+    assert unanswered == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("actor_rollout_ref.rollout.n", "; did you mean loop.samples_per_prompt?"),
+        ("actor_rollout_ref.model.path", "; did you mean model.path?"),
+        ("actor_rollout_ref.actor.optim.lr", "; did you mean training.optimizer.lr?"),
+        ("actor_rollout_ref.rollout.temperature", "; did you mean rollout.temperature?"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", "; did you mean loop.validation.num_samples?"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", "; did you mean rollout.tp?"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", "; did you mean training.layout.tp?"),
+        ("critic.optim.lr", "; did you mean critic.optimizer.lr?"),
+        ("algorithm.kl_ctrl.kl_coef", "; did you mean algorithm.kl.coefficient?"),
+        (
+            "trainer.total_epochs",
+            "; did you mean loop.steps (a run counts steps; `mrl tune` has tune.epochs)?",
+        ),
+        (
+            "custom_reward_function.path",
+            "; did you mean reward={kind: plugin, path: file.py:function, style: verl}?",
+        ),
+        ("trainer.balance_batch", "; docs/moving.md has other systems' names with those of here"),
+    ],
+)
+def test_full_names_of_verl_are_answered(minimal: Path, word: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load([minimal], [f"{word}=1"])
+    assert str(error.value) == f"{word}: unknown key (command line ({word}=1)){expected}"
+
+
+def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(
+    minimal: Path,
+) -> None:
+    tree = {"actor_rollout_ref": {"rollout": {"n": 8, "name": "sglang"}, "actor": {"ppo_epochs": 2}}}
+    with pytest.raises(ConfigError) as error:
+        load([minimal, tree])
+    assert [line.partition(" (mapping 2)")[0] for line in str(error.value).splitlines()] == [
+        f"actor_rollout_ref.{name}: unknown key" for name in ("rollout.n", "rollout.name", "actor.ppo_epochs")
+    ]
+    with pytest.raises(ConfigError, match=r"^traaining: unknown key .*; did you mean 'training'\?$"):
+        load([minimal], ["traaining.optimizer.lr=1e-6"])
 
 
 OLD_NAMES = {
