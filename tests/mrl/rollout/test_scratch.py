@@ -102,7 +102,6 @@ def test_only_segments_that_vllm_names_are_removed(places: tuple[Path, Path], tm
         *others,
         f"{segments}/../psm_file",
         f"{segments}/psm_folder/../../psm_file",
-        "/dev/null",
         "",
         "psm_1",
     ]
