@@ -1,6 +1,5 @@
 """The Ray that a run starts on its machine has what it uses; one that does not come up is one of our errors, and leaves nothing."""
 
-import contextlib
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import LONGEST_TEMPORARY, asked_again, cluster, session_folder
 from tests.support.listeners import is_private, listeners
+from tests.support.processes import children
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(
@@ -215,11 +215,7 @@ with cluster(LaunchSection(), num_slots=1) as ray:
 
 
 def watchers(folder: Path) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # one that has ended and is not waited for yet
-            found += [each] if str(folder) in " ".join(each.cmdline()) else []
-    return found
+    return children(str(folder))
 
 
 def until(condition: Callable[[], bool]) -> bool:

@@ -25,6 +25,7 @@ from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
 from tests.launch.two_nodes import ROOT, write_run
 from tests.support.environments import FILE
+from tests.support.processes import children
 
 pytestmark = pytest.mark.integration
 
@@ -59,16 +60,7 @@ def both(folder: Path, environment: str) -> Iterator[Both]:
         )
         with nodes.pool() as pool:
             yield nodes, pool
-    assert not processes("mrl.agents.host")
-
-
-def processes(word: str) -> list[psutil.Process]:
-    """Those below this one with the word in their command."""
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            found += [each] if word in " ".join(each.cmdline()) else []
-    return found
+    assert not children("mrl.agents.host", recursive=True)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -100,7 +92,7 @@ def actor(nodes: EnvironmentNodes, number: int) -> psutil.Process:
 
 def host(nodes: EnvironmentNodes, number: int) -> psutil.Process:
     """The one that a node has; the processes of its episodes are its children."""
-    (found,) = (child for child in actor(nodes, number).children() if "mrl.agents.host" in child.cmdline())
+    (found,) = children("mrl.agents.host", actor(nodes, number))
     return found
 
 
@@ -184,11 +176,11 @@ def test_an_environment_that_is_another_one_elsewhere_ends_the_start(tmp_path: P
     said = "says other things of itself on environments of node 1 than on environments of node 0"
     with pytest.raises(ConfigError, match=said), both(tmp_path, f"{tmp_path}/other.py:Other"):
         pass
-    assert not processes("mrl.agents.host")
+    assert not children("mrl.agents.host", recursive=True)
 
 
 def test_an_environment_that_a_node_cannot_make_ends_the_start_with_its_name(tmp_path: Path) -> None:
     said = r"no class 'Nobody'.*\(on environments of node \d\)"
     with pytest.raises(ConfigError, match=said), both(tmp_path, FILE + "Nobody"):
         pass
-    assert not processes("mrl.agents.host")
+    assert not children("mrl.agents.host", recursive=True)

@@ -33,6 +33,7 @@ from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.ranks import run_ranks
 from tests.support.chat_tokenizers import qwen
+from tests.support.processes import children
 
 RESPONSES = [
     "12",
@@ -237,7 +238,7 @@ def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Pa
     with Engines(section(folder, "reward_model"), tmp_path) as engines:
         rewards = engines.ready()
         before = verdicts(rewards, tmp_path / "before")
-        (keeper,) = [p for p in psutil.Process().children() if "mrl.rewards.judges.keeper" in p.cmdline()]
+        (keeper,) = children("mrl.rewards.judges.keeper")
         first = keeper.children(recursive=True)
         first[0].kill()
         assert [v.value for v in verdicts(rewards, tmp_path / "after")] == [v.value for v in before]

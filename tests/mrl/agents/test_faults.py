@@ -15,6 +15,7 @@ from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
 from tests.support.environments import FILE
+from tests.support.processes import children
 
 STEP_SECONDS = 5.0
 IN_A_HUNDRED = {"raise": 3, "hang": 2, "exit": 2, "huge": 1, "nan": 1}
@@ -60,7 +61,7 @@ def test_faults_are_counted_and_never_scored(episodes: int) -> None:
     deadlines = Deadlines(reset_seconds=STEP_SECONDS, step_seconds=STEP_SECONDS, close_seconds=1.0)
     with EnvironmentPool({"faulty": EnvironmentSpec(FILE + "Faulty")}, deadlines) as pool:
         played(pool, [""] * 32, 32)
-        (host,) = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
+        (host,) = children("mrl.agents.host")
         before = held(host.pid)
         found = played(pool, faults, 32)
         grown = held(host.pid) - before

@@ -21,6 +21,7 @@ from mrl.agents.registry import EnvironmentSpec, find_environment
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError, RolloutError
 from tests.support.environments import FILE
+from tests.support.processes import children
 
 PATIENCE = 120.0
 SPECS = {
@@ -60,7 +61,7 @@ def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> Ans
 
 def hosts() -> set[psutil.Process]:
     """Of all pools of this process: numbers of processes begin anew, so that the last one need not be the youngest."""
-    return {child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()}
+    return {*children("mrl.agents.host")}
 
 
 def test_an_episode_from_reset_to_done(pool: EnvironmentPool) -> None:

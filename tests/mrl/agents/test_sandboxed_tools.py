@@ -19,6 +19,7 @@ from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
 from mrl.rewards.code import cgroup
 from mrl.rewards.code.sandbox import find_boundary
+from tests.support.processes import children
 
 GSM8K = Path(__file__).parents[2] / "data/gsm8k/test.jsonl"
 
@@ -154,7 +155,7 @@ def test_an_episode_that_is_given_up_leaves_no_process() -> None:
         assert pool.poll(120.0)[0].fault is None
         pool.step("key", "", [ToolCall("python", {"code": "1"})])
         assert pool.poll(120.0)[0].messages[0]["content"] == "1\n"
-        (host,) = [child for child in psutil.Process().children() if "mrl.agents.host" in child.cmdline()]
+        (host,) = children("mrl.agents.host")
         below = host.children(recursive=True)
         pool.step("key", "", [ToolCall("python", {"code": "while True: pass"})])
         pool.close("key")

@@ -20,6 +20,7 @@ from mrl.config.sections.export import ExportSection
 from mrl.errors import ConfigError
 from mrl.loops.exports import Exports
 from tests.golden_run import ROOT, write_run
+from tests.support.processes import children
 
 LONG = 120.0
 
@@ -39,14 +40,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "mrl.cli" in " ".join(p.cmdline())]
+def export_processes() -> list[psutil.Process]:
+    return children("mrl.cli")
 
 
 def only_child() -> psutil.Process:
     """Waits for it: a process that was just started has no command line for a moment after its parent goes on."""
-    until(children)
-    (child,) = children()
+    until(export_processes)
+    (child,) = export_processes()
     return child
 
 
@@ -65,7 +66,7 @@ def test_a_checkpoint_becomes_a_folder_and_the_newest_stay(
     child = only_child()
     assert exports.needed == {2} and "MRL_SESSION" not in child.environ()
     exports.wait()
-    assert exports.needed == set() and not children(), (golden_run / "exports.log").read_text()
+    assert exports.needed == set() and not export_processes(), (golden_run / "exports.log").read_text()
     assert {p.name for p in (golden_run / "exports").iterdir()} == {"notes", "step-000002"}
     assert len(load_file(golden_run / "exports/step-000002/model.safetensors")) == 18
     exports.request(2)  # a resumed run that comes by again
@@ -88,7 +89,7 @@ def test_an_export_past_its_deadline_is_ended(stuck: Path, caplog: pytest.LogCap
     exports = Exports(ExportSection(every_steps=2, deadline_seconds=0.5), stuck, run_name="run")
     exports.request(2)
     exports.wait()
-    assert exports.needed == set() and not children()
+    assert exports.needed == set() and not export_processes()
     assert "deadline_seconds = 0.5" in caplog.text and "export of step 2 FAILED" in caplog.text
 
 

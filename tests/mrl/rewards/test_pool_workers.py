@@ -20,6 +20,7 @@ from mrl.rewards.pool import queues
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.work import Task, Worker
 from tests.support.plugin_rewards import PLUGINS, plugin
+from tests.support.processes import children
 
 
 def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
@@ -55,9 +56,7 @@ def test_groups_take_turns(make_pair: Any) -> None:
 def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
     with RewardPool(plugin("native")) as pool:
         score_all(pool, [make_pair(0, "1", "1")])
-        (worker,) = [
-            c for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
-        ]
+        (worker,) = children("mrl.rewards.pool.worker")
         os.kill(worker.pid, signal.SIGKILL)
         verdicts = score_all(pool, [make_pair(1, "1", "1")])
         assert verdicts["1.0"].value == 1.0
@@ -67,13 +66,9 @@ def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
 def test_workers_are_recycled(make_pair: Any, score_all: Any) -> None:
     with RewardPool(plugin("native", tasks_per_worker=3)) as pool:
         score_all(pool, [make_pair(n, "1", "1") for n in range(7)])
-        pids = {
-            c.pid for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
-        }
+        pids = {worker.pid for worker in children("mrl.rewards.pool.worker")}
         score_all(pool, [make_pair(10 + n, "1", "1") for n in range(7)])
-        later = {
-            c.pid for c in psutil.Process().children() if "mrl.rewards.pool.worker" in " ".join(c.cmdline())
-        }
+        later = {worker.pid for worker in children("mrl.rewards.pool.worker")}
     assert pids.isdisjoint(later)
 
 
