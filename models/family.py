@@ -131,14 +131,22 @@ class Family:
 
     def unread(self, hf: HfConfig) -> list[str]:
         """The keys of config.json that nobody here reads and that are not known to be harmless."""
+        known = self._read_keys(hf) | HARMLESS | set(self.harmless)
+        return sorted(key for key, value in hf.items() if value is not None and key not in known)
+
+    def computed_from(self, hf: HfConfig) -> dict[str, Any]:
+        """Return what of config.json decides what training and serving compute, beside the weights."""
+        keys = self._read_keys(hf) - HARMLESS - set(self.harmless)
+        return {key: hf.get(key) for key in sorted(keys)}
+
+    def _read_keys(self, hf: HfConfig) -> set[str]:
         noted = Noted(hf)
         for read in (self.unsupported, self.untrained, self.transformer_fields, self.rotary):
             read(noted)
         for number in range(field(noted, "num_hidden_layers")):
             self.layer(noted, number, TRAINER, range(0))
         _outer_rows(noted, Layout(), 1)
-        known = noted.asked | HARMLESS | set(self.harmless)
-        return sorted(key for key, value in hf.items() if value is not None and key not in known)
+        return noted.asked
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
         """Raise ConfigError for a training layout in which the family is not implemented."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
 import shutil
+import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+from mrl.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 PARTIAL = ".partial"
 """What the name of a folder that is not complete ends in."""
@@ -32,6 +39,13 @@ def is_own_folder(path: Path) -> bool:
     return False
 
 
+def highest_number(folder: Path, pattern: str) -> int:
+    """Return the highest number of the files and folders `pattern` in a folder, whose `*` it stands for; 0 if there are none."""
+    before, _, behind = pattern.partition("*")
+    names = (path.name.removeprefix(before).removesuffix(behind) for path in folder.glob(pattern))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Writes and fsyncs a file."""
     with open(path, "wb") as stream:
@@ -51,16 +65,82 @@ def replace_durably(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Puts a file in the place of what is there: of a link in place of the file behind it. A device is written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="replace")
+    else:
+        replace_durably(path, text.encode(errors="replace"))
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """What is written to the stream takes the file's place at the end of the block; not where that raises."""
     temporary = partial_of(path)
-    with open(temporary, "wb") as stream:
+    temporary.unlink(missing_ok=True)
+    with open(
+        temporary, "xb"
+    ) as stream:  # "x": nothing is written through a link that somebody else put there
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def put_aside(path: Path, lines: Sequence[bytes]) -> None:
+    """Append lines of a file that are no rows of it to the file `path`.damaged, with a warning."""
+    beside = path.with_name(f"{path.name}.damaged")
+    with beside.open("ab") as file:
+        file.writelines(line.removesuffix(b"\n") + b"\n" for line in lines)
+    log.warning("%s: lines that are no rows are now in %s: %d", path, beside.name, len(lines))
+
+
+@contextlib.contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """Gives the file that the block writes at `path`, whoever writes it, the permissions that umask gives any new file."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(stat.S_IMODE(mode))
+
+
+def take_lock(path: Path, refusal: str) -> int:
+    """Lock a file until the process ends or the returned descriptor is closed.
+
+    ConfigError, `refusal` with {owner} filled in, if another process has it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+        os.close(handle)
+        raise ConfigError(refusal.format(owner=owner)) from None
+    os.ftruncate(handle, 0)
+    os.write(handle, f"host {socket.gethostname()} pid {os.getpid()}\n".encode())
+    return handle
+
+
+@contextlib.contextmanager
+def held(path: Path, setting: str) -> Iterator[None]:
+    """Hold what a command writes, and goes on with, for this command alone; its lock lies beside it meanwhile.
+
+    ConfigError, which names the `setting`, if another command holds it.
+    """
+    path = path.absolute()
+    lock = path.with_name(path.name + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = take_lock(lock, f"{setting} {path} is in use by {{owner}}; wait for it, or choose another")
+        if lock.exists() and lock.stat().st_ino == os.fstat(handle).st_ino:
+            break
+        os.close(handle)  # its holder has just removed it
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def start_folder(path: Path) -> Path:

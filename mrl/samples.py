@@ -87,6 +87,8 @@ class Prompt:
     """The row's columns but the prompt's, as the row has them."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt as messages, where the row had them."""
+    content: str = ""
+    """Digest of what its row says (mrl/data/identity.py); empty where no row made it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,12 @@ AS_SAID = {
 """Class -> the model types (none: a folder without a model) whose folders AutoTokenizer reads with the class that they name."""
 
 
-def load_tokenizer(model_path: str, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    model_path: str, *, trust_remote_code: bool = False, date: datetime.date | None = None
+) -> Any:
     """The tokenizer of the model's folder; ConfigError where there is none that transformers loads.
+
+    `date`: what its chat template writes where it asks for today's (`strftime_now`).
 
     One that is Python code of the folder is run with `trust_remote_code`, and refused without: transformers
     would read the files beside it as another kind of tokenizer, which gives other ids.
@@ -44,6 +50,11 @@ def load_tokenizer(model_path: str, *, trust_remote_code: bool = False) -> Any:
         raise ConfigError(
             f"model.path = {model_path} holds no tokenizer that transformers loads ({reason}); put tokenizer.json and "
             "tokenizer_config.json beside config.json"
+        )
+    if date is not None:
+        # A template's arguments hide the functions of the same name that transformers gives it.
+        tokenizer.apply_chat_template = functools.partial(
+            tokenizer.apply_chat_template, strftime_now=date.strftime
         )
     return tokenizer
 

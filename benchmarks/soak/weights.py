@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.soak.recipe import newest_checkpoint
 from mrl.training.checkpoint.folder import EXTRA_FILE, MANIFEST, file_names, name_of
@@ -25,16 +21,4 @@ def differences(run: Path, other: Path) -> list[str]:
 
 
 def _equal(path: Path, other: Path) -> bool:
-    """Byte by byte, but for pickles, whose bytes say too which of their parts were one object."""
-    if not (path.is_file() and other.is_file()):
-        return False
-    first, second = path.read_bytes(), other.read_bytes()
-    return first == second or (path.suffix == ".pickle" and _same(pickle.loads(first), pickle.loads(second)))
-
-
-def _same(one: object, other: object) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(np.array_equal(one, other))  # type: ignore[arg-type] arrays, tensors, numbers, text
+    return path.is_file() and other.is_file() and path.read_bytes() == other.read_bytes()

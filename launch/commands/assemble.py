@@ -138,10 +138,15 @@ class Parts:
 
 @contextlib.contextmanager
 def assembled(
-    config: Config, *, log_folder: Path, rewards: bool = True, environments: bool = True
+    config: Config,
+    *,
+    log_folder: Path,
+    rewards: bool = True,
+    environments: bool = True,
+    when_checked: Callable[[], None] = lambda: None,
 ) -> Iterator[Parts]:
     """Workers up, before the first weight sync; reward workers only with `rewards`, episodes that ask their environments only with
-    `environments`. ConfigError and DataError come before anything is started.
+    `environments`. ConfigError and DataError come before anything is started, and before `when_checked` is called.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
@@ -157,6 +162,7 @@ def assembled(
             for warning in inputs.warnings:
                 log.warning(warning)
             print(inputs.dataset.report.text(), flush=True)
+            when_checked()
             print(_starting(config), flush=True)
         engines = stack.enter_context(Engines(config.reward, log_folder)) if rewards else None
         prompts, store = inputs.dataset.stream(config.run.seed), None

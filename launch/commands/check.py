@@ -7,7 +7,6 @@ pass.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -20,9 +19,10 @@ from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
 from mrl.data.tokenise import pieces
-from mrl.errors import CheckpointError, ConfigError, DataError, RewardError
+from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
+from mrl.launch.commands import started
 from mrl.launch.commands.acting import Acting, look_at, require_known_domains
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
@@ -41,7 +41,6 @@ from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.checkpoint.folder import candidates, read_extra
 from mrl.training.hf.folder import check_folder, read_config
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,10 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
         require_known_domains(acting, config.reward, dataset.domains)
     if (distillation := config.algorithm.distillation) is not None:
         check_domains(distillation, (prompt for source in dataset.train for prompt in source.rows))
-    trial = tuple(first_of_each_domain(dataset.stream(config.run.seed).take(TRIAL_PROMPTS)))
+    stream = dataset.stream(config.run.seed)
+    if (position := started.position(config)) is not None:
+        stream.require(position)
+    trial = tuple(first_of_each_domain(stream.take(TRIAL_PROMPTS)))
     if rewards:
         check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     warnings = (*config.warnings, *dataset.warnings(config.loop))
@@ -115,11 +117,11 @@ def check_elastic(config: Config) -> None:
 
 
 def check_resume(config: Config) -> None:
-    """The run's newest checkpoint, where there is one, is of settings that these can go on from."""
-    newest = candidates(Path(config.run_folder) / "checkpoints")[:1]
-    for folder in newest:
-        with contextlib.suppress(CheckpointError):  # the trainer verifies it, and may take the one before
-            resuming.require_resumable(read_extra(folder)["user"], config)
+    """The run's newest checkpoint, where there is one, is of a model and of settings that these can go on from."""
+    if (begun := started.newest(Path(config.run_folder) / "checkpoints")) is not None:
+        folder, about, state = begun
+        started.require_same_model(folder, about, config)
+        resuming.require_resumable(state, config)
 
 
 def check_trackers(config: Config) -> None:
@@ -204,7 +206,10 @@ def check_tokenizer(config: Config) -> Any:
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
     size = int(read_config(config.model.path)["vocab_size"])
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+    )
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(

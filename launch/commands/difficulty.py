@@ -17,6 +17,8 @@ from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
 from mrl.data.load import load_data
 from mrl.errors import ConfigError, RewardError
+from mrl.files import held, put_aside
+from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.evaluate import model_digest
 from mrl.launch.commands.one_engine import collecting
@@ -26,6 +28,7 @@ from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 
+DATE = "chat_template_date"
 PROMPTS_A_WRITE = 256
 """Prompts whose figures are written down together."""
 
@@ -38,15 +41,28 @@ def measure(config: Config) -> str:
     is said before the engine starts.
     """
     section = _section(config)
+    with held(Path(section.file), "data.difficulty.file"):
+        return _measure(config, section)
+
+
+def _measure(config: Config, section: DifficultySection) -> str:
     band = band_of(section)
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    damaged: list[bytes] = []
+    begun = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
+    config = started.dated(config, begun and begun.about.get(DATE))
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+    )
     acting = look_at(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})
     dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = list({prompt_id(p): p for source in dataset.train for p in source.rows}.values())
     sampling = dataclasses.replace(sampling_of(config), num_samples=SAMPLES_A_LOOK)
-    file = _begun(section, _about(config, sampling))
+    file = _begun(section, begun, _about(config, sampling))
+    if damaged:
+        put_aside(Path(section.file), damaged)
     survey = Survey(prompts, file, section, sampling)
     if survey.waiting():
         with collecting(config, tokenizer, acting, group_size=SAMPLES_A_LOOK) as collector:
@@ -175,19 +191,19 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
         n: getattr(sampling, n) for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
     }
     ends = {n: list(getattr(config.rollout, n)) for n in ("stop", "stop_token_ids")}
-    return {"model": model_digest(config.model.path), **drawn} | {n: own for n, own in ends.items() if own}
+    model = {"model": model_digest(config.model.path), DATE: str(config.model.chat_template_date)}
+    return {**model, **drawn} | {n: own for n, own in ends.items() if own}
 
 
-def _begun(section: DifficultySection, about: Mapping[str, Any]) -> RateFile:
+def _begun(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:
     """The file as far as it goes; a new one where there is none."""
     path = Path(section.file)
-    if not path.exists():
+    if file is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         return RateFile(about, {})
-    file = RateFile.read(path)
     for name in {**file.about, **about}:
         saved, value = file.about.get(name), about.get(name)
-        if saved != value:
+        if saved != value and not (name == DATE and saved is None):
             raise ConfigError(
                 f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has {value}; name another file"
             )

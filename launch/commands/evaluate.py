@@ -3,6 +3,7 @@ Ray; a measurement that was ended goes on where it was."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -15,9 +16,11 @@ from typing import Any
 
 from mrl.config.flat import flat
 from mrl.config.root import Config
+from mrl.data.identity import prompt_id
 from mrl.data.load import load_validation
 from mrl.errors import ConfigError, DataError
-from mrl.files import replace_durably
+from mrl.files import held, put_aside, replace_durably
+from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector
@@ -30,7 +33,14 @@ from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import digests
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
-MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed") + tuple(
+MEASURED = (
+    "model.chat_template_date",
+    "model.max_length",
+    "reward.",
+    "agent",
+    "loop.validation.",
+    "run.seed",
+) + tuple(
     f"rollout.{name}"
     for name in (
         "temperature",
@@ -43,7 +53,8 @@ MEASURED = ("model.", "data.", "reward.", "agent", "loop.validation.", "run.seed
         "quantization",
     )
 )
-"""How the names of settings begin that decide what is measured; the others may have changed when it goes on."""
+"""How the names of settings begin that decide what is measured; the others may have changed when it goes on. Which model and which rows
+they are is told by their digests, wherever they lie."""
 SECONDS_BETWEEN = 30.0
 """From one line about how far it is to the next."""
 
@@ -53,10 +64,19 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
 
     No training row is read. The folder `out` has a summary (the model, the settings, and at the end the metrics) and every sample
     from when it is judged, kind "validation" where greedy, else "sampled"; `score` is what the metrics are means of. What a call
-    that was ended left there is not measured again. ConfigError where `out` has something else in it.
+    that was ended left there is not measured again. ConfigError where `out` has something else in it, or another command has it.
     """
-    start = time.monotonic()
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    with held(Path(out), "--out") if out else contextlib.nullcontext():
+        return _evaluate(config, out)
+
+
+def _evaluate(config: Config, out: str | None) -> dict[str, float]:
+    start, begun = time.monotonic(), _begun(Path(out)) if out else {}
+    config = started.dated(config, begun.get("settings", {}).get("model", {}).get("chat_template_date"))
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+    )
     acting = look_at(config, tokenizer)
     dataset = load_validation(
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
@@ -108,14 +128,17 @@ class Results:
         begun = _begun(folder)
         self._about: dict[str, Any] = {
             "prompts": len(prompts),
+            "rows": _digest_of(prompts),
             "settings": config.model_dump(mode="json"),
         }
         if begun:
             self._require_same(_deciding(begun), _deciding(self._about))
         self._about["model"] = {"path": config.model.path, "sha256": model_digest(config.model.path)}
         if begun:
-            self._require_same(begun["model"], self._about["model"])
+            self._require_same(*({"sha256": about["model"]["sha256"]} for about in (begun, self._about)))
         self._found = self._read(prompts, {"validation": 1, "sampled": config.loop.validation.num_samples})
+        if begun:  # those of the samples that are there were compared by what they say
+            self._require_same(*({"rows": about.get("rows")} for about in (begun, self._about)))
         folder.mkdir(parents=True, exist_ok=True)
         self._write(self._about)
 
@@ -148,7 +171,8 @@ class Results:
         return ConfigError(f"--out {self._folder} was begun with {why}; choose a new folder")
 
     def _read(self, prompts: Sequence[Prompt], sizes: dict[str, int]) -> dict[str, list[Scores]]:
-        """The scores that are written down, by kind, of which a prompt has so many samples; those that are not all there are cut off."""
+        """The scores that are written down, by kind, of which a prompt has so many samples; those that are not all there are cut off, and from a damaged one on
+        they are put aside."""
         sizes = {kind: size for kind, size in sizes.items() if size}
         found: dict[str, list[Scores]] = {kind: [] for kind in sizes}
         if not (self._folder / SAMPLES).exists():
@@ -159,7 +183,10 @@ class Results:
                 if not lines[-1].endswith(b"\n"):
                     file.truncate(begin)
                     break
-                rows = [json.loads(line) for line in lines]
+                if (rows := _rows(lines)) is None:
+                    put_aside(self._folder / SAMPLES, [*lines, *file])
+                    file.truncate(begin)
+                    break
                 self._require_of(prompt, kind, rows)
                 found[kind].append(Scores(prompt.domain, prompt.tag, [row["score"] for row in rows]))
         return found
@@ -173,12 +200,29 @@ class Results:
                     raise self._of_another(f"{name} {row.get(name)!r} in {SAMPLES}, this is {value!r}")
 
 
+def _rows(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
+    """The rows of samples; None where one of the lines is damaged."""
+    try:
+        rows = [json.loads(line) for line in lines]
+        scores = [row["score"] for row in rows]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return rows if all(score is None or isinstance(score, int | float) for score in scores) else None
+
+
 def _begun(folder: Path) -> dict[str, Any]:
     """The summary of a measurement that has not ended; of a new or empty folder nothing."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return {}
     path = folder / SUMMARY
-    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(summary, dict):
+            raise ValueError("no object")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"--out {folder}: {SUMMARY} is damaged ({error}), so that nobody knows what was measured; choose a new folder"
+        ) from error
     if "metrics" in summary:
         raise ConfigError(f"--out {folder} has a measurement that has ended; choose a new folder")
     if "settings" not in summary:
@@ -190,6 +234,11 @@ def _deciding(about: dict[str, Any]) -> dict[str, Any]:
     """What two calls must have in common, by name, their model's files aside."""
     settings = {n: value for n, value in flat(about["settings"]) if n.startswith(MEASURED)}
     return settings | {"prompts": about["prompts"]}
+
+
+def _digest_of(prompts: Sequence[Prompt]) -> str:
+    """Of what the prompts' rows say, in their order."""
+    return hashlib.sha256(" ".join(map(prompt_id, prompts)).encode()).hexdigest()[:16]
 
 
 def model_digest(path: str) -> str:

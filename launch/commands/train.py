@@ -14,10 +14,12 @@ from mrl.config.root import Config
 from mrl.diagnosis.closing import closing_line, learned_nothing
 from mrl.diagnosis.curves import Curves
 from mrl.errors import ConfigError, MrlError, WorkerLost
+from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.cluster.session_watcher import GO_ON
-from mrl.launch.commands import fault_injection
+from mrl.launch.commands import fault_injection, started
 from mrl.launch.commands.assemble import Parts, assembled
+from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
@@ -65,7 +67,8 @@ class Run:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config, self.folder = config, Path(config.run_folder)
+        self.folder = Path(config.run_folder)
+        self.config = started.dated_as_begun(config, self.folder)
         """The folder has everything that a run writes: metrics.jsonl, samples.jsonl, checkpoints/, logs/."""
         self.ended = ""
         """Empty until it has; then "done", the reason it was stopped for, or the error."""
@@ -110,11 +113,22 @@ class Run:
         faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
         try:
             with signals:
-                folder.write_config(dump(config), installed_versions(PACKAGES))
+                if started.is_done(config):
+                    check_resume(config)
+                    print(
+                        f"nothing left to do: all {config.loop.steps} steps of {folder.path} are done",
+                        flush=True,
+                    )
+                    self.ended = "done"
+                    return
                 logs = _log_folder(folder)
                 exports = Exports(config.export, folder.path, run_name=config.run.name)
+
+                def write_config() -> None:
+                    folder.write_config(dump(config), installed_versions(PACKAGES))
+
                 with contextlib.closing(exports):
-                    with assembled(config, log_folder=logs) as parts:
+                    with assembled(config, log_folder=logs, when_checked=write_config) as parts:
                         fault_injection.install(faults, parts.hybrid, parts.clock, folder.path)
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
@@ -225,7 +239,7 @@ def _log_folder(folder: RunFolder) -> Path:
     """logs/attempt-N with a `latest` link; one for each start of the command."""
     logs = folder.path.resolve() / "logs"
     logs.mkdir(exist_ok=True)
-    attempt = logs / f"attempt-{len(list(logs.glob('attempt-*'))) + 1:03d}"
+    attempt = logs / f"attempt-{highest_number(logs, 'attempt-*') + 1:03d}"
     attempt.mkdir()
     link = logs / "latest"
     link.unlink(missing_ok=True)

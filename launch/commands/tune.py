@@ -23,7 +23,9 @@ from mrl.data.conversation import Encoder
 from mrl.data.style_probes import StyleProbe, style_probes
 from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap, scored, steps_of
 from mrl.errors import ConfigError
+from mrl.files import held
 from mrl.launch.cluster.node_facts import installed_versions
+from mrl.launch.commands import started
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import run_torchrun, start_worker
@@ -44,6 +46,8 @@ def run_ranks(arguments: Sequence[str]) -> int:
     from mrl.training.hf.export import require_new
 
     config = load_config(*arguments)
+    config = started.dated_as_begun(config, folder_of(config))
+    arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))
     try_pair_loss(section.objective)
@@ -52,11 +56,17 @@ def run_ranks(arguments: Sequence[str]) -> int:
     training, validation = rows_of(config, section)
     if (scored_config := _scored_config(config, section)) is not None:
         check_reward_model(config, scored_config, training)
+    check_resume(config, section, training)
     say = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlap(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
     say += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in say), flush=True)
+    with held(Path(section.output), "tune.output"):
+        return _run_held(arguments, config, section)
+
+
+def _run_held(arguments: Sequence[str], config: Config, section: TuneSection) -> int:
     folder, signals = RunFolder(folder_of(config)), StopSignals()
     try:
         folder.write_config(dump(config), installed_versions(PACKAGES))
@@ -88,6 +98,17 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
             f"set tune.batch_rows to {num_rows} or fewer"
         )
     return lines
+
+
+def check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
+    """ConfigError unless this tuning can go on from the newest checkpoint in its folder, where there is one."""
+    from mrl.loops.tuning.tuner import CHECKPOINTS, require_same_tuning
+
+    checkpoints = folder_of(config) / CHECKPOINTS
+    if (begun := started.newest(checkpoints)) is not None:
+        folder, about, state = begun
+        started.require_same_model(folder, about, config)
+        require_same_tuning(checkpoints, state, config, section, training)
 
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
@@ -139,7 +160,10 @@ def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     """Training and validation rows, in tokens."""
     from mrl.tokenizer_folder import load_tokenizer
 
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    model = config.model
+    tokenizer = load_tokenizer(
+        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+    )
     if section.objective.scores_steps and not tokenizer.is_fast:
         raise ConfigError(
             f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "

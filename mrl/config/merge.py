@@ -123,6 +123,15 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+def tree_of(text: str) -> Any:
+    """Return the values of a YAML text of somebody else.
+
+    ConfigError if it is not readable, or if its references stand for more values than memory may hold.
+    """
+    node = _composed(text, "it is not readable YAML")
+    return None if node is None else _construct(node, "it")
+
+
 def _mapping(node: yaml.MappingNode, path: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:

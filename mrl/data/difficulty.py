@@ -7,7 +7,6 @@ later one counts, so that a measurement is written by appending and goes on wher
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 from mrl.algorithms.solve_rate import Band, Place, SolveRate
 from mrl.config.sections.data import DifficultySection
+from mrl.data.identity import prompt_id
 from mrl.data.stream import Source
 from mrl.errors import DataError
 from mrl.files import replace_durably
@@ -44,35 +44,33 @@ class RateFile:
     """By `prompt_id`."""
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """DataError where it is not such a file; a last line without its end, which a kill leaves, is no line."""
+    def read(cls, path: str | Path, *, damaged: list[bytes] | None = None) -> Self:
+        """DataError where it is not such a file; a last line without its end, which a kill leaves, is no line.
+
+        With `damaged` lines that are none of a prompt go there; without, the first one is a DataError.
+        """
         try:
             if not Path(path).is_file():
                 raise FileNotFoundError("no such file")
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            data = Path(path).read_bytes()
+        except OSError as error:
             raise DataError(
                 f"data.difficulty.file {path} cannot be read ({error}); `mrl difficulty` writes it"
             ) from error
-        first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+        first, *lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1] or [b""]
         about = _line(path, 1, first).get("about")
         if not isinstance(about, dict):
             raise DataError(f"{path}:1: not what `mrl difficulty` writes; its first line has `about`")
         prompts = {}
         for number, line in enumerate(lines, 2):
-            row = _line(path, number, line)
-            values: list[Any] = [row.get(field) for field in FIELDS]
-            name, *counts = values
-            if not isinstance(name, str) or any(type(count) is not int for count in counts):
-                raise DataError(
-                    f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {line[:80]}"
-                )
-            asked, samples, solved = map(int, counts)
-            if not 0 <= solved <= samples <= asked:
-                raise DataError(
-                    f"{path}:{number}: {solved} of {samples} samples ({asked} asked) is impossible"
-                )
-            prompts[name] = Measured(asked, SolveRate(samples, solved))
+            try:
+                name, measured = _measured(path, number, line)
+            except DataError as error:
+                if damaged is None:
+                    raise DataError(f"{error}; `mrl difficulty` sets the line aside and goes on") from error
+                damaged.append(line)
+                continue
+            prompts[name] = measured
         return cls(about, prompts)
 
     def line(self, prompt: Prompt, band: Band) -> str:
@@ -96,13 +94,6 @@ class RateFile:
         """One line for each of these prompts, in place of what was there."""
         lines = [json.dumps({"about": self.about}) + "\n", *(self.line(prompt, band) for prompt in prompts)]
         replace_durably(Path(path), "".join(lines).encode())
-
-
-def prompt_id(prompt: Prompt) -> str:
-    """Of the domain, the tokens and, where it is a text, the answer: wherever the row lies in whichever file."""
-    answer = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
-    named = json.dumps([prompt.domain, prompt.tokens.tolist(), answer])
-    return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 
 def band_of(section: DifficultySection) -> Band:
@@ -135,21 +126,35 @@ def choose(
     total = places.total()
     if total and num_unmeasured == total:
         raise DataError(
-            f"data.difficulty.file {section.file} has none of the {total} training prompts; `mrl difficulty` measures them"
+            f"data.difficulty.file {section.file} has none of the {total} training prompts, as these rows, this chat template and its "
+            "arguments make them; `mrl difficulty` measures them"
         )
     notes = [f"{section.file}: {num_unmeasured} of {total} training prompts are not in it, and are kept"]
     return chosen, places, notes if num_unmeasured else []
 
 
-def _line(path: str | Path, number: int, line: str) -> dict[str, Any]:
+def _measured(path: str | Path, number: int, line: bytes) -> tuple[str, Measured]:
+    """A prompt's id and what a line says of it."""
+    row = _line(path, number, line)
+    values: list[Any] = [row.get(field) for field in FIELDS]
+    name, *counts = values
+    if not isinstance(name, str) or any(type(count) is not int for count in counts):
+        raise DataError(f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {_shown(line)}")
+    asked, samples, solved = map(int, counts)
+    if not 0 <= solved <= samples <= asked:
+        raise DataError(f"{path}:{number}: {solved} of {samples} samples ({asked} asked) is impossible")
+    return name, Measured(asked, SolveRate(samples, solved))
+
+
+def _line(path: str | Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}:{number}: not JSON ({error}); `mrl difficulty` writes the file anew"
-        ) from error
+        raise DataError(f"{path}:{number}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise DataError(
-            f"{path}:{number}: {line[:80]} is not an object; `mrl difficulty` writes the file anew"
-        )
+        raise DataError(f"{path}:{number}: {_shown(line)} is not an object")
     return row
+
+
+def _shown(line: bytes) -> str:
+    return line[:80].decode(errors="replace")

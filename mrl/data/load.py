@@ -17,6 +17,7 @@ from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.loop import LoopSection
 from mrl.data.difficulty import choose
 from mrl.data.files import from_arrow, read_rows
+from mrl.data.identity import content_of, vocabulary_digest
 from mrl.data.left_out import LeftOut
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
@@ -79,6 +80,8 @@ class Dataset:
     validation: tuple[Source, ...]
     report: LoadReport
     shuffle: bool
+    vocabulary: str = ""
+    """Digest of the tokenizer's vocabulary."""
 
     @property
     def domains(self) -> set[str]:
@@ -104,7 +107,7 @@ class Dataset:
 
     def stream(self, seed: int) -> PromptStream:
         """The training stream of a run."""
-        return PromptStream(self.train, seed, shuffle=self.shuffle)
+        return PromptStream(self.train, seed, shuffle=self.shuffle, vocabulary=self.vocabulary)
 
     def validation_prompts(self, count: int) -> list[Prompt]:
         """The first `count` held-out prompts, sources in turn; their indices are negative, from -1 down."""
@@ -154,7 +157,8 @@ class _Preparation:
         """The data set of these sources, their rows counted."""
         self.report.rows = sum(len(source.rows) for source in train)
         self.report.validation_rows = sum(len(source.rows) for source in validation)
-        return Dataset(tuple(train), tuple(validation), self.report, self.section.shuffle)
+        vocabulary = vocabulary_digest(self.tokenizer)
+        return Dataset(tuple(train), tuple(validation), self.report, self.section.shuffle, vocabulary)
 
     def sources(self, entries: Sequence[DataEntry]) -> list[Source]:
         return [self.source(entry) for entry in entries]
@@ -256,7 +260,13 @@ class _Preparation:
         tools = row.tools
         if tools is None and self.tools is not None and not isinstance(row.prompt, str):
             tools = self.tools(row.domain)
-        return dataclasses.replace(row, ground_truth=ground_truth, tools=tools)
+        row = dataclasses.replace(row, tools=tools)
+        return dataclasses.replace(row, ground_truth=ground_truth, content=self._content(row))
+
+    def _content(self, row: Row) -> str:
+        renders = self.section.chat_template and not isinstance(row.prompt, str)
+        template = getattr(self.tokenizer, "chat_template", None) if renders else None
+        return content_of(row, template, dict(self.section.chat_template_kwargs))
 
     def _without_duplicates(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:
         if not self.section.dedupe:

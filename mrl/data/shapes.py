@@ -87,6 +87,8 @@ class Row:
     chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     """What else of the loader's own columns goes to reward functions alone, by name."""
+    content: str = ""
+    """Digest of what it says (identity.py)."""
 
 
 def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
@@ -171,6 +173,7 @@ def as_prompt(row: Row, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
         row=row.place,
         metadata=row.metadata,
         messages=() if isinstance(row.prompt, str) else row.prompt,
+        content=row.content,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -18,9 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from mrl.data.identity import prompt_id
 from mrl.data.left_out import LeftOut
 from mrl.errors import DataError
 from mrl.samples import Prompt
+
+_FORM = "2-"
+"""What fingerprints begin with; those of earlier releases were of paths and rendered tokens."""
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +49,14 @@ class Source:
 class PromptStream:
     """Training prompts in order. `rows` is one source's prompts, or several sources."""
 
-    def __init__(self, rows: Sequence[Prompt] | Sequence[Source], seed: int, *, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Prompt] | Sequence[Source],
+        seed: int,
+        *,
+        shuffle: bool = True,
+        vocabulary: str = "",
+    ) -> None:
         first = rows[0] if rows else None
         self._sources: tuple[Source, ...] = (
             tuple(rows) if isinstance(first, Source) else (Source("train", rows, 1.0),)  # type: ignore[arg-type]
@@ -56,7 +69,7 @@ class PromptStream:
         total = sum(Fraction(source.share) for source in self._sources)
         self._shares = [Fraction(source.share) / total for source in self._sources]
         self._seed = seed
-        self._shuffle = shuffle
+        self._shuffle, self._vocabulary = shuffle, vocabulary
         self._position = 0
         self._choice = array("H")
         self._ordinal = array("L")
@@ -96,24 +109,35 @@ class PromptStream:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken. Raises DataError for a state of other rows or another seed."""
-        for name, mine in (("seed", self._seed), ("rows", self.fingerprint())):
+        self.require(state)
+        self._position = int(state["position"])
+
+    def require(self, state: Mapping[str, Any]) -> None:
+        """Raise DataError for a state of other rows or another seed."""
+        own = {"seed": self._seed, "rows": self.fingerprint()}
+        if not str(state.get("rows")).startswith(_FORM):
+            log.warning(
+                "the checkpoint is of an earlier release, whose rows cannot be compared with this run's"
+            )
+            del own["rows"]
+        for name, mine in own.items():
             if state.get(name) != mine:
                 raise DataError(
                     f"the saved data state has {name} = {state.get(name)!r}, this run has {mine!r}: the order would "
-                    "not continue; resume with the same data, mix and seed"
+                    "not continue; resume with the same data, mix, tokenizer and seed"
                 )
-        self._position = int(state["position"])
 
     def fingerprint(self) -> str:
-        """Changes whenever rows, their order or the mix change."""
+        """Changes whenever what rows say (identity.py), their order, the mix or the vocabulary changes."""
         if self._fingerprint:
             return self._fingerprint
-        digest = hashlib.sha256(b"shuffled" if self._shuffle else b"in order")
+        order = "shuffled" if self._shuffle else "in order"
+        digest = hashlib.sha256(f"{order} {self._vocabulary}".encode())
         for source, share in zip(self._sources, self._shares, strict=True):
-            digest.update(f"{source.name}|{share}|{len(source.rows)}".encode())
+            digest.update(f"|{share}|{len(source.rows)}|".encode())
             for row in source.rows:
-                digest.update(row.tokens.tobytes())
-        self._fingerprint = digest.hexdigest()[:16]
+                digest.update(prompt_id(row).encode())
+        self._fingerprint = _FORM + digest.hexdigest()[:16]
         return self._fingerprint
 
     def _extend(self, index: int) -> None:

@@ -54,8 +54,10 @@ class TuneRows:
     """What was read, left out and counted, in one line."""
 
     def digest(self) -> str:
-        """Of everything that is trained on, in hex: with the tokens also tokenizer and template."""
+        """Of everything that is trained on, in hex: with the tokens also tokenizer and template, with the rows the shares of files."""
         found = hashlib.sha256()
+        if self.probabilities is not None:
+            found.update(self.probabilities.tobytes())
         for row in self.rows:
             label = () if row.label == CERTAIN else dataclasses.astuple(row.label)
             found.update(repr((row.sides, row.weight, *label, *row.step_labels)).encode())

@@ -35,6 +35,7 @@ class Checkpoints:
         self._section, self._last_step, self._folder = config.loop.checkpoint, config.loop.steps, folder
         self._exports = exports or Exports(ExportSection(), folder.path, run_name=config.run.name)
         self._failed_saves = 0
+        self._last_saved: int | None = None
         self.pending: int | None = None
         """The step whose checkpoint is written beside training."""
 
@@ -46,9 +47,14 @@ class Checkpoints:
         self.finish(trainer)
         path = self._folder.checkpoints / checkpoint_folder.name_of(step)
         beside = goes_on and self._section.beside_training
-        if path.exists():  # of a run that stops right after a step that saved
+        if step == self._last_saved:  # a run that stops right after a step that saved
             return
-        if not self._succeeds(step, lambda: trainer.save_checkpoint(path, state, beside=beside)):
+
+        def save() -> None:
+            checkpoint_folder.set_aside_from(path)
+            trainer.save_checkpoint(path, state, beside=beside)
+
+        if not self._succeeds(step, save):
             return
         if beside:
             self.pending = step
@@ -67,7 +73,7 @@ class Checkpoints:
             self._committed(step)
 
     def _committed(self, step: int) -> None:
-        self._failed_saves = 0
+        self._failed_saves, self._last_saved = 0, step
         self._exports.request(step, last=step == self._last_step)
         spare = [checkpoint_folder.name_of(needed) for needed in self._exports.needed]
         checkpoint_folder.prune(self._folder.checkpoints, keep=self._section.keep, spare=spare)
@@ -75,7 +81,7 @@ class Checkpoints:
     def _succeeds(self, step: int, action: Callable[[], None]) -> bool:
         try:
             action()
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             self._report_failure(step, error)
             if self._failed_saves >= self._section.max_failed:
                 raise
@@ -86,7 +92,7 @@ class Checkpoints:
         """Looks after the exports of saved checkpoints, without waiting; after a step's row, which a folder's model card tells."""
         self._exports.poll()
 
-    def _report_failure(self, step: int, error: CheckpointError) -> None:
+    def _report_failure(self, step: int, error: Exception) -> None:
         self._failed_saves += 1
         free = shutil.disk_usage(self._folder.path).free
         log.error(

@@ -98,8 +98,13 @@ class MegatronWorker:
         """The checkpoint that is being written, until it is committed."""
         self._frozen: dict[str, Callable[[str], AbstractContextManager[None]]] = {}
         """What puts another model in the policy's place while it is entered: the reference, and teachers by their folder."""
+        weights = ""
         if load:
             self.policy.load_hf(model.path)
+            own = base.file_digests(model.path, share=rank, shares=self.layout.world_size)
+            weights = base.digest_of(joined(own))
+        self._about = base.run_about(model, training, weights)
+        """What checkpoints say of the run."""
 
     def add_critic(self, section: CriticSection) -> None:
         """Builds the critic beside the policy, from section.path or else from the policy's starting point."""
@@ -294,7 +299,7 @@ class MegatronWorker:
             "optimizer_steps": self.policy.optimizer.steps,
             "critic_steps": None if self.critic is None else self.critic.optimizer.steps,
         }
-        self._save = Save(Path(path), self._states(), extra=payload, about=self._about())
+        self._save = Save(Path(path), self._states(), extra=payload, about=self._about)
         if beside:
             self._save.write_beside()
         else:
@@ -316,7 +321,7 @@ class MegatronWorker:
         self.policy.memory.require_unleased("load a checkpoint")
         for model in self._models():
             model.note_change()
-        payload = load_state(Path(path), self._states(), about=self._about())
+        payload = load_state(Path(path), self._states(), about=self._about)
         self.policy.merge()
         self.policy.optimizer.steps = payload["optimizer_steps"]
         if self.critic is not None:
@@ -330,22 +335,6 @@ class MegatronWorker:
         """The state of each model by its folder in a checkpoint."""
         states = {"": self.policy.state()}
         return states if self.critic is None else states | {"critic": self.critic.state()}
-
-    def _about(self) -> dict[str, Any]:
-        about = {
-            "model_type": self.policy.family.model_type,
-            "dtype": self.training.dtype,
-            "layout": dataclasses.asdict(self.layout),
-        }
-        if self.training.lora is None:
-            return about
-        return about | {"lora": base.about(self.training.lora, self.model.path, self._base_digest)}
-
-    @functools.cached_property
-    def _base_digest(self) -> str:
-        """Of the weights that adapters change; asked for on all ranks together, each reads its share."""
-        own = base.file_digests(self.model.path, share=self.place.rank, shares=self.layout.world_size)
-        return base.digest_of(joined(own))
 
     def weights_digest(self) -> int:
         """Of this rank's parameters of all trained models, which are in its memory."""

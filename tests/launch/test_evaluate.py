@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from mrl.config.load import load
 from mrl.errors import ConfigError, DataError
+from mrl.files import held
 from mrl.launch.commands import evaluate as evaluating
 from mrl.launch.commands.evaluate import evaluate
 from mrl.rollout.request import Sampling
@@ -106,6 +107,65 @@ def test_an_ended_measurement_goes_on_with_what_is_missing(
     assert model.asked == order[most:] and (out / "samples.jsonl").read_bytes() == whole
     again = json.loads((out / "summary.json").read_text())
     assert again["metrics"] == metrics["metrics"] and again["metrics"]["val/reward"] > 0.4
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b'{"score": "x"}\n', b"[]\n"])
+def test_a_damaged_line_is_put_aside_and_measured_again(
+    damage: bytes, measuring: Callable[..., Counting], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    measuring()
+    whole = (out / "samples.jsonl").read_bytes()
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt):
+        measuring(most=7)
+    lines = (out / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "samples.jsonl").write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
+    model = measuring()
+    assert (out / "samples.jsonl").read_bytes() == whole and model.asked[0] == (-3, 1)
+    assert (out / "samples.jsonl.damaged").read_bytes().startswith(damage.removesuffix(b"\n"))
+    assert "samples.jsonl: lines that are no rows are now in samples.jsonl.damaged" in caplog.text
+
+
+def test_a_damaged_summary_is_named(measuring: Callable[..., Counting], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measuring(most=2)
+    for data in (b"\xff", b"{", b"[]"):
+        (tmp_path / "out/summary.json").write_bytes(data)
+        with pytest.raises(ConfigError, match=r"summary\.json is damaged .*; choose a new folder"):
+            measuring()
+
+
+def test_the_same_model_and_rows_go_on_under_other_paths_and_on_another_day(
+    measuring: Callable[..., Counting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template writes the date, which stays that of the first call."""
+    make_tokenizer().save_pretrained(str(tmp_path / "model"))
+    (tmp_path / "model/chat_template.jinja").write_text(
+        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    before = "model.chat_template_date=2020-01-01"
+    kept = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    with pytest.raises(KeyboardInterrupt):
+        measuring(before, most=3)
+    shutil.copytree(tmp_path / "model", tmp_path / "moved")
+    (tmp_path / "moved.jsonl").write_text("\n".join(json.dumps(row) for row in kept))
+    moved = [f"model.path={tmp_path}/moved", f"data.validation={tmp_path}/moved.jsonl"]
+    assert len(measuring(*moved).asked) == 7
+    rows = [json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
+    assert {row["prompt"][:4] for row in rows} == {"2020"}
+
+
+def test_two_measurements_do_not_write_into_one_folder(
+    measuring: Callable[..., Counting], tmp_path: Path
+) -> None:
+    with (
+        held(tmp_path / "out", "--out"),
+        pytest.raises(ConfigError, match=r"--out .*/out is in use by host .* pid"),
+    ):
+        measuring()
+    measuring()
+    assert not (tmp_path / "out.lock").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode
 from mrl.report.audit import audit, text
 from mrl.samples import Prompt, Status
+from mrl.training.checkpoint.folder import read_extra
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 
@@ -249,7 +249,7 @@ def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
     """What a checkpoint has of the responses that were parked with some tokens, as text by sample."""
     from transformers import AutoTokenizer
 
-    supply = pickle.loads((checkpoint / "extra.pickle").read_bytes())["user"]["supply"]
+    supply = read_extra(checkpoint)["user"]["supply"]
     prompt = Prompt(0, np.zeros(1, np.int32), "", None)
     groups = [decode(data, lambda index: prompt) for data in supply["making"]]
     samples = [s for group in groups for s in group.samples if s.status is Status.PARKED]

@@ -1,5 +1,6 @@
 """Which model is trained."""
 
+import datetime
 from typing import Literal
 
 from pydantic import Field
@@ -55,6 +56,9 @@ class ModelSection(Section):
     trust_remote_code: bool = False
     """Whether the folder's own Python code is run where its tokenizer is one (Kimi-K2's); a model is never read from
     such code. Read it first: it runs with the rights of the run, on every node."""
+    chat_template_date: datetime.date | None = None
+    """Date that a chat template writes where it asks for today's (gpt-oss, Llama 3.2): that of the run's first start by
+    default, on which its config.yaml keeps it, so that a resumed run renders as it did."""
     max_length: int = Field(default=512, ge=2)
     """Longest prompt plus response, in tokens: at most max_position_embeddings of config.json, or what YaRN's settings there
     (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss) stretch the model to."""

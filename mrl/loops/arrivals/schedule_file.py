@@ -36,6 +36,7 @@ import mrl
 from mrl.agents.answer import Answer
 from mrl.agents.episode import EndedBy
 from mrl.errors import ReplayError
+from mrl.files import highest_number
 from mrl.observe.metrics_log import append_lines
 from mrl.rollout.fingerprint import ends_of_parts, fingerprint
 from mrl.rollout.request import Response
@@ -96,7 +97,7 @@ class ScheduleFile:
     def __init__(self, run_folder: Path, header: Header) -> None:
         folder = run_folder / FOLDER
         folder.mkdir(exist_ok=True)
-        self.path = folder / f"attempt-{len(list(folder.glob('attempt-*'))) + 1:03d}.jsonl"
+        self.path = folder / f"attempt-{highest_number(folder, 'attempt-*.jsonl') + 1:03d}.jsonl"
         self._unwritten = [json.dumps(dataclasses.asdict(header)) + "\n"]
 
     def add(self, *event: Any) -> None:

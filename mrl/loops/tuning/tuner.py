@@ -55,6 +55,7 @@ from mrl.training.hf import base
 from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
 
+CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
 BEST = "best"
 REPORT = "score_report.json"
@@ -86,6 +87,7 @@ class Tuner:
         self._pair_loss = pair_loss_of(section.objective) if compares else None
         self.num_steps = steps_of(section, len(training.rows))
         self._step, self._best = 0, float("-inf")
+        self._last_saved = 0
         self._log = MetricsLog(folder / "metrics.jsonl")
         kto = section.objective.name == "kto"
         apart = mismatched(training.rows, max_length=config.model.max_length) if kto else ()
@@ -138,12 +140,9 @@ class Tuner:
     def _resume(self) -> None:
         _, state = checkpoint_folder.take_latest(self._checkpoints, self._worker.load_checkpoint)
         if state is not None:
-            saved = state.get("about", {})
-            if others := [name for name, value in self._about().items() if saved.get(name) != value]:
-                raise ConfigError(
-                    f"{self._checkpoints} is of a run with other {', '.join(others)}; choose another run.name, or remove the folder"
-                )
+            require_same_tuning(self._checkpoints, state, self._config, self._section, self._training)
             self._step, self._best = state["step"], state["best"]
+            self._last_saved = self._step
             self._tell(f"resuming after step {self._step}")
         run_on_rank_zero(lambda: self._log.resume_at(self._step + 1 if self._step else 0))
         if not self._step and (row := self._validated(0)):
@@ -151,20 +150,7 @@ class Tuner:
 
     @property
     def _checkpoints(self) -> Path:
-        return self._folder / "checkpoints"
-
-    def _about(self) -> dict[str, Any]:
-        """What a run that goes on has in common with the one that saved."""
-        section, config = self._section, self._config
-        return {
-            "rows": str(self._training.digest()),
-            "tune.objective": section.objective.model_dump_json(),
-            "tune.batch_rows": section.batch_rows,
-            "tune.epochs": section.passes is None,
-            "run.seed": config.run.seed,
-            "model.path": config.model.path,
-            "model.new": config.model.new and config.model.new.model_dump_json(),
-        }
+        return self._folder / CHECKPOINTS
 
     def _next_step(self) -> dict[str, float]:
         self._step += 1
@@ -330,16 +316,23 @@ class Tuner:
     def adapters(self) -> dict[str, Any] | None:
         """What an export has to know of adapters; None where all weights are trained."""
         lora, path = self._worker.training.lora, self._config.model.path
-        return None if lora is None else base.about(lora, path, weights_digest(self._worker, path))
+        return None if lora is None else base.about_adapters(lora, path, weights_digest(self._worker, path))
 
     def _save(self) -> None:
         if not self._step:
             return  # the start is model.path
         path = self._checkpoints / checkpoint_folder.name_of(self._step)
-        if not path.exists():
+        if self._step != self._last_saved:
+            run_on_rank_zero(lambda: checkpoint_folder.set_aside_from(path))
             self._worker.save_checkpoint(
-                path, {"step": self._step, "best": self._best, "about": self._about()}
+                path,
+                {
+                    "step": self._step,
+                    "best": self._best,
+                    "about": _about(self._config, self._section, self._training),
+                },
             )
+            self._last_saved = self._step
         run_on_rank_zero(lambda: checkpoint_folder.prune(self._checkpoints, keep=KEPT_CHECKPOINTS))
         self._tell(f"step {self._step}: saved")
 
@@ -353,6 +346,29 @@ class Tuner:
             words = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
             seconds = f"  {row['time/seconds']:.0f} s" if "time/seconds" in row else ""
             self._tell(f"{self._step}/{self.num_steps}{words}{seconds}")
+
+
+def require_same_tuning(
+    checkpoints: Path, state: Mapping[str, Any], config: Config, section: TuneSection, training: TuneRows
+) -> None:
+    """ConfigError unless a tuning can go on from a checkpoint's state. Which model it started from is in the manifest."""
+    saved = state.get("about", {})
+    others = [name for name, value in _about(config, section, training).items() if saved.get(name) != value]
+    if others:
+        raise ConfigError(
+            f"{checkpoints} is of a run with other {', '.join(others)}; choose another run.name, or remove the folder"
+        )
+
+
+def _about(config: Config, section: TuneSection, training: TuneRows) -> dict[str, Any]:
+    """What a tuning that goes on has in common with the one that saved, beside the model."""
+    return {
+        "rows": training.digest(),
+        "tune.objective": section.objective.model_dump_json(),
+        "tune.batch_rows": section.batch_rows,
+        "tune.epochs": section.passes is None,
+        "run.seed": config.run.seed,
+    }
 
 
 def _objective_of(section: TuneSection) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import pickle
 import shutil
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,17 @@ import xxhash
 
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
+from mrl.training.checkpoint import closed_pickle, plain
 
 MANIFEST = "manifest.json"
-EXTRA_FILE = "extra.pickle"
-"""The loop's state, and what else the saver gave."""
-VERSION = 2
-HASHES: dict[int, Callable[..., Any]] = {1: hashlib.sha256, 2: xxhash.xxh3_128}
+DAMAGED = ".damaged"
+"""What the name of a checkpoint ends in that was refused, and whose step was saved again."""
+EXTRA_FILE = "extra.plain"
+"""The loop's state, and what else the saver gave (plain.py)."""
+PICKLED_EXTRA = "extra.pickle"
+"""Its name in checkpoints of versions 1 and 2, which are read with a closed list of classes (closed_pickle.py)."""
+VERSION = 3
+HASHES: dict[int, Callable[..., Any]] = {1: hashlib.sha256, 2: xxhash.xxh3_128, 3: xxhash.xxh3_128}
 """What digests files in each version of the manifest that is read."""
 FILES_AT_ONCE = 8
 log = logging.getLogger(__name__)
@@ -134,18 +138,36 @@ def candidates(folder: Path) -> list[Path]:
     """Committed checkpoints, newest (by name, numbers padded by the writer) first."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.endswith(PARTIAL)), reverse=True)
+    others = (PARTIAL, DAMAGED)
+    return sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.endswith(others)), reverse=True)
+
+
+def set_aside_from(path: Path) -> None:
+    """Gives the checkpoint of this step, and later ones, another name before the step is saved: the run resumed from one before,
+    so that these were refused, and prune() must not take them for the newest."""
+    for refused in candidates(path.parent):
+        if refused.name >= path.name:
+            aside = refused.with_name(refused.name + DAMAGED)
+            shutil.rmtree(aside, ignore_errors=True)  # one of the same step that was damaged before
+            refused.rename(aside)
+            log.warning("%s was refused, and is now %s: its step is saved again", refused, aside.name)
 
 
 def read_extra(folder: Path) -> dict[str, Any]:
-    """What the saver gave beside the ranks' state. CheckpointError where another release saved it, whose objects this one lacks."""
+    """What the saver gave beside the ranks' state. CheckpointError where it cannot be read. Runs no code of the file's."""
+    path, read = folder / EXTRA_FILE, plain.loads
+    if not path.exists():
+        path, read = folder / PICKLED_EXTRA, lambda data: closed_pickle.read(data, closed_pickle.VALUES)
     try:
-        return pickle.loads((folder / EXTRA_FILE).read_bytes())
-    except Exception as error:  # whatever a class that is gone, or another one, makes of it
+        extra = read(path.read_bytes())
+        if not isinstance(extra, dict) or not isinstance(extra.get("user"), dict):
+            raise ValueError("it does not have the loop's state")
+    except Exception as error:  # whatever a damaged pickle makes of the classes that it may name
         raise CheckpointError(
-            f"{folder / EXTRA_FILE} cannot be read ({error!r}): where another release of mrl saved it (versions.json of the run), go on with "
+            f"{path} cannot be read ({error!r}): where another release of mrl saved it (versions.json of the run), go on with "
             "that one, or start a new run from the weights (mrl export, model.path)"
         ) from error
+    return extra
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
@@ -173,7 +195,8 @@ def take_latest[T](folder: str | Path, take: Callable[[Path], T]) -> tuple[Path 
 
 
 def prune(folder: str | Path, *, keep: int, spare: Container[str] = ()) -> list[Path]:
-    """Removes all but the newest `keep` checkpoints and every abandoned one; returns what was removed.
+    """Removes all but the newest `keep` checkpoints, every abandoned one, and damaged ones older than these; returns what was
+    removed.
 
     Those named in `spare` stay too.
     """
@@ -182,7 +205,10 @@ def prune(folder: str | Path, *, keep: int, spare: Container[str] = ()) -> list[
     abandoned = (
         [p for p in folder.iterdir() if p.is_dir() and p.name.endswith(PARTIAL)] if folder.is_dir() else []
     )
-    removed = [path for path in candidates(folder)[keep:] if path.name not in spare] + abandoned
+    found = candidates(folder)
+    oldest = found[:keep][-1].name if found else ""
+    damaged = [path for path in folder.glob(f"*{DAMAGED}") if path.is_dir() and path.name < oldest]
+    removed = [path for path in found[keep:] if path.name not in spare] + abandoned + damaged
     for path in removed:
         shutil.rmtree(path)
     return removed

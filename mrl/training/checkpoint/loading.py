@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from torch.distributed.checkpoint.api import CheckpointException
 
 from mrl.errors import CheckpointError
+from mrl.training.checkpoint import closed_pickle, plain
 from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.checkpoint.random_state import set_random_state
 from mrl.training.checkpoint.saving import random_file
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.platform.parallel import run_everywhere
+from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
+
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""The variable by which torch.load reads tensors and plain values alone, whoever calls it."""
 
 
 def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
@@ -27,48 +35,58 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
     rank, world = dist.get_rank(), dist.get_world_size()
     run_everywhere(lambda: checkpoint_folder.verify(path, share=rank, shares=world))
     manifest = checkpoint_folder.read_manifest(path)
-    _check(path, manifest["about"], about, states)
+    require_compatible(path, manifest["about"], about, list(states))
     for name, state in states.items():
-        loaded: Any = dist_checkpointing.load(state.sharded(), str(path / name))
+        run_on_rank_zero(lambda name=name: _require_closed(path / name))
+        with _no_code_run(), _unreadable(path / name):
+            loaded: Any = dist_checkpointing.load(state.sharded(), str(path / name))
         state.restore(loaded)
     if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
-        set_random_state(pickle.loads((path / random_file(rank)).read_bytes()))
+        set_random_state(_random_state(path, rank))
     extra = checkpoint_folder.read_extra(path)
     dist.barrier()
     return extra
 
 
-def _check(
-    path: Path, saved: Mapping[str, Any], about: Mapping[str, Any], folders: Mapping[str, Any]
-) -> None:
-    if saved["model_type"] != about["model_type"]:
-        raise CheckpointError(f"{path} is a {saved['model_type']}, the run trains a {about['model_type']}")
-    if saved["dtype"] != about["dtype"]:
-        raise CheckpointError(
-            f"{path} was trained in {saved['dtype']}, training.dtype is {about['dtype']}; set it to the same"
-        )
-    _check_adapters(path, saved.get("lora"), about.get("lora"))
-    for name in folders:
-        if not (path / name).is_dir():
-            raise CheckpointError(
-                f"{path} holds no {name}, which this run trains; start from another checkpoint"
-            )
+def _require_closed(folder: Path) -> None:
+    """Reads an index, as torch is about to, by the closed list of classes; CheckpointError where it names another one."""
+    with _unreadable(folder / ".metadata"):
+        closed_pickle.read_index(folder)
 
 
-def _check_adapters(path: Path, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
-    """A checkpoint of adapters goes on with the same ones of the same base, wherever that lies by now."""
-    if saved is None or own is None:
-        if saved is not own:
-            holds, trains = ("adapters", "all weights") if own is None else ("all weights", "adapters")
-            raise CheckpointError(
-                f"{path} holds {holds}, the run trains {trains}: training.lora must stay as it was"
-            )
-        return
-    for name in (name for name in saved if name != "base" and saved[name] != own[name]):
-        if name == "base_digest":
-            raise CheckpointError(
-                f"{path} holds adapters of other weights than those of model.path = {own['base']}; they were in {saved['base']}"
-            )
-        raise CheckpointError(
-            f"{path} has training.lora.{name} = {saved[name]}, the run {own[name]}; set it to the same"
-        )
+@contextlib.contextmanager
+def _no_code_run() -> Iterator[None]:
+    """Sets it for the block: torch's reader asks for whatever objects when it reads what ranks share."""
+    before = os.environ.get(_WEIGHTS_ONLY)
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WEIGHTS_ONLY]
+        else:
+            os.environ[_WEIGHTS_ONLY] = before
+
+
+@contextlib.contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    """CheckpointError where what the block reads of `path` is not what a checkpoint has there."""
+    try:
+        yield
+    except (
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        pickle.UnpicklingError,
+        CheckpointException,
+    ) as error:
+        raise CheckpointError(f"{path} cannot be read: {error!r}") from error
+
+
+def _random_state(path: Path, rank: int) -> dict[str, Any]:
+    file = path / random_file(rank)
+    with _unreadable(file):
+        if file.exists():
+            return plain.loads(file.read_bytes())
+        return closed_pickle.read(file.with_suffix(".pickle").read_bytes(), closed_pickle.random_classes())

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from mrl.errors import CheckpointError
 from mrl.models.stored_names import StoredBox
 from mrl.resharding.planner.boxes import Box, intersection
+from mrl.training.checkpoint import closed_pickle
 
 _UNREADABLE = (
     OSError,
@@ -56,10 +57,10 @@ class DistributedCheckpoint:
         """CheckpointError where the folder has no readable index."""
         self.folder, self._reader = folder, FileSystemReader(folder)
         try:
-            metadata = self._reader.read_metadata()
+            metadata = closed_pickle.read_index(folder)  # the reader's own would run code of the file's
+            self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         except _UNREADABLE as error:
             raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error!r}") from error
-        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         self._stored = {
             key: stored
             for key, stored in metadata.state_dict_metadata.items()

@@ -26,7 +26,7 @@ class AdaptedWeights:
     def __init__(
         self, stored: DistributedCheckpoint, source: Path, hf: HfConfig, saved: Mapping[str, Any]
     ) -> None:
-        """`saved`: what the manifest says of the adapters (base.about). CheckpointError where the checkpoint does not
+        """`saved`: what the manifest says of the adapters (base.about_adapters). CheckpointError where the checkpoint does not
         hold these adapters of this folder."""
         require_base(saved, source)
         self.lora, family = section_of(saved), family_of(hf)

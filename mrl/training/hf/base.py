@@ -1,23 +1,36 @@
-"""The folder whose weights adapters change, told from any other by the digest of its weights."""
+"""Which model a run starts from: the bytes of its weights and what config.json says of what they compute, wherever the folder lies."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from mrl.config.sections.lora import LoraSection
+from mrl.config.sections.model import ModelSection
+from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError
+from mrl.models.families import family_of
 from mrl.training.checkpoint import folder as checkpoint_folder
-from mrl.training.hf.folder import tensor_files
+from mrl.training.hf.folder import read_config, tensor_files
 
 
 def file_digests(folder: str | Path, *, share: int = 0, shares: int = 1) -> dict[str, str]:
     """File name -> digest, of one of `shares` shares of the files that hold a folder's weights."""
-    files = sorted(set(tensor_files(folder).values()))
-    return {path.name: checkpoint_folder.digest(path) for path in files[share::shares]}
+    files = _weight_files(folder)[share::shares]
+    with ThreadPoolExecutor(checkpoint_folder.FILES_AT_ONCE) as threads:
+        return dict(
+            zip((path.name for path in files), threads.map(checkpoint_folder.digest, files), strict=True)
+        )
+
+
+def _weight_files(folder: str | Path) -> list[Path]:
+    return sorted(set(tensor_files(folder).values()))
 
 
 def digest_of(files: Mapping[str, str]) -> str:
@@ -26,18 +39,56 @@ def digest_of(files: Mapping[str, str]) -> str:
     return xxhash.xxh3_128(listed.encode()).hexdigest()
 
 
-def about(lora: LoraSection, path: str, digest: str) -> dict[str, Any]:
+def run_about(model: ModelSection, training: TrainingSection, digest: str) -> dict[str, Any]:
+    """Return what a checkpoint says of the run that saved it, and what another start of the run must have in common with it.
+
+    `digest` is that of the weights in model.path (digest_of), empty if they are not loaded. The path and the files' sizes and times decide nothing: with
+    the same ones digest_like() need not read the weights again.
+    """
+    hf = read_config(model.path)
+    family = family_of(hf)
+    computed = json.dumps(family.computed_from(hf), sort_keys=True, default=str)
+    about: dict[str, Any] = {
+        "model_type": family.model_type,
+        "dtype": training.dtype,
+        "layout": dataclasses.asdict(training.layout.sizes()),
+    }
+    if digest:
+        config_digest = xxhash.xxh3_128(computed.encode()).hexdigest()
+        about["model"] = {"digest": digest, "config_digest": config_digest, **_place(model.path)}
+    if training.lora is not None:
+        about["lora"] = about_adapters(training.lora, model.path, digest)
+    return about
+
+
+def digest_like(saved: Mapping[str, Any] | None, path: str) -> str:
+    """Return the digest of the weights in `path`; `saved` (run_about's "model") has it if its files are still the same ones."""
+    if saved is not None and all(saved.get(name) == value for name, value in _place(path).items()):
+        return str(saved["digest"])
+    return digest_of(file_digests(path))
+
+
+def _place(path: str) -> dict[str, Any]:
+    """Where weights lie, with [bytes, nanoseconds of the last change] of each file."""
+    found = {file.name: file.stat() for file in _weight_files(path)}
+    return {
+        "path": str(Path(path).resolve()),
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()},
+    }
+
+
+def about_adapters(lora: LoraSection, path: str, digest: str) -> dict[str, Any]:
     """What a checkpoint of adapters says of them in its manifest."""
     return lora.model_dump(mode="json") | {"base": path, "base_digest": digest}
 
 
 def section_of(saved: Mapping[str, Any]) -> LoraSection:
-    """The settings that about() told."""
+    """The settings that about_adapters() told."""
     return LoraSection(**{name: saved[name] for name in LoraSection.model_fields})
 
 
 def require_base(saved: Mapping[str, Any], source: Path) -> None:
-    """CheckpointError unless the folder's weights are those that the adapters of about() were trained on."""
+    """CheckpointError unless the folder's weights are those that the adapters of about_adapters() were trained on."""
     if digest_of(file_digests(source)) != saved["base_digest"]:
         raise CheckpointError(
             f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); point model.path "

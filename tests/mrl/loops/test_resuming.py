@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import shutil
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import CheckpointError, ConfigError
-from mrl.launch.commands.check import check_resume
 from mrl.loops.resuming import require_resumable, settings_of
 from mrl.pool.group_bytes import encode
 from mrl.report.audit import audit, text
-from mrl.training.checkpoint.folder import EXTRA_FILE, read_extra
+from mrl.training.checkpoint import plain
+from mrl.training.checkpoint.folder import PICKLED_EXTRA, candidates, read_extra
 from tests.mrl.loops.table_policy import TableRun, config_of
 
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")
@@ -93,18 +92,16 @@ def test_the_same_settings_say_nothing(
     assert "other settings" not in capsys.readouterr().out and "versions old" not in caplog.text
 
 
-def test_another_schedule_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """By the newest checkpoint of the run's folder, also one of a release that kept no settings."""
+def test_another_schedule_is_refused(tmp_path: Path) -> None:
+    """Also by the state of a release that kept no settings. tests/launch/test_started.py: before anything starts."""
     run = after_three_steps(tmp_path, *STREAM)
     state, _ = run.train.saved[max(run.train.saved)]
-    folder = tmp_path / "run/checkpoints/step-000003"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / EXTRA_FILE).write_bytes(pickle.dumps({"user": state}))
-    check_resume(config_of(tmp_path, FILTER, *STREAM))
+    state = plain.loads(plain.dumps(state))
+    require_resumable(state, config_of(tmp_path, FILTER, *STREAM))
     with pytest.raises(
         ConfigError, match=r"loop\.schedule: .*saved with stream, this is on_policy.*mrl export"
     ):
-        check_resume(config_of(tmp_path, FILTER))
+        require_resumable(state, config_of(tmp_path, FILTER))
     del state["settings"]
     with pytest.raises(ConfigError, match="Go on with stream"):
         require_resumable(state, config_of(tmp_path, FILTER))
@@ -125,7 +122,25 @@ def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> Non
     assert settings_of(alone)["agent"] == "a section for riddles"
 
 
-def test_a_state_of_classes_that_are_gone_says_what_can_be_done(tmp_path: Path) -> None:
-    (tmp_path / EXTRA_FILE).write_bytes(b"cmrl.loops.gone\nState\n.")
-    with pytest.raises(CheckpointError, match=r"No module named 'mrl\.loops\.gone'.*mrl export"):
+def test_a_state_of_classes_that_have_no_place_in_one_says_what_can_be_done(tmp_path: Path) -> None:
+    (tmp_path / PICKLED_EXTRA).write_bytes(b"cmrl.loops.gone\nState\n.")
+    with pytest.raises(CheckpointError, match=r"names mrl\.loops\.gone\.State.*mrl export"):
         read_extra(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [1, 9])
+def test_a_refused_checkpoint_is_set_aside_and_its_step_saved_again(keep: int, tmp_path: Path) -> None:
+    """The newest two were damaged; none of them is taken for the newest when others are removed."""
+    run = after_three_steps(tmp_path)
+    folder = tmp_path / "run/checkpoints"
+    for step in (2, 3):
+        del run.train.saved[folder / f"step-{step:06d}"]
+    again = run.resumed(config_of(tmp_path, FILTER, "loop.steps=4", *SAVES, f"loop.checkpoint.keep={keep}"))
+    again.loop.start()
+    again.loop.step()
+    saved = ["step-000001", "step-000002"][-keep:]
+    aside = ["step-000002.damaged", "step-000003.damaged"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*saved, *aside])
+    again.loop.step()
+    assert again.train.saved.keys() == {folder / "step-000002", folder / "step-000003"}
+    assert [path.name for path in candidates(folder)] == ["step-000003", *reversed(saved)][:keep]

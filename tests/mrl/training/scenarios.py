@@ -327,7 +327,7 @@ def save_beside(
     trained = digest_parameters(at.policy)
     at.load_checkpoint(good)
     loaded = digest_parameters(at.policy)
-    save = Save(bad, at._states(), extra={}, about=at._about())
+    save = Save(bad, at._states(), extra={}, about=at._about)
     if rank == 1:
         (partial_of(bad) / "__1_0.distcp").mkdir()
     save.write_beside()

@@ -96,6 +96,20 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_prune_removes_damaged_ones_with_those_of_their_age(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, folders.name_of(step))
+    folders.set_aside_from(tmp_path / folders.name_of(2))
+    write_checkpoint(tmp_path, folders.name_of(2))
+    assert folders.prune(tmp_path, keep=2) == []
+    write_checkpoint(tmp_path, folders.name_of(3))
+    assert [path.name for path in folders.prune(tmp_path, keep=1)] == [
+        "step-000002",
+        "step-000001",
+        "step-000002.damaged",
+    ]
+
+
 def test_prune_spares_what_is_still_read(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, folders.name_of(step))

@@ -20,6 +20,7 @@ from torch import Tensor
 from mrl.algorithms.objective import cross_entropy
 from mrl.training.checkpoint import writer
 from mrl.training.checkpoint.folder import latest_checkpoint, prune
+from mrl.training.checkpoint.saving import random_file
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.ranks import Rank, free_port, run_ranks
@@ -119,7 +120,7 @@ def arm(stage: str, victim: int, rank: int, pids: list[int], step: Step) -> None
     if stage == "half its pieces":
         after_pieces(20, die_in_the_step)
     if stage == "last file":
-        before("open", f"random-{rank:05d}.pickle", die_in_the_step)
+        before("open", random_file(rank), die_in_the_step)
     if stage == "rename":
         before("os.rename", ".partial", die)
 
