@@ -1,7 +1,6 @@
 """The host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      pickled frames on standard input, a pipe or a socket: first (EnvironmentSpec, Deadlines), then (key, turn, operation, JSON
-              for its guest)
+consumes      frames of JSON on standard input, a pipe or a socket (messages.py): first EnvironmentSpec and Deadlines, then calls
 produces      JSON frames where standard output was: {"ready"} or {"broken"}, then one reply for each call
 waits for     frames, its guests' replies and ends, and their deadlines; all in one place
 never does    call the environment itself: each episode is a forked guest, so that what one does harms no other
@@ -15,7 +14,6 @@ import contextlib
 import gc
 import json
 import os
-import pickle
 import select
 import selectors
 import sys
@@ -26,7 +24,8 @@ from typing import Any
 from mrl.agents.answer import Fault
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.handle import GuestHandle
-from mrl.agents.registry import EnvironmentSpec, find_environment
+from mrl.agents.messages import read_call, read_opening
+from mrl.agents.registry import find_environment
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.frames import FrameBuffer, OversizedFrame, frame, parse_reply
 from mrl.rewards.pool.channel import Outbox, read_some, take_over
@@ -91,7 +90,7 @@ class Host:
             self._stop()
             return
         for message in self._buffer.feed(data):
-            self.take(*pickle.loads(message))
+            self.take(*read_call(message))
 
     def take(self, key: str, turn: int, operation: str, payload: bytes) -> None:
         """A call for a guest."""
@@ -200,14 +199,13 @@ def main() -> None:
     requests, descriptor = take_over()
     os.set_blocking(requests, False)
     buffer, channel = FrameBuffer(_MAX_REQUEST_BYTES), Outbox(descriptor)
-    messages: list[bytes] = []
-    while not messages:
+    received: list[bytes] = []
+    while not received:
         select.select([requests], [], [])
         if (data := read_some(requests)) is None:
             return
-        messages += buffer.feed(data)
-    spec: EnvironmentSpec
-    spec, deadlines = pickle.loads(messages[0])
+        received += buffer.feed(data)
+    spec, deadlines = read_opening(received[0])
     try:
         environment = find_environment(spec.name)
         getattr(environment, "prepare", _nothing)(**spec.options)
@@ -218,8 +216,8 @@ def main() -> None:
     gc.freeze()  # what is here already stays one copy in all guests
     _say(channel, {"ready": True})
     host = Host(lambda: environment(**spec.options), deadlines, requests, channel, buffer)
-    for message in messages[1:]:
-        host.take(*pickle.loads(message))
+    for message in received[1:]:
+        host.take(*read_call(message))
     host.serve()
 
 

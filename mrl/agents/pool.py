@@ -26,6 +26,7 @@ import jsonschema
 
 from mrl.agents.answer import Answer, Fault, decode, failed
 from mrl.agents.deadlines import Deadlines
+from mrl.agents.messages import call_message, opening_message
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
@@ -62,7 +63,10 @@ Place = Callable[[EnvironmentSpec, Deadlines], Line]
 
 def here(spec: EnvironmentSpec, deadlines: Deadlines) -> Line:
     """On this machine."""
-    return WorkerProcess("mrl.agents.host", (spec, deadlines))
+    opening = opening_message(spec, deadlines)
+    process = WorkerProcess("mrl.agents.host")
+    process.send_bytes(opening)
+    return process
 
 
 @dataclasses.dataclass(slots=True)
@@ -139,7 +143,7 @@ class EnvironmentPool:
         other things of itself elsewhere, or its tools are no schemas."""
         hosts = {place: self._host(environment, place) for place in self._places}
         for host in hosts.values():
-            host.process.send((_DESCRIBING, 0, "describe", b'["describe"]'))
+            host.process.send_bytes(call_message(_DESCRIBING, 0, "describe", b'["describe"]'))
         deadline = time.monotonic() + _START_SECONDS + self._deadlines.reset_seconds
         named = f"agent.environment = {environment!r}"
         while waiting := [place for place in hosts if place not in self._descriptions]:
@@ -186,7 +190,7 @@ class EnvironmentPool:
         if (episode := self._episodes.pop(key, None)) is not None:
             self._shares[episode.host.place] -= 1
             if self._is_alive(episode.host):
-                episode.host.process.send((key, episode.turn, "close", b'["close"]'))
+                episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
     def poll(self, timeout_seconds: float) -> list[Answer]:
@@ -260,7 +264,7 @@ class EnvironmentPool:
         episode = self._episodes[key]
         episode.waits_since, episode.limit = time.monotonic(), self._deadlines.of(operation)
         if self._is_alive(episode.host):
-            episode.host.process.send((key, episode.turn, operation, payload))
+            episode.host.process.send_bytes(call_message(key, episode.turn, operation, payload))
         else:
             self._note(failed(key, episode.turn, Fault.HOST_LOST, "the environment's host is gone"))
 

@@ -128,7 +128,7 @@ def test_who_does_not_know_the_secret_is_not_heard(tmp_path: Path) -> None:
     with both(tmp_path, environment) as (nodes, pool):
         address, port, _ = nodes.addresses[0]
         with socket.create_connection((address, port), timeout=60) as stranger:
-            stranger.sendall(bytes(24))
+            stranger.sendall(bytes(40))
             (first := host(nodes, 0)).kill()
             until(lambda: first.status() == psutil.STATUS_ZOMBIE)
             assert pool.poll(1.0) == [], "it ended while nobody waited for it"

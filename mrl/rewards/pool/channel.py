@@ -43,7 +43,7 @@ class Outbox:
 
 
 class Line(abc.ABC):
-    """The end of who started a worker, wherever that is: pickled messages to it, and the bytes of what it replies."""
+    """The end of who started a worker, wherever that is: messages to it, and the bytes of what it replies."""
 
     def __init__(self, requests: int, replies: int) -> None:
         """Descriptors that do not block from now on."""
@@ -51,8 +51,12 @@ class Line(abc.ABC):
         self.replies, self.buffer, self._out = replies, FrameBuffer(), Outbox(requests)
 
     def send(self, message: Any) -> None:
-        """Queue a message and write what is taken now."""
-        self._out.send(frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+        """Queue a message, pickled, and write what is taken now."""
+        self.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def send_bytes(self, message: bytes) -> None:
+        """The same of a message that is bytes already."""
+        self._out.send(frame(message))
 
     def flush(self) -> None:
         """Write what is queued; a lost end shows as the end of the replies."""

@@ -131,7 +131,8 @@ class Dispatcher:
             self._begin(queue, now)
 
     def _begin(self, queue: StageQueue, now: float) -> None:
-        worker = Worker(WorkerProcess("mrl.rewards.pool.worker", (queue.kind, queue.stage)), started=now)
+        worker = Worker(WorkerProcess("mrl.rewards.pool.worker"), started=now)
+        worker.process.send((queue.kind, queue.stage))
         queue.workers.append(worker)
         process = worker.process
         self._selector.register(process.replies, selectors.EVENT_READ, (queue, worker, "replies"))

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
 
 from mrl.rewards.own_time import OwnTime, process_cpu
 from mrl.rewards.plugins.plugin import child_environment
@@ -58,8 +57,7 @@ class WorkerProcess(Line):
     It must be started from a thread that lives as long as it should: it dies with that thread.
     """
 
-    def __init__(self, module: str, opening: Any) -> None:
-        """`opening` is the first message that it gets."""
+    def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -74,7 +72,6 @@ class WorkerProcess(Line):
         os.set_blocking(self._errors, False)
         self._error_text = b""
         self.begin()
-        self.send(opening)
 
     def begin(self) -> None:
         """Count what it uses from now on."""
