@@ -1,7 +1,8 @@
 """Weights against the difference between the trainer's and the engine's log-probs of the same tokens.
 
 Owns w = exp(old_logprobs - rollout_logprobs) at token and sequence level, its truncations and its measurement. Always
-measured (`measure`), applied only where the configuration says so. Weights carry no gradient and do not change any
+measured (`measure`), applied only where the configuration says so; what the applied ones leave of a step is measured where
+they are multiplied (losses.policy_loss). Weights carry no gradient and do not change any
 denominator: a token with weight 0 still counts.
 
 Choices where frameworks differ:

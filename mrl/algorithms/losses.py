@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -78,6 +79,8 @@ LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {}
 """Section to formula; `register` adds to it."""
 
 _FUNCTION = "algorithm.loss.function"
+_WITH, _WITHOUT = "corrected_squares", "uncorrected_squares"
+"""Sums of squared derivatives by log-probs; `gradient_frac` makes one figure of them."""
 
 Formula = TypeVar("Formula", bound=Callable[..., PerToken])
 
@@ -244,8 +247,42 @@ def policy_loss(
     """(scalar to minimise, metrics). `weights` [N] multiply each token's loss, without a gradient of their own; they do
     not change the denominators."""
     result = loss(tokens)
-    per_token = result.loss if weights is None else result.loss * weights
-    return aggregate(per_token, tokens, section), _policy_metrics(result, tokens)
+    metrics = _policy_metrics(result, tokens)
+    if weights is None:
+        return aggregate(result.loss, tokens, section), metrics
+    uncorrected = aggregate(result.loss, tokens, section)
+    if uncorrected.requires_grad:
+        (derivative,) = torch.autograd.grad(uncorrected, tokens.logprobs, retain_graph=True)
+        metrics |= _weights_metrics(weights, derivative, tokens)
+    return aggregate(result.loss * weights, tokens, section), metrics
+
+
+def _weights_metrics(values: Tensor, derivative: Tensor, tokens: Tokens) -> dict[str, Tensor]:
+    """Return what the weights do to the step, as metrics that add up (see tokens).
+
+    Args:
+        values: [N] weights as correction.weights returns them.
+        derivative: [N] derivative of the uncorrected policy loss by each token's log-prob.
+        tokens: those that are trained.
+    """
+    return {
+        "policy/correction_weight": tokens.token_mean(values),
+        "policy/correction_dropped_frac": tokens.token_mean(values == 0),
+        _WITH: (values * derivative).square().sum(),
+        _WITHOUT: derivative.square().sum(),
+    }
+
+
+def gradient_frac(metrics: dict[str, float]) -> dict[str, float]:
+    """Return an update's metrics with policy/correction_gradient_frac in place of the two sums that it is made of.
+
+    It estimates the norm of the policy loss's gradient with the weights over that without: both norms are of the derivatives
+    by log-probs, as if the log-probs of all tokens had gradients of one length at right angles. It costs no backward pass.
+    """
+    found = {name: value for name, value in metrics.items() if name not in (_WITH, _WITHOUT)}
+    if metrics.get(_WITHOUT, 0.0) > 0:
+        found["policy/correction_gradient_frac"] = math.sqrt(metrics[_WITH] / metrics[_WITHOUT])
+    return found
 
 
 def _policy_metrics(result: PerToken, tokens: Tokens) -> dict[str, Tensor]:

@@ -6,12 +6,15 @@ import numpy as np
 
 from mrl.diagnosis.curves import held, recent, start
 from mrl.diagnosis.findings import Run, Signs
-from mrl.diagnosis.levers import advice, scaled, switched
+from mrl.diagnosis.levers import advice, at_least, scaled, switched
 from mrl.diagnosis.quality import VALIDATION
 
 MISMATCH = "policy/rollout_mismatch_kl"
 MISMATCH_TIMES, MISMATCH_NATS = 10.0, 0.01
 """Growth over its start, and nats a token below which no growth counts."""
+LEFT = "policy/correction_gradient_frac"
+LEAST_LEFT = 0.3
+"""Share of the gradient's norm below which a correction has taken most of it."""
 ERROR_TIMES = 2.0
 """Growth of a critic's squared error over its start."""
 EXPLAINED, LEAST_EXPLAINED, SETTLED = 0.02, 0.002, 20
@@ -52,6 +55,30 @@ def engines_apart(run: Run) -> Signs:
     if run.settings.get("rollout.dtype") != run.settings.get("training.dtype"):
         against.append("engines and trainer compute in different types (rollout.dtype, training.dtype)")
     return Signs(kl > max(MISMATCH_TIMES * first, MISMATCH_NATS), evidence, levers, against)
+
+
+def correction_takes_gradient(run: Run) -> Signs:
+    """Look for weights of algorithm.correction that leave less than LEAST_LEFT of the gradient's norm."""
+    left = recent(run.curves.of(LEFT))
+    kind = run.settings.get("algorithm.correction.kind", "")
+    names = ("policy/correction_weight", "policy/correction_dropped_frac", MISMATCH)
+    latest = {name: recent(run.curves.of(name))[-1] for name in names}
+    evidence = [
+        f"{LEFT} is {left[-1]:.3g} (mean of the last rows): so much of the gradient's norm is left",
+        *(f"{name} is {value:.3g}" for name, value in latest.items() if np.isfinite(value)),
+    ]
+    levers = []
+    if kind == "sequence_mask":
+        why = "keeps sequences that are further from the engine"
+        levers += at_least(run, "algorithm.correction.high", 1.01, why)
+        levers += switched(run, "algorithm.correction.low", "0.99", why)
+    if kind != "truncated":
+        why = "bounds each token's weight and drops none"
+        levers += switched(run, "algorithm.correction.kind", "truncated", why)
+    levers += advice(
+        "what makes engine and trainer differ (`docs/algorithms.md`)", "a smaller difference needs less"
+    )
+    return Signs(left < LEAST_LEFT, evidence, levers, [])
 
 
 def critic_lost(run: Run) -> Signs:

@@ -41,6 +41,14 @@ RULES = {
         3,
         "lowest",
     ),
+    "correction_takes_gradient": Rule(
+        "the correction takes most of the gradient: its weights leave little to learn from",
+        parts_rules.correction_takes_gradient,
+        (parts_rules.LEFT,),
+        5,
+        "highest",
+        only_with=parts_rules.LEFT,
+    ),
     "critic_lost": Rule(
         "the critic is lost: its values say nothing about the returns",
         parts_rules.critic_lost,

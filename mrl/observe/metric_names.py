@@ -291,6 +291,12 @@ METRICS = {
         "1", "Mean over the tokens of their sequence's geometric mean of w."
     ),
     "policy/rollout_weight_product": Metric("1", "Mean over the tokens of their sequence's product of w."),
+    "policy/correction_weight": Metric("1", "Mean weight that algorithm.correction gives a trained token."),
+    "policy/correction_dropped_frac": Metric("share", "Share of the trained tokens whose weight is 0."),
+    "policy/correction_gradient_frac": Metric(
+        "share",
+        "Norm of the policy loss's gradient with those weights over that without, estimated token by token.",
+    ),
     "critic/explained_variance": Metric(
         "share", "Share of the returns' variance that the old values explain; 1 is all of it."
     ),

@@ -20,6 +20,7 @@ from megatron.core.distributed import (
 )
 from torch import Tensor
 
+from mrl.algorithms.losses import gradient_frac
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
@@ -253,7 +254,8 @@ class TrainedModel:
             taught=taught,
             reference=reference,
         )
-        metrics = reduce_metrics(parts if self.place.tp == self.place.cp == 0 else [], device=self.device)
+        parts = parts if self.place.tp == self.place.cp == 0 else []
+        metrics = gradient_frac(reduce_metrics(parts, device=self.device))
         if not self._is_critic:
             metrics |= self._passes.expert_load.metrics()
         if batch.routes is not None and not self._is_critic:

@@ -52,6 +52,7 @@ class CheckpointSection(Section):
 
 RULES = Literal[
     "engines_apart",
+    "correction_takes_gradient",
     "critic_lost",
     "verifier_silent",
     "reward_hacked",

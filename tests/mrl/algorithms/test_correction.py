@@ -6,8 +6,9 @@ import typing
 import pytest
 import torch
 
+from mrl.algorithms.losses import gradient_frac
 from mrl.config.sections.correction import CORRECTION_KINDS
-from tests.mrl.algorithms.padded import measure, weights
+from tests.mrl.algorithms.padded import measure, policy_loss, weights
 
 KINDS = typing.get_args(CORRECTION_KINDS)
 
@@ -85,3 +86,76 @@ def test_bad_input() -> None:
         weights("off", **(arguments | {"rollout_logprobs": torch.full((1, 4), float("-inf"))}))
     with pytest.raises(ValueError, match="'none', 'raw' or 'truncated'"):
         weights("sequence_mask", token_weights="all", **arguments)
+
+
+def long_responses(length: int, *, sequences: int = 16) -> dict[str, torch.Tensor]:
+    """Responses of a length whose log w has a standard deviation of 0.05 and weights a mean of 1, as sampling makes them."""
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(sequences, length, generator=draw, dtype=torch.float64)
+    rollout = torch.full((sequences, length), -1.0, dtype=torch.float64)
+    return {
+        "old_logprobs": rollout + 0.05 * noise - 0.05**2 / 2,
+        "rollout_logprobs": rollout,
+        "loss_mask": torch.ones(sequences, length),
+    }
+
+
+def gradient_of(
+    arrays: dict[str, torch.Tensor], applied: torch.Tensor, aggregation: str
+) -> tuple[torch.Tensor, dict]:
+    """The gradient by log-probs of the loss with these weights, and its metrics."""
+    advantages = torch.linspace(-1.0, 2.0, len(arrays["loss_mask"]), dtype=torch.float64)[:, None]
+    logprobs = arrays["old_logprobs"].clone().requires_grad_()
+    loss, metrics = policy_loss(
+        "ppo_clip",
+        logprobs=logprobs,
+        old_logprobs=arrays["old_logprobs"],
+        advantages=advantages.expand_as(logprobs).contiguous(),
+        loss_mask=arrays["loss_mask"],
+        weights=applied,
+        aggregation=aggregation,
+    )
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return gradient, gradient_frac({name: float(value) for name, value in metrics.items()})
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+@pytest.mark.parametrize("kind", ["truncated", "icepop", "sequence_mask", "geometric", "product"])
+def test_what_a_correction_leaves_of_the_gradient_is_reported(kind: str, aggregation: str) -> None:
+    arrays = long_responses(64)
+    arrays["loss_mask"][3:, 40:] = 0
+    applied = weights(kind, **arrays, low=0.998, high=1.002)
+    whole, _ = gradient_of(arrays, torch.ones_like(applied), aggregation)
+    left, metrics = gradient_of(arrays, applied, aggregation)
+    mask = arrays["loss_mask"].bool()
+    expected = float(left.norm() / whole.norm())
+    assert metrics["policy/correction_gradient_frac"] == pytest.approx(expected, rel=1e-12)
+    assert metrics["policy/correction_weight"] == pytest.approx(float(applied[mask].mean()), rel=1e-12)
+    dropped = float((applied[mask] == 0).double().mean())
+    assert metrics["policy/correction_dropped_frac"] == pytest.approx(dropped, rel=1e-12)
+    assert (dropped > 0) == (kind in ("icepop", "sequence_mask"))
+    assert not [name for name in metrics if name.endswith("_squares")]
+
+
+def test_a_product_takes_the_gradient_of_long_responses_while_other_weights_look_healthy() -> None:
+    left = []
+    for length in (128, 4096, 16384):
+        arrays = long_responses(length)
+        _, metrics = gradient_of(arrays, weights("product", **arrays, low=0.0, high=2.0), "token_mean")
+        left.append(metrics["policy/correction_gradient_frac"])
+        measured = measure(**arrays)
+        assert float(measured["policy/rollout_weight_token"]) == pytest.approx(1, abs=2e-3)
+        assert float(measured["policy/rollout_weight_geometric"]) == pytest.approx(1, abs=3e-3)
+        assert float(measured["policy/rollout_mismatch_kl"]) == pytest.approx(1.25e-3, rel=0.1)
+    assert left[0] > 0.8 and left[1] < 0.3 and left[2] < 0.05, left
+
+
+def test_nothing_is_reported_of_a_correction_that_is_off() -> None:
+    arrays = long_responses(8)
+    logprobs = arrays["old_logprobs"].clone().requires_grad_()
+    advantages = torch.ones_like(logprobs)
+    _, metrics = policy_loss(
+        "ppo_clip", logprobs=logprobs, old_logprobs=logprobs.detach(), advantages=advantages,
+        loss_mask=arrays["loss_mask"],
+    )  # fmt: skip
+    assert not [name for name in metrics if "correct" in name]

@@ -10,8 +10,10 @@ from pydantic import ValidationError
 from mrl.algorithms.advantages import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.losses import LOSSES
+from mrl.config.load import load_config
 from mrl.config.sections import algorithm, policy_loss
 from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.files import CONFIGS
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
@@ -115,6 +117,17 @@ def test_each_correction_has_its_own_default_bounds() -> None:
 def test_refusals(tree, match) -> None:
     with pytest.raises(ValidationError, match=match):
         AlgorithmSection.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "count"), [("product", 4096, 1), ("product", 256, 0), ("icepop", 4096, 0)]
+)
+def test_a_product_of_weights_over_long_responses_is_warned_of(kind: str, length: int, count: int) -> None:
+    changes = {"algorithm": {"correction": {"kind": kind}}, "rollout": {"max_response_tokens": length}}
+    warnings = load_config(CONFIGS / "quickstart.yaml", "model.max_length=8192", changes).warnings
+    assert len(warnings) == count
+    if warnings:
+        assert "product with rollout.max_response_tokens = 4096" in warnings[0] and "truncated" in warnings[0]
 
 
 def test_importing_the_section_imports_no_torch() -> None:

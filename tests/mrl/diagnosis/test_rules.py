@@ -16,6 +16,7 @@ SETTINGS = {
     "training.optimizer.lr": "0.0002",
     "critic.optimizer.lr": "0.05",
     "critic.warmup_steps": "5",
+    "algorithm.correction.kind": "product",
     "sync.verify": "wire",
     "algorithm.filter": "null",
     "algorithm.kl.location": "off",
@@ -68,6 +69,18 @@ def test_a_rule_fires_on_its_failure_and_knows_since_when(rule: str) -> None:
     assert [f.rule for f in found][:1] == [rule]
     assert 35 <= found[0].since <= 60 and found[0].last == 80
     assert found[0].evidence and found[0].levers
+
+
+def test_a_correction_that_takes_the_gradient_is_named() -> None:
+    rows = made()
+    for row in rows:
+        row["policy/correction_gradient_frac"] = 0.9 if row["step"] < 40 else 0.04
+        row["policy/correction_weight"] = 0.03
+    (finding,) = diagnose(Curves(rows), SETTINGS).findings
+    assert finding.rule == "correction_takes_gradient" and 40 <= finding.since <= 45
+    assert "policy/correction_weight is 0.03" in finding.evidence
+    assert finding.levers[0].text.startswith("algorithm.correction.kind=truncated (now product)")
+    assert names([row | {"policy/correction_gradient_frac": 0.5} for row in rows]) == []
 
 
 def test_a_policy_that_slowly_unlearns_is_named() -> None:
