@@ -68,8 +68,13 @@ def executor() -> Iterator[ForkedExecutor]:
 def test_a_request_that_does_not_answer(
     executor: ForkedExecutor, request_: str, deadline: float, answer: str, says: str
 ) -> None:
-    reply = executor.run(request_, deadline_seconds=deadline)
-    assert says in reply[answer]
+    """A busy machine may give the child no processor at all; such a request is tried again, as the pool does."""
+    reply = next(
+        reply
+        for reply in (executor.run(request_, deadline_seconds=deadline) for _ in range(20))
+        if not reply.get("starved")
+    )
+    assert says in reply[answer], reply
     assert list(executor.run("fine", deadline_seconds=20.0)) == ["verdicts"]
 
 
