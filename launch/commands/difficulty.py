@@ -24,6 +24,7 @@ from mrl.launch.commands.evaluate import model_digest
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.validate import Scores
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
@@ -63,7 +64,7 @@ def _measure(config: Config, section: DifficultySection) -> str:
     file = _begun(section, begun, _about(config, sampling))
     if damaged:
         put_aside(Path(section.file), damaged)
-    survey = Survey(prompts, file, section, sampling)
+    survey = Survey(prompts, file, section, sampling, config.reward)
     if survey.waiting():
         with collecting(config, tokenizer, acting, group_size=SAMPLES_A_LOOK) as collector:
             survey.run(collector)
@@ -77,10 +78,15 @@ class Survey:
     """Asks about prompts, some at a time, until each one's rate is known."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], file: RateFile, section: DifficultySection, sampling: Sampling
+        self,
+        prompts: Sequence[Prompt],
+        file: RateFile,
+        section: DifficultySection,
+        sampling: Sampling,
+        reward: RewardSection,
     ) -> None:
         self._prompts = [dataclasses.replace(prompt, index=place) for place, prompt in enumerate(prompts)]
-        self._file, self._sampling = file, sampling
+        self._file, self._sampling, self._reward = file, sampling, reward
         self._section, self._band = section, band_of(section)
         self._num_asked = sum(known.asked for known in file.prompts.values())
 
@@ -118,7 +124,7 @@ class Survey:
             waiting = further
 
     def _take(self, groups: Sequence[Group]) -> None:
-        scores = [Scores.of(group).known for group in groups]
+        scores = [Scores.of(group, self._reward).known for group in groups]
         if not any(scores):
             verdict = groups[0].samples[0].verdict
             reason = f": {verdict.reason}" if verdict and verdict.reason else ""

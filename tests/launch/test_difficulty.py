@@ -22,6 +22,7 @@ from mrl.launch.commands import difficulty
 from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure, summary
 from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
+from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 from tests.launch.command import run
@@ -109,7 +110,9 @@ def prompts(count: int) -> list[Prompt]:
 
 def survey(path: Path, count: int, **about: Any) -> Survey:
     file = RateFile.read(path) if path.exists() else RateFile(about, {})
-    return Survey(prompts(count), file, DifficultySection(file=str(path)), SAMPLING)
+    return Survey(
+        prompts(count), file, DifficultySection(file=str(path)), SAMPLING, RewardSection(kind="maths")
+    )
 
 
 def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -> None:
