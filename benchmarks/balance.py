@@ -71,9 +71,7 @@ def start(folder: Path) -> tuple[MegatronWorker, SampleCost]:
     write_model(folder)
     model = ModelSection(path=str(folder), max_length=LONGEST)
     training = TrainingSection(dtype="float32", microbatch_tokens=1 << 20)
-    worker = MegatronWorker(
-        model, training, rank=0, world_size=1, master_address="127.0.0.1", master_port=free_port()
-    )
+    worker = MegatronWorker(model, training, rank=0, world_size=1, store=f"tcp://127.0.0.1:{free_port()}")
     return worker, SampleCost.of_model(find_facts(model))
 
 

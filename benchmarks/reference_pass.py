@@ -62,8 +62,7 @@ def stage(
         TrainingSection(dtype="float32", layout=layout, microbatch_tokens=tokens, num_threads=1),
         rank=rank,
         world_size=STAGES,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
     )
     worker.snapshot_reference()
     batch = ragged(samples, seed=0)

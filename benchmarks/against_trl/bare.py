@@ -154,8 +154,7 @@ def _start_alone() -> None:
         Layout(),
         rank=0,
         world_size=1,
-        master_address="127.0.0.1",
-        master_port=free_port(),
+        store=f"tcp://127.0.0.1:{free_port()}",
         seed=1,
         collective_seconds=600,
     )

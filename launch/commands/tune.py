@@ -1,8 +1,8 @@
-"""Tuning on demonstrations or preferences, SPMD under torchrun, without Ray: `torchrun --nproc-per-node N -m
-mrl.launch.commands.tune CONFIG...`.
+"""Tuning on demonstrations or preferences, SPMD, without Ray.
 
-`mrl tune CONFIG...` starts torchrun on this machine with as many ranks as the training layout has. A request to stop
-(Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks as a file, because torchrun would end them in the middle of a step.
+`mrl tune CONFIG...` starts as many ranks on this machine as the training layout has; on several machines torchrun does, on each:
+`torchrun --nproc-per-node N ... -m mrl.launch.commands.tune CONFIG...`. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks
+as a file, so that they finish their step.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
-
-import psutil
 
 from mrl.config.load import dump, load_config
 from mrl.config.root import Config
@@ -28,19 +26,17 @@ from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import started
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
-from mrl.launch.workers.spmd import run_torchrun, start_worker
+from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_labels
 from mrl.rollout.stop_tokens import end_of_text
 
-PARENT = "MRL_TUNE_COMMAND"
-"""The process that started torchrun; ranks stop as soon as it is gone."""
 PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 
 
 def run_ranks(arguments: Sequence[str]) -> int:
-    """torchrun on this machine; 0 when all steps are done, torchrun's code where it failed, else the stop reason's. Model and
-    data are checked before ranks start."""
+    """The ranks on this machine; 0 when all steps are done, the code of one that failed, else the stop reason's. Model and data are
+    checked before ranks start."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export import require_new
@@ -135,10 +131,7 @@ def _run(arguments: Sequence[str], config: Config, signals: StopSignals) -> int:
         if (reason := signals.reason()) is not None:
             stop_file(config).write_text(reason)
 
-    environment = {PARENT: str(os.getpid())}
-    return run_torchrun(
-        "mrl.launch.commands.tune", arguments, config, environment=environment, while_it_runs=pass_on
-    )
+    return run_local_ranks("mrl.launch.commands.tune", arguments, config, while_they_run=pass_on)
 
 
 def folder_of(config: Config) -> Path:
@@ -194,6 +187,9 @@ def main(arguments: Sequence[str]) -> None:
     except Exception as error:
         print(f"tune, rank {rank}: {type(error).__name__}: {error}", file=seen, flush=True)
         raise
+    finally:
+        if rank == 0:
+            forget_meeting_place()
 
 
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
@@ -278,8 +274,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
 
 
 def _is_asked_to_stop(config: Config) -> bool:
-    parent = os.environ.get(PARENT)
-    return stop_file(config).exists() or (parent is not None and not psutil.pid_exists(int(parent)))
+    return stop_file(config).exists() or starter_is_gone()
 
 
 def _section(config: Config) -> TuneSection:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,16 +35,12 @@ def write_model(folder: Path, *, large: bool) -> None:
 
 
 def start_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return MegatronWorker(
         ModelSection(path=folder, max_length=MAX_LENGTH),
         TrainingSection(dtype=dtype, microbatch_tokens=256, optimizer=OptimizerSection(lr=1e-3)),
         rank=0,
         world_size=1,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"{tempfile.mkdtemp(dir=folder)}/store",
     )
 
 

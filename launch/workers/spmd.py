@@ -1,64 +1,99 @@
-"""Megatron-only programs under torchrun on this machine, without Ray: starting the ranks, and the worker of one rank."""
+"""Megatron-only programs on this machine, without Ray: starting the ranks, and the worker of one rank."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
 
-GRACE_SECONDS = 40.0
-"""torchrun itself gives its ranks 30 s."""
+GRACE_SECONDS = 30.0
+"""For ranks that are told to end, before they are killed."""
 POLL_SECONDS = 0.5
+STORE = "MRL_RANKS_STORE"
+"""The file at which the ranks of this machine meet, in a folder that is this user's alone."""
+STARTER = "MRL_RANKS_STARTER"
+"""The process that started the ranks."""
 
 
-def run_torchrun(
-    module: str,
-    arguments: Sequence[str],
-    config: Config,
-    *,
-    environment: Mapping[str, str],
-    while_it_runs: Callable[[], None],
+def run_local_ranks(
+    module: str, arguments: Sequence[str], config: Config, *, while_they_run: Callable[[], None]
 ) -> int:
-    """`torchrun --nproc-per-node WORLD -m module ARGUMENTS` on this machine; its exit code.
+    """`python -m module ARGUMENTS` for every rank of the training layout; 0 where all end with 0, else the code of the first that
+    failed (128 + the signal that ended it), after which the others are ended.
 
-    It has a session of its own, so that a terminal's signals reach this process alone; `while_it_runs` is called every
-    POLL_SECONDS. torchrun is ended when this function is left by an exception.
+    They meet at a file in a folder that is the user's alone, and send each other messages over the loopback interface: torchrun would keep
+    an open port, and unpickle what it finds there. They are in sessions of their own, so that a terminal's signals reach this process
+    alone; `while_they_run` is called every POLL_SECONDS. They are ended when this function is left by an exception.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(config.training.layout.world_size), "-m", module, *arguments]
-    threads = {"OMP_NUM_THREADS": str(config.training.num_threads)}
-    process = subprocess.Popen(command, env={**os.environ, **threads, **environment}, start_new_session=True)
-    try:
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(POLL_SECONDS)
-            while_it_runs()
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)  # torchrun ends its ranks
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    size = config.training.layout.world_size
+    with tempfile.TemporaryDirectory(prefix="mrl-ranks-", ignore_cleanup_errors=True) as folder:
+        shared = {STORE: f"{folder}/store", STARTER: str(os.getpid()), "WORLD_SIZE": str(size)}
+        shared |= {"OMP_NUM_THREADS": str(config.training.num_threads)}
+        interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(size):
+                environment = interface | os.environ | shared | {"RANK": str(rank)}
+                command = [sys.executable, "-m", module, *arguments]
+                ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            while True:
+                codes = [rank.poll() for rank in ranks]
+                if failed := [code for code in codes if code]:
+                    return 128 - failed[0] if failed[0] < 0 else failed[0]
+                if None not in codes:
+                    return 0
+                while_they_run()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    ranks[codes.index(None)].wait(POLL_SECONDS)
+        finally:
+            _end(ranks)
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ranks that still run are asked to end, then killed."""
+    for rank in ranks:
+        rank.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.wait(max(0.0, deadline - time.monotonic()))
+            continue
+        rank.kill()
+        rank.wait()
+
+
+def starter_is_gone() -> bool:
+    """Whether the process that started this rank has ended; never under torchrun."""
+    starter = os.environ.get(STARTER)
+    return starter is not None and os.getppid() != int(starter)
+
+
+def forget_meeting_place() -> None:
+    """Removes what the process that started the ranks would have removed, where that has ended."""
+    if starter_is_gone() and STORE in os.environ:
+        shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)
 
 
 def start_worker(config: Config, **changes: Any) -> Any:
-    """The MegatronWorker of this rank, by torchrun's environment."""
+    """The MegatronWorker of this rank, by the environment that `run_local_ranks` gives it, or torchrun."""
+    from mrl.resharding.wire.meeting import TCP
     from mrl.training.worker import MegatronWorker
 
+    store = os.environ.get(STORE) or f"{TCP}{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     options = {"model": config.model, "training": config.in_updates().training, **changes}
     return MegatronWorker(
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        master_address=os.environ["MASTER_ADDR"],
-        master_port=int(os.environ["MASTER_PORT"]),
+        store=store,
         seed=config.run.seed,
         **options,
     )

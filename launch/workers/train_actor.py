@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,34 +44,40 @@ class TrainActor:
         self._config, self._rank = config.in_updates(), rank
         self._weight_sync: Any = None
         self._objectives: dict[str, Any] = {}
-        self._store: tuple[str, int] | None = None
+        self._store: str | None = None
+        self._store_folder: str | None = None
 
-    def rendezvous(self) -> tuple[str, int]:
-        """This process's node address and a free port on it; asked of rank 0 before `start`."""
+    def rendezvous(self, *, one_node: bool) -> str:
+        """Where the run's processes meet (`wire.meeting.Meeting`); asked of rank 0 before `start`. On one node a file in a folder of this
+        user's, which no other user and no other machine reaches; else a free port of this one's address."""
         import ray
 
+        from mrl.resharding.wire.meeting import TCP
+
+        if one_node:
+            self._store_folder = tempfile.mkdtemp(prefix="mrl-store-", dir=os.environ.get("MRL_SESSION"))
+            return f"{self._store_folder}/store"
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+            return f"{TCP}{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def preload(self) -> None:
         """Imports what start() needs, which takes seconds and no memory of a slot."""
         preload(self._config)
 
-    def start(self, address: str, port: int) -> None:
+    def start(self, store: str) -> None:
         """Builds the Megatron model and optimizer; a collective over all ranks."""
         from mrl.algorithms.objective import Objective, ValueObjective
         from mrl.training.profiler import Profiler
         from mrl.training.worker import MegatronWorker
 
-        self._store = address, port
+        self._store = store
         self.worker = MegatronWorker(
             model=self._config.model,
             training=self._config.training,
             rank=self._rank,
             world_size=self._config.training.layout.world_size,
-            master_address=address,
-            master_port=port,
+            store=store,
             seed=self._config.run.seed,
             replays=self._config.routing.replay != "off",
         )
@@ -215,6 +224,8 @@ class TrainActor:
             self._weight_sync.close()
         if hasattr(self, "worker"):
             self.worker.close()
+        if self._store_folder is not None:
+            shutil.rmtree(self._store_folder, ignore_errors=True)
 
 
 def _sent(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

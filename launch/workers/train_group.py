@@ -61,6 +61,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         layout = config.training.layout
         self.layout = layout.sizes()
         self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
+        self._one_node = len(set(placement.nodes)) == 1
         self.lost_nodes = placement.lost_nodes
         self.has_moved = True
         """Whether weights may be others than the engines were sent last."""
@@ -93,8 +94,8 @@ class TrainGroup(ActorGroup[TrainActor]):
         import ray
 
         deadline = self._config.launch.start_deadline_seconds
-        address, port = ray.get(self.start_on(0, TrainActor.rendezvous), timeout=deadline)
-        return self.start_on_all(TrainActor.start, address, port)
+        asked = self.start_on(0, TrainActor.rendezvous, one_node=self._one_node)
+        return self.start_on_all(TrainActor.start, ray.get(asked, timeout=deadline))
 
     # -- passes and updates --------------------------------------------------------------------------------------
 

@@ -53,14 +53,13 @@ class MegatronWorker:
         *,
         rank: int,
         world_size: int,
-        master_address: str,
-        master_port: int,
+        store: str,
         seed: int = 0,
         load: bool = True,
         replays: bool = False,
         value_labels: Sequence[str] = (),
     ) -> None:
-        """Joins the other ranks, builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
+        """Joins the other ranks at the address of a store (`wire.meeting.Meeting`), builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
         bring routes for the policy and the reference to take (routing.replay). With `value_labels` what
         stands in the policy's place is a reward model that gives these: forward() gives values, and an objective is called with
         them."""
@@ -75,8 +74,7 @@ class MegatronWorker:
             self.layout,
             rank=rank,
             world_size=world_size,
-            master_address=master_address,
-            master_port=master_port,
+            store=store,
             seed=seed,
             collective_seconds=training.collective_seconds,
         )

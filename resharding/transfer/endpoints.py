@@ -58,9 +58,9 @@ def open_endpoints(
     rank: int,
     num_trainers: int,
     device: torch.device,
-    store: tuple[str, int] | None,
+    store: str | None,
 ) -> Endpoints:
-    """`addresses`: of all engine ranks. `store`: host and port of the trainers' torch.distributed store, for
+    """`addresses`: of all engine ranks. `store`: address of the trainers' torch.distributed store, for
     a mesh."""
     receivers = tuple(range(rank, len(addresses), num_trainers))
     if sync.transport == "auto":

@@ -38,7 +38,7 @@ class GatherSync:
         addresses: Sequence[str],
         *,
         topology: Topology | None = None,
-        store: tuple[str, int] | None = None,
+        store: str | None = None,
     ) -> None:
         """`addresses`: of every engine rank. `topology`: where all ranks are; None: nothing is known. `store`: the
         trainers' torch.distributed store (distributed transport)."""

@@ -52,7 +52,7 @@ class PlannedSync:
         engines: Sequence[RankManifest],
         *,
         topology: Topology,
-        store: tuple[str, int] | None = None,
+        store: str | None = None,
     ) -> None:
         """`addresses`, `engines`: of every engine rank in order (`RolloutEngine.engine_manifests` of each
         engine). `topology`: where all of them are. `store`: the trainers' torch.distributed store (distributed

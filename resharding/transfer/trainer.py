@@ -72,7 +72,7 @@ def group_of(trainer: Trainer) -> dist.ProcessGroup | None:
 
 
 def endpoints_of(
-    trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: tuple[str, int] | None
+    trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: str | None
 ) -> Endpoints:
     world = trainer.layout.world_size
     rank = dist.get_rank() if world > 1 else 0

@@ -7,11 +7,13 @@ import datetime
 import time
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 
+TCP = "tcp://"
+"""How the address of a store begins that other machines reach."""
 _POLL_SECONDS = 0.02
 
 
@@ -19,9 +21,8 @@ _POLL_SECONDS = 0.02
 class Meeting:
     """Where and as what a process joins."""
 
-    host: str
-    port: int
-    """Of a torch.distributed TCPStore."""
+    store: str
+    """Of torch.distributed: `tcp://HOST:PORT`, or the path of a FileStore's file."""
     token: str
     """Names the group; ranks with different tokens never meet."""
     rank: int
@@ -33,9 +34,8 @@ class Meeting:
 
         `said`: what others may read of this rank (`said_by`). WeightSyncError at the deadline, naming who is
         missing, or when `lost` says why."""
-        timeout, deadline = datetime.timedelta(seconds=deadline_seconds), time.monotonic() + deadline_seconds
-        whole = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
-        store = PrefixStore(self.token, whole)
+        deadline = time.monotonic() + deadline_seconds
+        store = PrefixStore(self.token, _opened(self.store, datetime.timedelta(seconds=deadline_seconds)))
         store.set(_name(self.rank), said)
         missing = set(range(self.size))
         while missing:
@@ -52,6 +52,15 @@ class Meeting:
                 raise WeightSyncError(reason)
             time.sleep(_POLL_SECONDS if missing else 0)
         return store
+
+
+def _opened(address: str, timeout: datetime.timedelta) -> Any:
+    if address.startswith(TCP):
+        host, _, port = address.removeprefix(TCP).rpartition(":")
+        return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+    store = FileStore(address)
+    store.set_timeout(timeout)
+    return store
 
 
 def said_by(store: Any, rank: int) -> str:

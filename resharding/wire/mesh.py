@@ -78,7 +78,7 @@ class Mesh:
             self._group = self._join(store, meeting, device)
         except (RuntimeError, ValueError) as error:
             raise WeightSyncError(
-                f"rank {meeting.rank} of {meeting.size} could not join the others through {meeting.host}:{meeting.port}: "
+                f"rank {meeting.rank} of {meeting.size} could not join the others through {meeting.store}: "
                 f"{error}"
             ) from error
 

@@ -50,7 +50,7 @@ class TrainerMesh:
     def __init__(
         self,
         kind: str,
-        store: tuple[str, int],
+        store: str,
         *,
         rank: int,
         num_trainers: int,
@@ -59,7 +59,7 @@ class TrainerMesh:
         deadline_seconds: float,
         digests: bool,
     ) -> None:
-        """`kind`: of `KINDS`. `store`: host and port of the trainers' torch.distributed store."""
+        """`kind`: of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
         self.kind = kind
         self.device, self.digests = device, digests
         self.rank, self.num_trainers = rank, num_trainers
@@ -72,12 +72,10 @@ class TrainerMesh:
     def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
         """What engine rank `receiver` needs to join; the first session's id names the group."""
         self._token = self._token or session_id
-        host, port = self._store
         return {
             "kind": self.kind,
             "token": self._token,
-            "host": host,
-            "port": port,
+            "store": self._store,
             "rank": self._rank_of(receiver),
             "size": self._size,
             "feeder": self.rank,
@@ -103,7 +101,7 @@ class TrainerMesh:
         self._lost = {session_id: [*watched, lost]}
         if self._mesh is None:
             self._token = self._token or session_id
-            meeting = Meeting(*self._store, self._token, self.rank, self._size)
+            meeting = Meeting(self._store, self._token, self.rank, self._size)
             self._mesh = KINDS[self.kind](
                 meeting, device=self.device, deadline_seconds=self._seconds, lost=self._any_lost
             )
@@ -202,7 +200,7 @@ class MeshInbox:
             return
         d = self._description
         self._mesh = KINDS[d["kind"]](
-            Meeting(d["host"], d["port"], d["token"], d["rank"], d["size"]),
+            Meeting(d["store"], d["token"], d["rank"], d["size"]),
             device=self._device,
             deadline_seconds=self._seconds,
             lost=lost,
@@ -241,7 +239,7 @@ class MeshInbox:
 
 def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     kinds = {
-        "token": str, "host": str, "port": int, "rank": int, "size": int, "feeder": int, "digests": bool,
+        "token": str, "store": str, "rank": int, "size": int, "feeder": int, "digests": bool,
         "num_bytes": int, "kind": str,
     }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)

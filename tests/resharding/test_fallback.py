@@ -69,7 +69,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
         [receiver.address],
         [manifest],
         topology=topology,
-        store=("127.0.0.1", meeting.port),
+        store=f"tcp://127.0.0.1:{meeting.port}",
     )
     assert weight_sync.plan.fallback == WHOLE
     sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}

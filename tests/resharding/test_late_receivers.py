@@ -64,10 +64,10 @@ def train(rank: int, layout: Layout, mode: str, transport: str, store: TCPStore,
         topology = Topology.separate(layout.world_size, RECEIVERS, slots_per_node=on_one)
         manifests = engine_manifests.from_layout(TINY, Layout(tp=RECEIVERS))
         weight_sync: Any = PlannedSync(
-            trainer, sync, addresses, manifests, topology=topology, store=(HOST, port)
+            trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
         )
     else:
-        weight_sync = GatherSync(trainer, sync, addresses, store=(HOST, port))
+        weight_sync = GatherSync(trainer, sync, addresses, store=f"tcp://{HOST}:{port}")
     store.set("digest", weight_sync.digest)
     errors = []
     for number, (_, version, absent) in enumerate(SESSIONS):

@@ -338,7 +338,7 @@ class Pair:
             [address],
             engine_manifests.from_layout(TINY, Layout()),
             topology=Topology.on([0]) if transport == "auto" else Topology.beside([0]),
-            store=("127.0.0.1", wire.port),
+            store=f"tcp://127.0.0.1:{wire.port}",
         )
         self.trainer.fill(0)
 

@@ -44,8 +44,10 @@ def train(
     manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
     on_one = 8 if sync.transport == "auto" else 1  # machine: where memory can be shared
     topology = Topology.separate(layout.world_size, receivers, slots_per_node=on_one)
-    planned = PlannedSync(trainer, sync, addresses, manifests, topology=topology, store=(HOST, port))
-    gather = GatherSync(trainer, sync, addresses, topology=topology, store=(HOST, port))
+    planned = PlannedSync(
+        trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
+    )
+    gather = GatherSync(trainer, sync, addresses, topology=topology, store=f"tcp://{HOST}:{port}")
     store.set("planned", planned.digest)
     store.set("gather", gather.digest)
     sent, heard = [], ""

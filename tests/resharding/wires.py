@@ -40,7 +40,7 @@ class Wire:
             return WeightSender(address, sync, SlotLink(sync.bucket_bytes, self.device))
         mesh = TrainerMesh(
             self.kind,
-            ("127.0.0.1", self.port),
+            f"tcp://127.0.0.1:{self.port}",
             rank=0,
             num_trainers=1,
             num_receivers=1,

@@ -9,15 +9,18 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from mrl.errors import CheckpointError, ConfigError, MrlError
 from mrl.models.layout import Layout, Place
+from mrl.resharding.wire.meeting import TCP
 from mrl.training.platform import cpu
 
 
@@ -26,20 +29,23 @@ def start_process_groups(
     *,
     rank: int,
     world_size: int,
-    master_address: str,
-    master_port: int,
+    store: str,
     seed: int,
     collective_seconds: float,
 ) -> tuple[torch.device, Place]:
-    """Joins all ranks and builds Megatron's groups. A collective of any of them fails after `collective_seconds`."""
+    """Joins all ranks at the address of a store (`wire.meeting.Meeting`) and builds Megatron's groups. A collective of any of them fails
+    after `collective_seconds`."""
     if world_size != layout.world_size:
         raise ConfigError(
             f"the layout needs {layout.world_size} ranks (tp x cp x dp x pp), but {world_size} were started"
         )
     device = _start_device(rank)
+    where: dict[str, Any] = {"init_method": store}
+    if not store.startswith(TCP):
+        where = {"store": FileStore(store)}  # the trainers' meshes open it later, so nobody here ends it
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
-        init_method=f"tcp://{master_address}:{master_port}",
+        **where,
         rank=rank,
         world_size=world_size,
         timeout=datetime.timedelta(seconds=collective_seconds),

@@ -48,8 +48,7 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
         training=training,
         rank=rank,
         world_size=world_size,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
     )
     buffers = worker.policy.memory.buffers
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
@@ -94,8 +93,7 @@ def measure_critic(
         training=training,
         rank=rank,
         world_size=world_size,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
     )
     worker.add_critic(CriticSection())
     worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, role="critic")

@@ -27,8 +27,7 @@ def save(rank: int, world_size: int, port: int, folder: Path, training: Training
         training=training,
         rank=rank,
         world_size=world_size,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
     )
     worker.save_checkpoint(folder / "saved", {})
     worker.close()

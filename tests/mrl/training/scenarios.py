@@ -66,8 +66,7 @@ def worker(
         TrainingSection(**(fields | changes)),
         rank=rank,
         world_size=world,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
         replays=replays,
         value_labels=value_labels,
     )

@@ -42,7 +42,7 @@ class Pair:
         (self.receiver,) = came
 
     def _join(self, token: str, rank: int, seconds: float, buckets: Any) -> NixlMesh:
-        meeting = Meeting("127.0.0.1", self._store.port, token, rank, 2)
+        meeting = Meeting(f"tcp://127.0.0.1:{self._store.port}", token, rank, 2)
         return NixlMesh(meeting, device=CPU, deadline_seconds=seconds, lost=alive, buckets=buckets)
 
     def write(self, value: int, size: int, bucket: int, offset: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_a_late_receiver_is_waited_for_and_one_that_never_comes_is_named() -> No
     pair.take(8)
     pair.sender.close()
     pair.receiver.close()
-    meeting = Meeting("127.0.0.1", pair._store.port, "alone", 0, 2)
+    meeting = Meeting(f"tcp://127.0.0.1:{pair._store.port}", "alone", 0, 2)
     with pytest.raises(WeightSyncError, match=r"ranks \[1\] of 2 did not come in time"):
         NixlMesh(meeting, device=CPU, deadline_seconds=0.5, lost=alive)
 

@@ -61,8 +61,7 @@ def tuned(
         training=config.training.model_copy(update={"optimizer": section.optimizer}),
         rank=rank,
         world_size=world,
-        master_address="127.0.0.1",
-        master_port=port,
+        store=f"tcp://127.0.0.1:{port}",
     )
     tokenizer = load_tokenizer(config.model.path)
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
