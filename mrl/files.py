@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +23,24 @@ PARTIAL = ".partial"
 
 CONFIGS = Path(__file__).parent / "configs"
 """The folder of recipes, model facts and hardware facts, in a checkout and in an installed package alike."""
+
+LONGEST_TEMPORARY = 107 - len(
+    "/mrl-12345678/r/session_2026-11-29_07-48-16_315022_4194304/sockets/plasma_store"
+)
+"""Bytes of a folder's path below which the paths of sockets fit, of which Ray's are the longest: such a path has at most 107."""
+
+
+def folder_for_sockets() -> str:
+    """The usual folder of temporary files, or /tmp where the paths of Ray's and vLLM's sockets would be too long below it."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) <= LONGEST_TEMPORARY:
+        return usual
+    if os.access("/tmp", os.W_OK | os.X_OK):
+        return "/tmp"
+    raise ConfigError(
+        f"TMPDIR = {usual} is too long for the paths of sockets, and /tmp cannot be written; set TMPDIR to a folder of at most "
+        f"{LONGEST_TEMPORARY} bytes"
+    )
 
 
 def shipped(path: Path) -> Path:

@@ -28,6 +28,7 @@ import psutil
 
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
+from mrl.files import folder_for_sockets
 from mrl.launch.cluster import session_watcher
 
 SLOT = "slot"
@@ -43,10 +44,6 @@ TOKEN = "RAY_AUTH_TOKEN"
 """The variable that has the secret of a Ray cluster."""
 RAY_FOLDER = "r"
 """Ray's part of a session's folder, which it opens to all users (mode 0777) and which nobody else gets to through the folder above it."""
-LONGEST_TEMPORARY = 107 - len(
-    f"/mrl-12345678/{RAY_FOLDER}/session_2026-11-29_07-48-16_315022_4194304/sockets/plasma_store"
-)
-"""Bytes of a temporary folder's path below which Ray's sockets fit: the path of a socket has at most 107."""
 HEAD_SECONDS = 5.0
 """For an answer of the head of a Ray that is joined."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -305,7 +302,7 @@ def _check_slots(num_slots: int, where: str) -> None:
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
     """A folder that is this user's alone, with its watcher. MRL_SESSION, by which the session's processes are known, is its path."""
-    folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=_short_temporary()))
+    folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=folder_for_sockets()))
     os.environ["MRL_SESSION"] = str(folder)
     watcher = Watcher(folder)
     try:
@@ -314,19 +311,6 @@ def session_folder() -> Iterator[Path]:
         os.environ.pop("MRL_SESSION", None)
         watcher.close()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _short_temporary() -> str:
-    """Where the paths of Ray's sockets are not too long: the usual folder of temporary files, else /tmp."""
-    usual = tempfile.gettempdir()
-    if len(os.fsencode(usual)) <= LONGEST_TEMPORARY:
-        return usual
-    if os.access("/tmp", os.W_OK | os.X_OK):
-        return "/tmp"
-    raise ConfigError(
-        f"TMPDIR = {usual} is too long for the paths of Ray's sockets, and /tmp cannot be written; set TMPDIR to a folder of at most "
-        f"{LONGEST_TEMPORARY} bytes"
-    )
 
 
 class Watcher:

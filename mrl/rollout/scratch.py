@@ -23,7 +23,7 @@ import psutil
 
 from mrl.compile_cache import use_own_compile_cache
 from mrl.errors import RolloutError
-from mrl.files import is_own_folder
+from mrl.files import folder_for_sockets, is_own_folder
 from mrl.resharding.wire.processes import ProcessId
 
 _SEGMENTS = Path("/dev/shm")
@@ -37,7 +37,7 @@ class Scratch:
     """One engine's folder. Made before the engine, so that one killed while it starts leaves nothing either."""
 
     def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
-        root = root or Path(tempfile.gettempdir())
+        root = root or Path(folder_for_sockets())
         sweep(root, segments)
         own = ProcessId.own()
         self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"

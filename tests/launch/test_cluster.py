@@ -17,7 +17,8 @@ import pytest
 
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
-from mrl.launch.cluster.cluster import LONGEST_TEMPORARY, asked_again, cluster, session_folder
+from mrl.files import LONGEST_TEMPORARY
+from mrl.launch.cluster.cluster import asked_again, cluster, session_folder
 from tests.support.listeners import is_private, listeners
 from tests.support.processes import children
 
@@ -27,7 +28,7 @@ def test_a_ray_that_does_not_start_says_what_can_be_done(
 ) -> None:
     """Here for an object store below the least that Ray takes, past the section's own bound."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("mrl.launch.cluster.cluster.LONGEST_TEMPORARY", 4096)
+    monkeypatch.setattr("mrl.files.LONGEST_TEMPORARY", 4096)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     launch = LaunchSection.model_construct(object_store_bytes=1000)
     with (

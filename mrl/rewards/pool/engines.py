@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from mrl.errors import ConfigError, WorkerLost
+from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
@@ -271,7 +272,5 @@ def visible_gpus(numbers: Sequence[int]) -> list[str]:
 
 
 def _socket_folder() -> str:
-    """Make a folder of mode 0700 for a server's sockets, its own and those between its processes. Its name is short, because a socket's
-    path has at most 107 bytes, and vLLM adds 37."""
-    usual = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="mrl-judge-", dir=usual if len(os.fsencode(usual)) <= 50 else "/tmp")
+    """Make a folder of mode 0700 for a server's sockets, its own and those between its processes."""
+    return tempfile.mkdtemp(prefix="mrl-judge-", dir=folder_for_sockets())

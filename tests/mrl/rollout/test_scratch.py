@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 import time
+import uuid
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,14 @@ def test_the_remover_is_no_child_of_its_owner(places: tuple[Path, Path]) -> None
     assert scratch.folder.is_dir(), "nothing is removed while the owner lives"
     scratch.close()
     assert not scratch.folder.exists()
+
+
+def test_the_paths_of_sockets_fit_whatever_the_folder_of_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    scratch = Scratch()
+    try:
+        assert len(f"{scratch.folder}/{uuid.uuid4()}") <= 107 and scratch.folder.is_dir()
+    finally:
+        scratch.close()
