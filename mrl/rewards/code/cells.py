@@ -28,7 +28,8 @@ class CellResult:
 
 
 class Cells(Session):
-    """A sandboxed interpreter. Use as a context manager; no cell runs after CandidateEnded."""
+    """A sandboxed interpreter. Use as a context manager; no cell runs after CandidateEnded, and nothing that one
+    has started runs between two."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
         """`rules.seconds` and `rules.cpu_seconds` are those of one cell."""
@@ -55,10 +56,13 @@ class Cells(Session):
         self._allowance = Allowance.of(self._rules.seconds)
         for printed in self._output.values():
             printed.clear()
+        self._run.resume()
         self._begin()
         self._calls += 1
         self._send({"id": self._calls, "cell": source})
-        return self._result(self._receive())
+        reply = self._receive()
+        self._run.pause()
+        return self._result(reply)
 
     def _result(self, reply: dict[str, Any]) -> CellResult:
         output, error = reply.get("output"), reply.get("error")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count()
+_TCP_BYTES = 8 * 2**20
 
 
 class Cgroup:
@@ -124,6 +125,7 @@ def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[
             [
                 ("memory.limit_in_bytes", str(memory_bytes), True),
                 ("memory.memsw.limit_in_bytes", str(memory_bytes), False),
+                ("memory.kmem.tcp.limit_in_bytes", str(_TCP_BYTES), False),  # counted apart here
             ],
         ),
         (_under("pids", own), [("pids.max", str(processes), True)]),

@@ -3,8 +3,9 @@
 Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with an
 interpreter and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it:
 a system-call filter, resource limits, and where this process may make one, a cgroup. Started by root, the
-run gets a user id of its own. Where no cgroup can be made, the candidate may not start a thread or process,
-and its address space and files share one limit, so that the limits of one process are the limits of the run.
+run gets a user id of its own. Where no cgroup can be made, the candidate may not start a process,
+and its address space, its files and what its pipes and sockets can hold share one limit, so that the limits of
+one process are the limits of the run.
 `describe` says which of these hold here.
 """
 
@@ -20,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,11 +32,20 @@ from mrl.rewards.code.scratch import SHM, TMP, mount_scratch
 from mrl.rewards.code.seccomp import filter_program
 
 _MIB = 2**20
+_DESCRIPTORS = 64
+_PIPE_BYTES = 32 * 1024
+"""Of a pipe, for each of its two descriptors; F_SETPIPE_SZ is refused where they are not counted."""
+_PACKET_BYTES = 64 * 1024
+"""More than a socket's buffer holds: one packet is always taken whole."""
+_SOCKET_BUFFER = Path("/proc/sys/net/core/wmem_default")
 _FIRST_RUN_UID, _RUN_UIDS = 20_000, 40_000
 """User ids of runs started by root: above a system's own, inside what a container maps."""
 _RUNNER = Path(__file__).with_name("runner.py")
 _PROBE_SECONDS = 30.0
 _END_SECONDS = 2.0
+_STOP_SECONDS = 30.0
+"""A process stops when it next has a processor."""
+_PROBLEM_BYTES = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class Boundary:
         limits = (
             "memory, processes and processor by cgroup"
             if self.has_cgroup
-            else "no cgroup here: address space by rlimit and no further process or thread for the candidate"
+            else "no cgroup here: address space by rlimit and no further process for the candidate"
         )
         if not self.has_scratch:
             limits += ", files by the cgroup" if self.has_cgroup else ", nothing writable"
@@ -69,13 +80,19 @@ class Boundary:
             + 2,  # a second line: who waits for the run looks at its time
             "RLIMIT_FSIZE": rules.file_mib * _MIB,
             "RLIMIT_CORE": 0,
-            "RLIMIT_NOFILE": 64,
+            "RLIMIT_NOFILE": _DESCRIPTORS,
             "RLIMIT_MEMLOCK": 0,
         }
+        limits["RLIMIT_NPROC"] = rules.processes
         if self.has_cgroup:
-            return limits | {"RLIMIT_NPROC": rules.processes}
+            return limits
         memory = rules.memory_mib * _MIB - self.scratch_bytes(rules)
-        return limits | {"RLIMIT_NPROC": 1, "RLIMIT_AS": memory}
+        held = _socket_bytes() if self.has_socketpairs(rules) else _DESCRIPTORS * _PIPE_BYTES
+        return limits | {"RLIMIT_AS": memory - held}
+
+    def has_socketpairs(self, rules: CodeRules) -> bool:
+        """Return True if there may be sockets: counted, or together no more than a quarter of the memory."""
+        return self.has_cgroup or 4 * _socket_bytes() <= rules.memory_mib * _MIB
 
     def scratch_bytes(self, rules: CodeRules) -> int:
         """Size of the writable file system; without a cgroup it is a part of the run's memory."""
@@ -131,7 +148,7 @@ def _trial(boundary: Boundary) -> str:
     """Why a boundary does not work; empty when it does."""
     try:
         run = BoundaryRun(boundary, CodeRules())
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
         return str(error)
     with run:
         ready, _, _ = select.select([run.replies], [], [], _PROBE_SECONDS)
@@ -157,9 +174,14 @@ class BoundaryRun:
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
         filter_fd, runner_fd = (
-            _in_memory(filter_program(is_counted=boundary.has_cgroup)),
+            _in_memory(
+                filter_program(
+                    is_counted=boundary.has_cgroup, has_socketpairs=boundary.has_socketpairs(rules)
+                )
+            ),
             _in_memory(_RUNNER.read_bytes()),
         )
+        problem, problem_in = os.pipe()
         try:
             passed = (requests_out, replies_in, filter_fd, runner_fd)
             self.process = subprocess.Popen(
@@ -171,15 +193,23 @@ class BoundaryRun:
                 env={},
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=_preparation(boundary, self._cgroup, rules),
+                preexec_fn=_preparation(boundary, self._cgroup, rules, problem_in),
             )
-        except BaseException:
+        except BaseException as error:
             os.close(self.requests)
             os.close(self.replies)
             if self._cgroup is not None:
                 self._cgroup.close()
+            if isinstance(error, subprocess.SubprocessError):
+                os.close(problem_in)
+                problem_in = -1
+                cause = os.read(problem, _PROBLEM_BYTES).decode("utf-8", "replace")
+                raise OSError(cause or str(error)) from error
             raise
         finally:
+            os.close(problem)
+            if problem_in >= 0:
+                os.close(problem_in)
             os.close(requests_out)
             os.close(replies_in)
             os.close(filter_fd)
@@ -211,12 +241,49 @@ class BoundaryRun:
                 self.process.wait(timeout=_END_SECONDS)
         self.process.kill()
 
+    def pause(self) -> None:
+        """Stop all its processes until `resume`, those too that they start meanwhile. Raises RewardError where
+        they do not stop in time."""
+        deadline = time.monotonic() + _STOP_SECONDS
+        while running := [pid for pid in _below(self.process.pid) if not _is_stopped(pid)]:
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            if time.monotonic() > deadline:
+                raise RewardError("code verifier: a program's processes did not stop between two cells")
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        """Let its processes go on."""
+        for pid in _below(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def cpu_seconds(self) -> float:
         """Processor time of the whole run, ended processes too; 0 where no cgroup counts it."""
         return self._cgroup.cpu_seconds() if self._cgroup is not None else 0.0
 
     def memory_was_exceeded(self) -> bool:
         return self._cgroup is not None and self._cgroup.memory_was_exceeded()
+
+
+def _socket_bytes() -> int:
+    """What all sockets together can hold that a program may have open, of their default size."""
+    return _DESCRIPTORS * (int(_SOCKET_BUFFER.read_text()) + _PACKET_BYTES)
+
+
+def _below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = _children(pid)
+    for child in found:
+        found += _children(child)
+    return found
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in b"TtZX"
+    return True
 
 
 def _children(pid: int) -> list[int]:
@@ -226,8 +293,11 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _preparation(boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRules) -> Callable[[], None]:
-    """What the new process does before it becomes bubblewrap: join the cgroup, give up its user, mount."""
+def _preparation(
+    boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
+) -> Callable[[], None]:
+    """What the new process does before it becomes bubblewrap: join the cgroup, give up its user, mount. What
+    fails is written to the descriptor `problem`: the parent is told no more than that something did."""
     descriptors = group.procs if group is not None else []
     size = boundary.scratch_bytes(rules)
     uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
@@ -237,15 +307,25 @@ def _preparation(boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRul
         stack_bytes = min(stack_bytes, hard)
 
     def prepare() -> None:
-        resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
-        for descriptor in descriptors:
-            os.write(descriptor, b"0")
-        if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        if boundary.has_scratch:
-            mount_scratch(size)
+        step = f"have a stack of {stack_bytes} bytes"
+        try:
+            resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, hard))
+            step = "join its cgroup"
+            for descriptor in descriptors:
+                os.write(descriptor, b"0")
+            step = f"become user {uid}"
+            if uid is not None:
+                for stream in range(3):
+                    os.fchmod(stream, 0o666)  # /dev/stdin can be opened by that user too
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+            step = "make a user namespace and mount its writable files"
+            if boundary.has_scratch:
+                mount_scratch(size)
+        except BaseException as error:
+            os.write(problem, f"cannot {step}: {error}".encode()[:_PROBLEM_BYTES])
+            raise
 
     return prepare
 
@@ -253,16 +333,14 @@ def _preparation(boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRul
 def _command(
     boundary: Boundary, rules: CodeRules, requests: int, replies: int, filter_fd: int, runner_fd: int
 ) -> list[str]:
-    prefix = str(Path(boundary.python).parent.parent)
-    roots = ["--ro-bind", "/usr", "/usr"]
+    roots = [part for path in _system_folders() for part in ("--ro-bind", path, path)]
     for name in ("bin", "lib", "lib64", "sbin"):
         path = Path("/") / name
         if path.is_symlink():
             roots += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             roots += ["--ro-bind", str(path), str(path)]
-    if not prefix.startswith("/usr"):
-        roots += ["--ro-bind", prefix, prefix]
+    roots += [part for path in _python_files(boundary.python) for part in ("--ro-bind", path, path)]
     return [
         boundary.bwrap,
         *("--unshare-all", "--new-session", "--die-with-parent", "--clearenv", "--cap-drop", "ALL"),
@@ -272,12 +350,38 @@ def _command(
         *("--proc", "/proc", "--dev", "/dev"),
         *_writable(boundary, rules),
         *("--ro-bind-data", str(runner_fd), "/runner.py"),
-        *("--remount-ro", "/dev", "--remount-ro", "/"),
+        *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", "--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "LANG", "C.UTF-8", "--setenv", "OMP_NUM_THREADS", "1"),
         *("--seccomp", str(filter_fd)),
         *("--", boundary.python, "-I", "-S", "/runner.py", str(requests), str(replies)),
     ]
+
+
+@functools.cache
+def _system_folders() -> list[str]:
+    """What of /usr a program needs: /usr/src and others may hold anything, as the folder of a container's work."""
+    names = [
+        f"{part}{name}"
+        for part in ("", "local/")
+        for name in ("bin", "sbin", "lib", "lib64", "lib32", "libexec")
+    ]
+    paths = [f"/usr/{name}" for name in (*names, "share/zoneinfo")]
+    return [path for path in paths if os.path.isdir(path)]
+
+
+@functools.cache
+def _python_files(python: str) -> list[str]:
+    """An interpreter that is not the system's: itself, its libraries and its modules, and nothing else of the folder
+    that it was installed into, which may be somebody's home."""
+    prefix = Path(python).parent.parent
+    if prefix in (Path("/usr"), Path("/usr/local")):
+        return []
+    whole = (prefix / "conda-meta").is_dir()  # all of it is the environment's
+    found = [Path(python)]
+    for folder in (prefix / "lib", prefix / "lib64"):
+        found += [folder] if whole else [*folder.glob("python3.*"), *folder.glob("libpython*.so*")]
+    return [str(path) for path in found if path.exists()]
 
 
 def _writable(boundary: Boundary, rules: CodeRules) -> list[str]:

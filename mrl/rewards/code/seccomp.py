@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import platform
 import struct
+from collections.abc import Collection
 
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 0x00050000 | 1, 0x00050000 | 38, 0x00050000 | 97
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = (0x00050000 | number for number in (1, 38, 93, 97))
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW{TIME,CGROUP,UTS,IPC,USER,PID,NET,NS}."""
 _X32_BIT = 0x40000000
-_ARGUMENT = (16, 24)
-"""Low halves of a call's first and second argument: offsetof(seccomp_data, args)."""
+_ARGUMENT = (16, 24, 32)
+"""Low halves of a call's first three arguments: offsetof(seccomp_data, args)."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -90,20 +91,36 @@ _REFUSED = {
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
 }
-_REFUSED_UNCOUNTED = {"sendmsg": (46, 211), "sendmmsg": (307, 269)}
-"""They park descriptors, and what these hold, inside a socket: beyond the limit on open descriptors."""
-_SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
+_REFUSED_UNCOUNTED = {
+    # They park descriptors, and what these hold, inside a socket: beyond the limit on open descriptors.
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "fork": (57, None),
+    "vfork": (58, None),
+}
+_SOCKET, _SOCKETPAIR, _SETSOCKOPT = (41, 198), (53, 199), (54, 208)
 _FAMILIES = {"AF_UNIX": 1, "AF_INET": 2}
 """All that loopback needs. Others reach kernel code (AF_ALG, AF_NETLINK) or the host (AF_VSOCK)."""
+_TYPES, _TYPE_BITS = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2, "SOCK_SEQPACKET": 5}, 0xF
+_PROTOCOLS = {"default": 0, "TCP": 6, "UDP": 17}
+"""Not MPTCP (262), UDP-Lite (136), SCTP (132) or DCCP (33), for the same reason."""
+_SOL_SOCKET = 1
+_BUFFERS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
+"""Larger buffers of a socket are in no address space, and those of TCP and UDP in no cgroup of version 1."""
 _FCNTL, _F_SETPIPE_SZ = (72, 25), 1031
 _CLONE, _CLONE3 = (56, 220), (435, 435)
+_CLONE_THREAD = 0x00010000
 
 
-def filter_program(machine: str | None = None, *, is_counted: bool = True) -> bytes:
+def filter_program(
+    machine: str | None = None, *, is_counted: bool = True, has_socketpairs: bool = True
+) -> bytes:
     """The filter as the kernel's sock_filter array. Raises OSError on an architecture it does not know.
 
-    Where no cgroup counts the kernel's memory (`is_counted` false), what would let it grow is refused too:
-    passing descriptors through sockets, and larger pipes.
+    Where no cgroup counts processes and the kernel's memory (`is_counted` false), what would let them grow is
+    refused too: processes (a thread shares the limits of its own), passing descriptors through sockets, larger pipes, and all sockets but connected pairs of streams, whose
+    unread data is bounded by the number of descriptors: a queue of connections or datagrams outlives theirs.
+    `has_socketpairs` false refuses these too.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT_ARCH:
@@ -123,14 +140,13 @@ def filter_program(machine: str | None = None, *, is_counted: bool = True) -> by
             number = numbers[column]
             if number is not None:
                 program += [_op(_EQUAL, number, no=1), _op(_RETURN, action)]
-    for numbers in _SOCKETS.values():
-        program += [
-            _op(_EQUAL, numbers[column], no=3 + len(_FAMILIES)),
-            _op(_LOAD, _ARGUMENT[0]),
-            *(_op(_EQUAL, family, yes=len(_FAMILIES) - n) for n, family in enumerate(_FAMILIES.values())),
-            _op(_RETURN, _EAFNOSUPPORT),
-            _op(_RETURN, _ALLOW),
-        ]
+    program += _for_call(_SETSOCKOPT[column], _refuse_buffers())
+    program += _for_call(_SOCKET[column], _allowed_socket() if is_counted else [_op(_RETURN, _EAFNOSUPPORT)])
+    pair = _allowed_socket()
+    if not is_counted:
+        pair = [*_require(0, (1,), _EAFNOSUPPORT), *_require(1, (1,), _EPROTONOSUPPORT, _TYPE_BITS)]
+        pair = pair if has_socketpairs else [_op(_RETURN, _EAFNOSUPPORT)]
+    program += _for_call(_SOCKETPAIR[column], pair)
     if not is_counted:
         program += [
             _op(_EQUAL, _FCNTL[column], no=4),
@@ -139,14 +155,47 @@ def filter_program(machine: str | None = None, *, is_counted: bool = True) -> by
             _op(_RETURN, _EPERM),
             _op(_RETURN, _ALLOW),
         ]
-    program += [
-        _op(_EQUAL, _CLONE[column], no=3),
-        _op(_LOAD, _ARGUMENT[0]),
-        _op(_ANY_BIT, _NEW_NAMESPACES, no=1),
-        _op(_RETURN, _KILL),
-        _op(_RETURN, _ALLOW),
-    ]
+    clone = [_op(_LOAD, _ARGUMENT[0]), _op(_ANY_BIT, _NEW_NAMESPACES, no=1), _op(_RETURN, _KILL)]
+    if not is_counted:
+        clone += [_op(_ANY_BIT, _CLONE_THREAD, yes=1), _op(_RETURN, _EPERM)]
+    program += [*_for_call(_CLONE[column], clone), _op(_RETURN, _ALLOW)]
     return b"".join(program)
+
+
+def _for_call(number: int, body: list[bytes]) -> list[bytes]:
+    """The body for one call, which is allowed at its end."""
+    body = [*body, _op(_RETURN, _ALLOW)]
+    return [_op(_EQUAL, number, no=len(body)), *body]
+
+
+def _require(argument: int, values: Collection[int], refusal: int, bits: int = 0) -> list[bytes]:
+    """A refusal where an argument, or these bits of it, is none of the values."""
+    return [
+        _op(_LOAD, _ARGUMENT[argument]),
+        *([_op(_AND, bits)] if bits else []),
+        *(_op(_EQUAL, value, yes=len(values) - n) for n, value in enumerate(values)),
+        _op(_RETURN, refusal),
+    ]
+
+
+def _allowed_socket() -> list[bytes]:
+    return [
+        *_require(0, _FAMILIES.values(), _EAFNOSUPPORT),
+        *_require(1, _TYPES.values(), _EPROTONOSUPPORT, _TYPE_BITS),
+        *_require(2, _PROTOCOLS.values(), _EPROTONOSUPPORT),
+    ]
+
+
+def _refuse_buffers() -> list[bytes]:
+    refusals = [
+        op for option in _BUFFERS.values() for op in (_op(_EQUAL, option, no=1), _op(_RETURN, _EPERM))
+    ]
+    return [
+        _op(_LOAD, _ARGUMENT[1]),
+        _op(_EQUAL, _SOL_SOCKET, no=1 + len(refusals)),
+        _op(_LOAD, _ARGUMENT[2]),
+        *refusals,
+    ]
 
 
 def _op(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:

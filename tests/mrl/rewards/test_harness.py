@@ -1,11 +1,16 @@
 """What the judges that data sets come from give a program is there here too: one that passes there passes here."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mrl.errors import DataError
+from mrl.rewards.code import runner
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
@@ -30,6 +35,11 @@ RIGHT: dict[str, tuple[dict[str, Any], str]] = {
     "others of site": (ADD, "print(credits, copyright, license, help)\ndef add(a, b):\n    return a + b"),
     "arguments of the command line": (READS, "import sys\nassert sys.argv[1:] == [] and __file__\nprint(int(input()) or 'none')"),
     "its own main module": (READS, "import __main__\nx = 2\nprint(int(input()) and __main__.x or 'none')"),
+    "standard streams as files": (READS, "n = int(open('/dev/stdin').read())\nopen('/dev/stdout', 'w').write(str(n or 'none'))"),
+    "its own classes as pickles": (
+        READS, "import pickle\nclass C: pass\npickle.loads(pickle.dumps(C()))\nprint(int(input()) or 'none')",
+    ),
+    "recursion in a thread": (DEEP, "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**27)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
     "many digits": ({"inputs": ["20000"], "outputs": ["1" + "0" * 20_000]}, "print(10 ** int(input()))"),
     "reads many digits": ({"inputs": ["7" * 9000], "outputs": ["1"]}, "print(int(input()) % 2)"),
     "recursion": (DEEP, "def f(n): return n and 1 + f(n - 1)\nprint(f(int(input())))"),
@@ -101,6 +111,24 @@ def test_what_passes_there_passes(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_fails_there_fails(name: str) -> None:
     assert value(*WRONG[name])[0] == 0.0, value(*WRONG[name])
+
+
+NESTED = """
+import sys
+sys.path.insert(0, {folder!r})
+import runner
+runner.limit({{}}, 100_000)
+f = runner.function_of("@cache\\ndef f(n): return n and 1 + f(n - 1)", "f")
+print(f(2000))
+"""
+
+
+def test_calls_through_c_nest_in_this_interpreter_too() -> None:
+    """The sandbox may have another one, where its user cannot read this one's folder."""
+    program = NESTED.format(folder=str(Path(runner.__file__).parent))
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "2000\n", done.stderr[-500:]
 
 
 UNPASSABLE: list[dict[str, Any]] = [
