@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -236,6 +237,8 @@ def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float]
         raise RewardError(
             f"verifier {verifier}: a reward is a number, not {type(value).__name__} {str(value)[:60]!r}"
         )
+    if isinstance(number, int) and abs(number) > sys.float_info.max:
+        raise RewardError(f"verifier {verifier}: the reward is an integer that is too large for a float")
     if not math.isfinite(number):
         raise RewardError(f"verifier {verifier}: the reward is {number}; only finite numbers are rewards")
     if value_range is not None and not value_range[0] <= number <= value_range[1]:

@@ -24,7 +24,7 @@ _SECONDS = 300.0
 
 def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> list[str]:
     """What each program printed, or how it ended; run by a process of no rights in a sandbox of its own."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.plain_user", folder],
             input=json.dumps({"programs": list(programs), "limits": dict(limits)}),

@@ -13,7 +13,8 @@ class CodeRules(Section):
     cpu_seconds: float = Field(default=5.0, gt=0)
     """Processor time of one process of the candidate with its children."""
     memory_mib: int = Field(default=512, ge=32)
-    """Memory of the candidate's processes; where no cgroup can be made, its files are a part of it."""
+    """Memory of the candidate's processes; where no cgroup can be made, its files and what its sockets can hold are a
+    part of it."""
     processes: int = Field(default=32, ge=1)
     """Processes and threads of the candidate together."""
     output_kib: int = Field(default=256, ge=1)

@@ -115,8 +115,10 @@ def deepen(recursion):
     CPython 3.12 and 3.13 end them after some hundred, whatever the recursion limit is."""
     if sys.version_info[:2] not in ((3, 12), (3, 13)):
         return
-    import ctypes
-
+    try:
+        import ctypes
+    except ImportError:  # a Python without libffi
+        return
     state = ctypes.pythonapi.PyThreadState_Get
     state.restype = ctypes.c_void_p
     fields = (ctypes.c_int * 32).from_address(state())

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,10 +156,10 @@ def test_without_a_cgroup_there_are_pairs_of_streams_where_they_fit(strict: Boun
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home that a Python was installed into, with answers beside it."""
-    folder = Path("/var/tmp", f"home-{os.getpid()}")
-    (folder / "bin").mkdir(parents=True)
-    (folder / "lib").mkdir()
-    folder.chmod(0o755)
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # where the run's user may look
+    for part in (folder, folder / "bin", folder / "lib"):
+        part.mkdir(exist_ok=True)
+        part.chmod(0o755)
     try:
         yield folder
     finally:
@@ -175,6 +176,7 @@ def test_a_home_that_python_lies_in_is_not_shown(home: Path) -> None:
         (home / "lib" / part.name).symlink_to(part)
     for secret in ("answers.jsonl", "lib/answers.jsonl", "bin/answers.jsonl"):
         (home / secret).write_text("42")
+        (home / secret).chmod(0o644)
     boundary = dataclasses.replace(find_boundary(), python=str(own))
     look = "import os, sys\nprint(os.path.dirname(os.path.dirname(sys.executable)))\nfor where, _, names in os.walk(os.path.dirname(sys.executable) + '/..'):\n    print(*[n for n in names if 'answers' in n])"
     said = printed(boundary, look, RULES)

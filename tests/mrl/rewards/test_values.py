@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from benchmarks.verifier_cases.case import take
 from benchmarks.verifier_cases.code.values import values as generated_values
+from mrl.errors import RewardError
 from mrl.rewards.code import values
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.code.values import MAX_INT_BITS, ForeignValue, decode, encode, same
+from mrl.rewards.contract import checked_value
 from tests.support.programs import passes
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
@@ -61,6 +63,12 @@ def test_the_round_trip_is_the_identity(value: Any) -> None:
 def test_arbitrary_data_is_decoded_or_refused_never_worse(data: Any) -> None:
     with contextlib.suppress(ForeignValue):
         decode(data)
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**4000), math.inf, math.nan, "1", None], ids=range(6))
+def test_a_reward_that_is_no_finite_float_is_refused(value: Any) -> None:
+    with pytest.raises(RewardError, match="verifier own:"):
+        checked_value(value, verifier="own")
 
 
 def nested(depth: int) -> Any:
