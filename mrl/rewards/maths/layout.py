@@ -24,7 +24,7 @@ _LAYOUT = re.compile(
             |\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])(?:[ ]*\.)?
             |\\(?:(?:display|text|script|scriptscript)style|tiny|scriptsize|footnotesize|small|normalsize)(?![A-Za-z])
             |\\(?:[lL]arge|LARGE|[hH]uge|bf|it|sl|sf|tt|bfseries|itshape|boldmath|normalfont)(?![A-Za-z])
-            |\\(?:hline|strut|mathstrut|null|relax|neg(?:thin|med|thick)space)(?![A-Za-z])
+            |\\(?:hline|strut|mathstrut|null|relax|neg(?:thin|med|thick)space|underline)(?![A-Za-z])
             |\\(?:text)?color(?:box)?[ ]?(?:\[[^\[\]]*\])?[ ]?\{{[^{{}}]*\}}
             |\\[hv]?phantom[ ]?\{{[^{{}}]*\}}
         )[ ]*
@@ -34,15 +34,20 @@ _LAYOUT = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,[ ]*\\!)[ ]*(?=[0-9]{3}(?![0-9]))")
 """A comma that is no list's: TeX sets no space after it."""
+_DECIMALS = re.compile(r"\.(?:[0-9]{3}\\, ?)+[0-9]{1,3}(?![0-9])")
+"""0.123\\,45 is one number: decimals have no commas."""
 _COMMA = re.compile(r"\{,\} *")
 _BEFORE_GROUP = re.compile(r"(\\[A-Za-z]+) +(?=\{)|(\\\$) +(?=[0-9.])")
 _COMMAND_AT_END = re.compile(r"\\[A-Za-z]+\Z")
 _LONGEST_COMMAND = 30
+_NESTED = 8
+"""Groups around each other that are taken away: each is a pass."""
 
 
 def without_layout(text: str) -> str:
     """Return the text with one kind of space, and without what only changes how it looks."""
-    text = _LAYOUT.sub(_plain, _THOUSANDS.sub("", text))
+    text = _DECIMALS.sub(lambda match: re.sub(r"\\, ?", "", match[0]), _THOUSANDS.sub("", text))
+    text = _LAYOUT.sub(_plain, text)
     return _BEFORE_GROUP.sub(r"\1\2", _COMMA.sub(",", re.sub(" {2,}", " ", text)))
 
 
@@ -58,7 +63,9 @@ def _plain(match: re.Match[str]) -> str:
 
 def without_braces(text: str) -> str:
     """Return what a group holds that is all of the text; braces set nothing."""
-    while text[:1] == "{" and text[-1:] == "}" and text[1:-1].strip() and _is_group(text):
+    for _ in range(_NESTED):
+        if not (text[:1] == "{" and text[-1:] == "}" and text[1:-1].strip() and _is_group(text)):
+            break
         text = text[1:-1].strip()
     return text
 

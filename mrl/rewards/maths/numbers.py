@@ -35,6 +35,7 @@ _RATIO = re.compile(rf"([+-]?{_INTEGER}) ?/ ?({_INTEGER})")
 _WORDS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _WORD = re.compile(rf" ?(?:\\text ?\{{ ?)?({'|'.join(_WORDS)})(?: ?\}})?(?![a-z])", re.IGNORECASE)
 _SHORT_EXPONENT = re.compile(r"([+-]? ?[0-9]+[eE][+-])([0-9])")
+_TIME = re.compile(r"([0-9]{1,2}(?::[0-9]{2})?) ?([AaPp])\.? ?[Mm]\.?")
 _SPACES = str.maketrans(
     dict.fromkeys("\u00a0\u202f\u205f\u3000\t\n\r", " ")
     | dict.fromkeys(map(chr, range(0x2000, 0x200B)), " ")
@@ -64,12 +65,14 @@ def tidy(text: str) -> str:
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
     for _ in range(3):  # dollars in braces in dollars
         text = without_braces(_without_dollars(text))
-    return text.strip("*").rstrip(".").strip()
+    text = text.strip("*").rstrip(".").strip()
+    time = _TIME.fullmatch(text)
+    return f"{time[1]} {time[2].lower()}m" if time else text
 
 
 def _without_dollars(text: str) -> str:
     """The text without the marks around it that say it is mathematics."""
-    text = text.strip().rstrip(".").strip()
+    text = text.strip().rstrip(".").removesuffix("\\\\").strip()
     text = text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
     while len(text) > 1 and text[0] == "$" and text[-1] == "$":
         text = text[1:-1].strip()

@@ -80,10 +80,13 @@ def test_percent_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", [" ", ",", "1,", "1 ", "\\", "\\,", "{", "\\frac{", "0", "-", "a ", "\\text{", "$", "/1"]
+    "piece",
+    [" ", ",", "1,", "1 ", "\\", "\\,", "{", "\\frac{", "0", "-", "a ", "\\text{", "$", "/1"]
+    + ["\\phantom{", "\\color[", "\\\\[1", "\\hspace{a}", "\\! ", "\\large ", ".123\\,", "1{,}", "\\a {"],
 )
 def test_time_grows_no_faster_than_the_length(piece: str) -> None:
     text = piece * (20_000 // len(piece))
     start = time.process_time()
     exact_number(tidy(text))
+    tidy("{" * 1_000 + "1" + "}" * 1_000)
     assert time.process_time() - start < 0.2, "a pattern backtracks"
