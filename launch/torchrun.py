@@ -1,9 +1,10 @@
 """A training run on all machines of a torchrun: `torchrun --nnodes N --nproc-per-node 1 ... -m mrl.launch.torchrun CONFIG...`.
 
-torchrun's rendezvous says which node this is and gives a store, which whoever reaches its port reads and writes: the secret of the
-cluster is not in it. Every node starts its part of a Ray cluster; node 0 then
-looks at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's process go to
-the driver, and another node that is told to end asks it to save and leave. (torchrun itself ends with 1 whenever the code is not 0.)
+torchrun's rendezvous says which node this is and gives a store, which whoever reaches its port reads and
+writes: the secret of the cluster is not in it. Every node starts its part of a Ray cluster; node 0 then looks
+at all nodes (preflight) and runs `mrl train`; all leave with the driver's exit code. Signals to node 0's
+process go to the driver, and another node that is told to end asks it to save and leave. (torchrun itself
+ends with 1 whenever the code is not 0.)
 
 With `--nnodes MIN:MAX --max-restarts N` torchrun starts the nodes that are left anew when one is lost, and all when one joins; the
 run resumes, on fewer slots with what launch.elastic has for them.
@@ -120,8 +121,11 @@ def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: fl
 
 
 def tell_cluster(store: Any, folder: Path, where: str) -> None:
-    """Node 0: where the cluster's head is, with a keyed digest (HMAC) under the cluster's secret. The secret is RAY_AUTH_TOKEN of the nodes'
-    environment; else it is drawn here, and lies in the run folder, which all nodes see, in a file for this user alone."""
+    """Tell the other nodes where the cluster's head is, signed with the cluster's secret (HMAC).
+
+    The secret is RAY_AUTH_TOKEN of the nodes' environment. Without it one is drawn here and written to the
+    run folder, which all nodes see, in a file of mode 0600.
+    """
     if TOKEN in os.environ:
         token = token_of_environment()
     else:
@@ -135,8 +139,11 @@ def tell_cluster(store: Any, folder: Path, where: str) -> None:
 
 
 def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float) -> tuple[str, str]:
-    """(where the head is, the cluster's secret) as node 0 tells them: nobody without the secret can name another head. ConfigError where
-    this node has no secret that fits within the deadline."""
+    """Return where the head is and the cluster's secret; nobody without the secret can name another head.
+
+    Raises:
+        ConfigError: this node has no secret that fits what node 0 said, within the deadline.
+    """
     where, _, signature = store.get("cluster").decode().rpartition(" ")
     deadline = time.monotonic() + deadline_seconds
     while True:
@@ -145,8 +152,9 @@ def hear_cluster(store: Any, folder: Path, number: int, deadline_seconds: float)
             return where, token
         if TOKEN in os.environ or time.monotonic() > deadline:
             raise ConfigError(
-                f"node {number} does not have the secret of node 0's Ray: {TOKEN} must be the same on all nodes, or on none, which then "
-                f"have {folder} in common (run.folder) and read it in {SECRET_FILE} there, a file of this user with mode 0600"
+                f"node {number} does not have the secret of node 0's Ray: set {TOKEN} to the same value on "
+                f"all nodes, or on none; then all need the same {folder} (run.folder), where they read it in "
+                f"{SECRET_FILE}, a file of this user with mode 0600"
             )
         time.sleep(0.2)
 
@@ -156,7 +164,7 @@ def _signed(where: str, token: str) -> str:
 
 
 def _read_secret(path: Path) -> str:
-    """Nothing where the file is not there yet, or not this user's alone."""
+    """Return the secret, or nothing if the file is not there yet or others could have read or written it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
             status = os.fstat(file.fileno())

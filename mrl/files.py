@@ -27,19 +27,21 @@ CONFIGS = Path(__file__).parent / "configs"
 LONGEST_TEMPORARY = 107 - len(
     "/mrl-12345678/r/session_2026-11-29_07-48-16_315022_4194304/sockets/plasma_store"
 )
-"""Bytes of a folder's path below which the paths of sockets fit, of which Ray's are the longest: such a path has at most 107."""
+"""Bytes of a folder's path below which the paths of sockets fit, of which Ray's are the longest: such a path
+has at most 107."""
 
 
 def folder_for_sockets() -> str:
-    """The usual folder of temporary files, or /tmp where the paths of Ray's and vLLM's sockets would be too long below it."""
+    """Return the usual folder of temporary files, or /tmp if the paths of Ray's and vLLM's sockets would be
+    too long below it."""
     usual = tempfile.gettempdir()
     if len(os.fsencode(usual)) <= LONGEST_TEMPORARY:
         return usual
     if os.access("/tmp", os.W_OK | os.X_OK):
         return "/tmp"
     raise ConfigError(
-        f"TMPDIR = {usual} is too long for the paths of sockets, and /tmp cannot be written; set TMPDIR to a folder of at most "
-        f"{LONGEST_TEMPORARY} bytes"
+        f"TMPDIR = {usual} is too long for the paths of sockets, and /tmp cannot be written; set TMPDIR to a "
+        f"folder of at most {LONGEST_TEMPORARY} bytes"
     )
 
 

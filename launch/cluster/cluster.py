@@ -2,8 +2,8 @@
 end.
 
 Nothing here ever stops a Ray that we did not start. Ray's files of a self-started cluster lie in a folder of
-their own that a small watcher process removes also when the driver is killed. That folder is the user's alone, such a cluster
-listens on the loopback interface, and its secret is drawn anew.
+their own that a small watcher process removes also when the driver is killed. That folder is the user's
+alone, such a cluster listens on the loopback interface, and its secret is drawn anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ LOOPBACK = "127.0.0.1"
 TOKEN = "RAY_AUTH_TOKEN"
 """The variable that has the secret of a Ray cluster."""
 RAY_FOLDER = "r"
-"""Ray's part of a session's folder, which it opens to all users (mode 0777) and which nobody else gets to through the folder above it."""
+"""Ray's part of a session's folder, which it opens to all users (mode 0777) and which nobody else gets to
+through the folder above it."""
 HEAD_SECONDS = 5.0
 """For an answer of the head of a Ray that is joined."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -105,8 +106,11 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
 
 
 def join(address: str) -> None:
-    """Connects to the Ray whose head has the address. ConfigError within seconds where none answers: Ray would go on asking for two and a
-    half minutes, in lines of its own."""
+    """Connect to the Ray whose head has the address.
+
+    Raises:
+        ConfigError: within seconds, if none answers. Ray asks for 150 s, in lines of its own.
+    """
     import ray
 
     try:
@@ -115,13 +119,13 @@ def join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no Ray answers at {address} (launch.ray_address or RAY_ADDRESS): {error}; start its head (docs/running.md), correct the "
-            "address, or take it out for a Ray of the run's own on this machine"
+            f"no Ray answers at {address} (launch.ray_address or RAY_ADDRESS): {error}; start its head "
+            "(docs/running.md), correct the address, or remove it: the run then starts a Ray of its own here"
         ) from error
 
 
 def _ask_head(address: str) -> None:
-    """OSError where nothing at HOST:PORT answers as a server of gRPC does; ValueError where the address is no such pair."""
+    """Raise OSError if no gRPC server answers at HOST:PORT, ValueError if the port is not a number."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS) as head:
         head.sendall(HTTP2)
@@ -197,9 +201,11 @@ def _few_services() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Ray starts its processes in sessions of their own: what a terminal, `timeout` or a batch system tells the driver's process group is
-    for the driver, whose step needs them. And it takes the loopback address for a node's, in whose place it takes one of the network
-    elsewhere."""
+    """Let Ray start its processes in sessions of their own and on the loopback interface.
+
+    A signal to the driver's process group (a terminal, `timeout`, a batch system) is meant for the driver,
+    which needs Ray to finish its step. By itself Ray replaces a loopback address by one of the network.
+    """
     from unittest.mock import patch
 
     from ray._private import services
@@ -215,8 +221,8 @@ def _alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_token() -> Iterator[None]:
-    """The processes of the Ray that starts meanwhile show a token that is drawn here. Ray by itself keeps one for all runs, in a file of
-    the user's home that others may read."""
+    """Draw a token for the Ray that starts inside. By itself Ray keeps one for all runs, in a file of the
+    user's home that others may read."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined] compiled
 
     before = {name: os.environ.get(name) for name in token_environment("")}
@@ -301,7 +307,8 @@ def _check_slots(num_slots: int, where: str) -> None:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A folder that is this user's alone, with its watcher. MRL_SESSION, by which the session's processes are known, is its path."""
+    """A folder that is this user's alone, with its watcher. MRL_SESSION, by which the session's processes are
+    known, is its path."""
     folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=folder_for_sockets()))
     os.environ["MRL_SESSION"] = str(folder)
     watcher = Watcher(folder)

@@ -174,10 +174,10 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
 
 
 def listen_on_own_node(address: str | None = None) -> None:
-    """gloo's groups of this process, and of those it starts, listen on the interface that has its node's `address`
-    (Ray's by default), and vLLM's queues at that address, so that they are reached where the node is. By itself gloo takes the
-    address that the host's name has, which on many systems is a loopback's, and NCCL one of the network. GLOO_SOCKET_IFNAME and
-    NCCL_SOCKET_IFNAME are the user's where they are set."""
+    """gloo's groups of this process, and of those it starts, listen on the interface that has its node's
+    `address` (Ray's by default), and vLLM's queues at that address, so that they are reached where the node
+    is. By itself gloo takes the address that the host's name has, which on many systems is a loopback's, and
+    NCCL one of the network. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME are the user's where they are set."""
     import psutil
     import ray
 

@@ -1,10 +1,13 @@
-"""Cleans up after a driver, however it ended: `session_watcher.py FOLDER`, started by it with a pipe as standard input.
+"""Cleans up after a driver, however it ended: `session_watcher.py FOLDER`, started by it with a pipe as
+standard input.
 
-Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to follow it, kills what is left of
-exactly this session, then removes the folder. A process is the session's when MRL_SESSION in its environment is the folder, or when
-it has a file of the folder open: Ray's agents overwrite their environment with a process title. The driver itself, which keeps
-Ray's log open while it leaves, is never killed. One that closes says so in the pipe; of one that ended without a word the watcher says it, because
-Ray ends a driver that hands something to a raylet that died, or whose GCS has not answered for a minute. Imports nothing that is not Python's own: it starts before all else.
+Waits until the driver is gone (the pipe closes), gives the session's processes some seconds to follow it,
+kills what is left of exactly this session, then removes the folder. A process is the session's when
+MRL_SESSION in its environment is the folder, or when it has a file of the folder open: Ray's agents overwrite
+their environment with a process title. The driver itself, which keeps Ray's log open while it leaves, is
+never killed. One that closes says so in the pipe; of one that ended without a word the watcher says it,
+because Ray ends a driver that hands something to a raylet that died, or whose GCS has not answered for a
+minute. Imports nothing that is not Python's own: it starts before all else.
 """
 
 import contextlib

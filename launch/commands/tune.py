@@ -1,8 +1,8 @@
 """Tuning on demonstrations or preferences, SPMD, without Ray.
 
-`mrl tune CONFIG...` starts as many ranks on this machine as the training layout has; on several machines torchrun does, on each:
-`torchrun --nproc-per-node N ... -m mrl.launch.commands.tune CONFIG...`. A request to stop (Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks
-as a file, so that they finish their step.
+`mrl tune CONFIG...` starts as many ranks on this machine as the training layout has; on several machines
+torchrun does, on each: `torchrun --nproc-per-node N ... -m mrl.launch.commands.tune CONFIG...`. A request to
+stop (Ctrl-C, SIGTERM, SIGUSR1) reaches the ranks as a file, so that they finish their step.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 
 
 def run_ranks(arguments: Sequence[str]) -> int:
-    """The ranks on this machine; 0 when all steps are done, the code of one that failed, else the stop reason's. Model and data are
-    checked before ranks start."""
+    """The ranks on this machine; 0 when all steps are done, the code of one that failed, else the stop
+    reason's. Model and data are checked before ranks start."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export import require_new

@@ -27,12 +27,14 @@ STARTER = "MRL_RANKS_STARTER"
 def run_local_ranks(
     module: str, arguments: Sequence[str], config: Config, *, while_they_run: Callable[[], None]
 ) -> int:
-    """`python -m module ARGUMENTS` for every rank of the training layout; 0 where all end with 0, else the code of the first that
-    failed (128 + the signal that ended it), after which the others are ended.
+    """Run `python -m module ARGUMENTS` once for each rank of the training layout; all end together.
 
-    They meet at a file in a folder that is the user's alone, and send each other messages over the loopback interface: torchrun would keep
-    an open port, and unpickle what it finds there. They are in sessions of their own, so that a terminal's signals reach this process
-    alone; `while_they_run` is called every POLL_SECONDS. They are ended when this function is left by an exception.
+    Ranks meet at a file in a folder that is the user's alone, and send their messages over the loopback
+    interface; torchrun would open a port and unpickle what it finds there. Each has a session of its own: a
+    terminal's signals reach only this process. `while_they_run` is called every POLL_SECONDS.
+
+    Returns:
+        0 if all end with 0, else the code of the first rank that failed (128 + the signal that ended it).
     """
     size = config.training.layout.world_size
     with tempfile.TemporaryDirectory(prefix="mrl-ranks-", ignore_cleanup_errors=True) as folder:
@@ -59,7 +61,7 @@ def run_local_ranks(
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ranks that still run are asked to end, then killed."""
+    """Ask ranks that still run to end, then kill them."""
     for rank in ranks:
         rank.terminate()
     deadline = time.monotonic() + GRACE_SECONDS
@@ -72,13 +74,13 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def starter_is_gone() -> bool:
-    """Whether the process that started this rank has ended; never under torchrun."""
+    """Return True if the process that started this rank has ended; never under torchrun."""
     starter = os.environ.get(STARTER)
     return starter is not None and os.getppid() != int(starter)
 
 
 def forget_meeting_place() -> None:
-    """Removes what the process that started the ranks would have removed, where that has ended."""
+    """Remove the ranks' folder if the process that started them has ended and cannot."""
     if starter_is_gone() and STORE in os.environ:
         shutil.rmtree(Path(os.environ[STORE]).parent, ignore_errors=True)
 

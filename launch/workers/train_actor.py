@@ -48,8 +48,9 @@ class TrainActor:
         self._store_folder: str | None = None
 
     def rendezvous(self, *, one_node: bool) -> str:
-        """Where the run's processes meet (`wire.meeting.Meeting`); asked of rank 0 before `start`. On one node a file in a folder of this
-        user's, which no other user and no other machine reaches; else a free port of this one's address."""
+        """Where the run's processes meet (`wire.meeting.Meeting`); asked of rank 0 before `start`. On one
+        node a file in a folder of this user's, which no other user and no other machine reaches; else a free
+        port of this one's address."""
         import ray
 
         from mrl.resharding.wire.meeting import TCP

@@ -72,8 +72,8 @@ class Bell:
 
 
 def ring(addresses: Iterable[Address], number: int) -> None:
-    """Ends the calls up to this one, for the driver; what cannot be sent is as good as lost. The socket, at which anybody could send to the
-    driver in turn, is closed again at once."""
+    """End the calls up to this one, for the driver; what cannot be sent is as good as lost. The socket is
+    closed at once: while it is open, anybody can send to it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         for host, port, key in addresses:

@@ -59,10 +59,10 @@ class MegatronWorker:
         replays: bool = False,
         value_labels: Sequence[str] = (),
     ) -> None:
-        """Joins the other ranks at the address of a store (`wire.meeting.Meeting`), builds the policy and, unless `load` is False, loads model.path. `replays`: batches may
-        bring routes for the policy and the reference to take (routing.replay). With `value_labels` what
-        stands in the policy's place is a reward model that gives these: forward() gives values, and an objective is called with
-        them."""
+        """Joins the other ranks at the address of a store (`wire.meeting.Meeting`), builds the policy and,
+        unless `load` is False, loads model.path. `replays`: batches may bring routes for the policy and the
+        reference to take (routing.replay). With `value_labels` what stands in the policy's place is a reward
+        model that gives these: forward() gives values, and an objective is called with them."""
         use_own_compile_cache()
         self.model, self.training = model, training
         self.layout = training.layout.sizes()

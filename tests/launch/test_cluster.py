@@ -73,7 +73,8 @@ def connect(path):
         peer.connect(path)
 
 found = {path: refusal(lambda: connect(path)) for path in sockets.split(os.pathsep)}
-found |= {"folder": refusal(lambda: os.listdir(folder)), "head": refusal(lambda: GcsClient(head).internal_kv_keys(b""))}
+found["folder"] = refusal(lambda: os.listdir(folder))
+found["head"] = refusal(lambda: GcsClient(head).internal_kv_keys(b""))
 print(json.dumps(found | {"uid": os.getuid()}))
 """
 """What another user of the machine tries, or one of its programs without the secret where this is no root."""
@@ -83,9 +84,9 @@ print(json.dumps(found | {"uid": os.getuid()}))
 def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard; in sessions of their own, on the
-    loopback interface, in a folder of the user's, with a secret that is not kept: here there is no home to keep it in, and the longest
-    folder of temporary files below which Ray's sockets fit."""
+    """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard. All are
+    in sessions of their own, on the loopback interface, in a folder of the user's, with a secret that is kept
+    nowhere. Here there is no home to keep it in, and TMPDIR is the longest below which Ray's sockets fit."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("HOME", "/proc/self")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the user's own, for another cluster")

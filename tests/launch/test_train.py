@@ -189,8 +189,9 @@ def test_an_interrupt_before_the_first_step_leaves_at_once(task: Path, tmp_path:
 
 
 def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_path: Path) -> None:
-    """As of `timeout`, Slurm and Kubernetes. What runs meanwhile listens where no other user and no other machine gets to, or looks who is
-    there: the ends of the weight sync (abstract names) answer this user alone."""
+    """As of `timeout`, Slurm and Kubernetes. What runs meanwhile listens where no other user and no other
+    machine gets to, or looks who is there: the ends of the weight sync (abstract names) answer this user
+    alone."""
     more = ("loop.steps=1000", "training.offload=always")
     command = Command("train", *words(task, tmp_path, "run", *more), log=tmp_path / "log", under=["setsid"])
     try:

@@ -1,4 +1,5 @@
-"""`mrl tune` as users run it: its ranks meet where nobody else gets to, finish their step when they are told to end, and end together."""
+"""`mrl tune` as users run it: its ranks meet where nobody else gets to, finish their step when they are told
+to end, and end together."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(task: Path, 
         str(ROOT / "configs/quickstart.yaml"),
         f"run={{name: run, folder: {tmp_path}}}",
         f"model={{path: {task}/model, max_length: 32}}",
-        f"tune={{data: {{train: {task}/sft.jsonl}}, output: {tmp_path}/out, steps: 100000, optimizer: {{lr: 1e-4}}}}",
+        f"tune={{data: {{train: {task}/sft.jsonl}}, output: {tmp_path}/out, steps: 100000}}",
+        "tune.optimizer.lr=1e-4",
     ]
     for attempt, ends in enumerate(("told", "killed")):
         command = Command("tune", *words, log=tmp_path / f"log-{attempt}", under=["setsid"], alone=True)

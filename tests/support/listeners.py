@@ -16,7 +16,8 @@ ACCEPTS = 0x10000
 
 
 def listeners(processes: Iterable[psutil.Process]) -> dict[str, str]:
-    """Address -> the process that listens there, of TCP, UDP and unix sockets. One that has ended meanwhile has none."""
+    """Address -> the process that listens there, of TCP, UDP and unix sockets. One that has ended meanwhile
+    has none."""
     unix = _unix_listeners()
     found: dict[str, str] = {}
     for process in processes:
@@ -34,7 +35,8 @@ def listeners(processes: Iterable[psutil.Process]) -> dict[str, str]:
 
 
 def _unix_listeners() -> dict[str, str]:
-    """socket:[INODE] -> path (@ and a name: abstract) of this machine's unix sockets that accept connections."""
+    """socket:[INODE] -> path (@ and a name: abstract) of this machine's unix sockets that accept
+    connections."""
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {f"socket:[{row[6]}]": row[7] for row in rows if int(row[3], 16) & ACCEPTS and len(row) > 7}
 

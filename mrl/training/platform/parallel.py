@@ -33,8 +33,8 @@ def start_process_groups(
     seed: int,
     collective_seconds: float,
 ) -> tuple[torch.device, Place]:
-    """Joins all ranks at the address of a store (`wire.meeting.Meeting`) and builds Megatron's groups. A collective of any of them fails
-    after `collective_seconds`."""
+    """Joins all ranks at the address of a store (`wire.meeting.Meeting`) and builds Megatron's groups. A
+    collective of any of them fails after `collective_seconds`."""
     if world_size != layout.world_size:
         raise ConfigError(
             f"the layout needs {layout.world_size} ranks (tp x cp x dp x pp), but {world_size} were started"
