@@ -162,7 +162,7 @@ def noting_largest_gradients(model: TrainedModel) -> dict[str, float]:
     """Return a dictionary that gets each parameter's largest gradient of this rank before ranks sum theirs, at every update."""
     largest: dict[str, float] = {}
     config = model.chunks.config
-    sum_gradients = config.finalize_model_grads_func
+    sum_gradients: Any = config.finalize_model_grads_func
 
     def noted(*args: Any, **kwargs: Any) -> None:
         for chunk, wrapped in enumerate(model._models):
