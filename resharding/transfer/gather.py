@@ -24,6 +24,7 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Span
+from mrl.resharding.wire.parcels import digest_in, require_sent, trailer
 
 
 def send(
@@ -37,9 +38,10 @@ def send(
     deadline_seconds: float,
     mesh: TrainerMesh | None = None,
     lent: Mapping[int, Sequence[torch.Tensor]] | None = None,
+    digests: bool = True,
 ) -> SendStats:
     """Sends one session to this rank's receivers; every rank of the group calls it. Either all return, or all
-    raise. `lent`: the other trainer ranks' tensors, where this one can read all of them."""
+    raise. `lent`: the other trainer ranks' tensors, where this one can read all of them. `digests`: of `move`."""
     if session.digest != plan.digest:
         raise WeightSyncError(
             f"{session} was made for another manifest (digest {session.digest[:12]}, plan {plan.digest[:12]})"
@@ -51,7 +53,7 @@ def send(
         ranks,
         session,
         feeds,
-        lambda: move(senders, plan, local_tensors, ranks, lent),
+        lambda: move(senders, plan, local_tensors, ranks, lent, digests=digests),
         lambda: proof_of(plan, ranks.rank, len(senders)).said(flat, ranks),
         mesh=mesh,
     )
@@ -69,22 +71,26 @@ def move(
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
     lent: Mapping[int, Sequence[torch.Tensor]] | None = None,
+    *,
+    digests: bool,
 ) -> Moved:
-    """Every bucket in the plan's order, to all receivers."""
+    """Send every bucket in the plan's order to all receivers. `digests`: pieces travel with theirs, and are compared."""
     readable = {**(lent or {}), ranks.rank: local_tensors}
     filled: tuple[GatherBucket, torch.Tensor] | None = None
+    damage: list[WeightSyncError] = []
+    """Pieces that are not what their ranks sent; raised where all ranks agree."""
     seconds, packing = 0.0, 0.0
     spare = _spare(senders, plan, ranks)
     for bucket in plan.buckets:
-        buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare))
+        buffer = ranks.together(lambda filled=filled: _advance(senders, filled, spare, damage))
         mark = time.monotonic()
         if len(readable) == ranks.size:
             packing += _read(buffer, bucket, plan, readable) if senders else 0.0
         else:
-            packing += _exchange(buffer, bucket, plan, local_tensors, ranks)
+            packing += _exchange(buffer, bucket, plan, local_tensors, ranks, damage if digests else None)
         seconds += time.monotonic() - mark
         filled = bucket, buffer
-    ranks.together(lambda: _send_bucket(senders, filled))
+    ranks.together(lambda: _send_undamaged(senders, filled, damage))
     return Moved(plan.num_bytes * len(senders), len(plan.buckets), seconds, packing)
 
 
@@ -95,11 +101,24 @@ def _spare(senders: Sequence[WeightSender], plan: GatherPlan, ranks: Ranks) -> t
 
 
 def _advance(
-    senders: Sequence[WeightSender], filled: tuple[GatherBucket, torch.Tensor] | None, spare: torch.Tensor
+    senders: Sequence[WeightSender],
+    filled: tuple[GatherBucket, torch.Tensor] | None,
+    spare: torch.Tensor,
+    damage: Sequence[WeightSyncError],
 ) -> torch.Tensor:
     """Sends the bucket that was filled last; returns the next one to fill."""
-    _send_bucket(senders, filled)
+    _send_undamaged(senders, filled, damage)
     return senders[0].next_buffer() if senders else spare
+
+
+def _send_undamaged(
+    senders: Sequence[WeightSender],
+    filled: tuple[GatherBucket, torch.Tensor] | None,
+    damage: Sequence[WeightSyncError],
+) -> None:
+    if damage:
+        raise damage[0]
+    _send_bucket(senders, filled)
 
 
 def _send_bucket(senders: Sequence[WeightSender], filled: tuple[GatherBucket, torch.Tensor] | None) -> None:
@@ -152,9 +171,10 @@ def _exchange(
     plan: GatherPlan,
     local_tensors: Sequence[torch.Tensor],
     ranks: Ranks,
+    damage: list[WeightSyncError] | None,
 ) -> float:
     """Puts the bucket's full tensors into the buffer, on every rank, by broadcasts; seconds of own copies (queued only,
-    on a GPU)."""
+    on a GPU). `damage` gets an error for each piece that is not what its rank sent; None: nothing is compared."""
     boxes, copying = _boxes(buffer, bucket, plan), 0.0
     for rank, copies, num_bytes in bucket.copies:
         mark = time.monotonic()
@@ -167,13 +187,27 @@ def _exchange(
             for view, target in zip(views, targets, strict=True):
                 view.copy_(target)
         copying += time.monotonic() - mark
+        # The digest is the sender's of what it packed, before any of it is sent.
+        compared = damage is not None
+        sent = trailer(packed) if compared and rank == ranks.rank else packed.new_empty(1, dtype=torch.int64)
         ranks.broadcast(packed, rank)
+        if compared:
+            ranks.broadcast(sent, rank)
+            _compare(packed, digest_in(sent), rank, damage)
         mark = time.monotonic()
         if rank != ranks.rank:
             for view, target in zip(views, targets, strict=True):
                 target.copy_(view)
         copying += time.monotonic() - mark
     return copying
+
+
+def _compare(packed: torch.Tensor, sent: int, rank: int, damage: list[WeightSyncError]) -> None:
+    """Note if the bytes of `rank`, its own too, are not those of the digest that it sent."""
+    try:
+        require_sent(packed, sent, rank)
+    except WeightSyncError as error:
+        damage.append(error)
 
 
 def _part(tensor: torch.Tensor, start: tuple[int, ...], copy: PieceCopy) -> torch.Tensor:

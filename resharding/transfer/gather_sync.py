@@ -84,6 +84,7 @@ class GatherSync:
                 deadline_seconds=self._sync.deadline_seconds,
                 mesh=self._endpoints.mesh,
                 lent=self._neighbours(ranks) if self._together else None,
+                digests=self._sync.verify != "off",
             )
         finally:
             self._trainer.memory.release()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
+from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
 from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.copies import run
@@ -29,6 +29,7 @@ from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.parcels import digest_in, trailer
 
 
 class Lane(Protocol):
@@ -43,9 +44,9 @@ class Lane(Protocol):
         """Starts the packed messages of the window, and fills `received` with what this slot gets of peers."""
         ...
 
-    def finish(self, turn: int) -> None:
-        """Returns when what this slot gets of peers in a started window is there, and what it sends reaches them
-        without its doing."""
+    def finish(self, turn: int) -> list[Parcel] | None:
+        """Return when what this slot gets of peers in a started window is there, and what it sends reaches them without
+        its doing. The result is what lies in the receive bucket, with its senders' digests; None if nothing is compared."""
         ...
 
     def drain(self) -> None:
@@ -54,13 +55,19 @@ class Lane(Protocol):
 
 
 class PeerLane:
-    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver
-    shares."""
+    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver shares.
 
-    def __init__(self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
-        self._ranks, self._rank_of_slot = ranks, rank_of_slot
+    A message's digest is taken in the send bucket and travels after it. The receiver compares it with what lies in its
+    bucket; this slot's trainer only passes it on."""
+
+    def __init__(
+        self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int], *, digests: bool = False
+    ) -> None:
+        self._ranks, self._rank_of_slot, self._digests = ranks, rank_of_slot, digests
         self._buckets = _send_buckets(part, ranks.device)
         self._works: list[Any] = []
+        self._arriving: list[tuple[int, Message, torch.Tensor]] = []
+        """(sender's rank, message, where its digest comes) of the started window."""
 
     def bucket(self, turn: int) -> torch.Tensor:
         return self._buckets[turn % 2]  # the window before the last was finished
@@ -68,17 +75,34 @@ class PeerLane:
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         assert received is not None or not window.receives, "a slot that receives has a receiver"
         rank, bucket = self._rank_of_slot, self._buckets[turn % 2]
-        self._works = self._ranks.exchange(
-            [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends],
-            [
-                (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
-                for r in window.receives
-            ],
-        )
+        sends = [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends]
+        receives = [
+            (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
+            for r in window.receives
+        ]
+        self._arriving = []
+        if self._digests:
+            trailers = [torch.empty(1, dtype=torch.int64, device=self._ranks.device) for _ in receives]
+            self._arriving = [
+                (peer, r, t) for (peer, _), r, t in zip(receives, window.receives, trailers, strict=True)
+            ]
+            sends = [each for peer, data in sends for each in ((peer, data), (peer, trailer(data)))]
+            receives = [
+                each
+                for (peer, data), t in zip(receives, trailers, strict=True)
+                for each in ((peer, data), (peer, t))
+            ]
+        self._works = self._ranks.exchange(sends, receives)
 
-    def finish(self, turn: int) -> None:
+    def finish(self, turn: int) -> list[Parcel] | None:
         works, self._works = self._works, []
         self._ranks.wait(works)
+        if not self._digests:
+            return None
+        return [
+            Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(came))
+            for rank, r, came in self._arriving
+        ]
 
     def drain(self) -> None:
         """Does nothing: every window was finished."""
@@ -113,6 +137,7 @@ class MeshLane:
         self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
 
     def finish(self, turn: int) -> None:
+        """Return when the messages reach their receivers, which get the digests too."""
         self._mesh.flush(self._works[turn % 2])
 
     def drain(self) -> None:
@@ -135,13 +160,14 @@ def send(
     *,
     timeline: Timeline,
     fallback: GatherPlan | None = None,
+    digests: bool = True,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
     ranks, where no slot gets a message, because its receiver reads everything; they have met then. `fallback`:
-    how what no plan can place is gathered. `timeline`: gets what this rank does. `proof`: of this rank; the
+    how what no plan can place is gathered, `digests`: with those of its pieces. `timeline`: gets what this rank does. `proof`: of this rank; the
     receivers of `feeds` are among its own. What the feeds' leases describe may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
@@ -151,7 +177,7 @@ def send(
         else:
             moved = _windows(feeds, part, flat, lane, ranks, timeline)
         if fallback is not None:
-            moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks)
+            moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks, digests=digests)
         return moved
 
     receivers = [feed.receiver for feed in feeds]
@@ -215,7 +241,7 @@ def _ready(
 ) -> torch.Tensor | None:
     """Packs a window, ends the one before and announces it; returns the slot's own receive bucket where this rank fills
     it."""
-    _announce(_under_way(feeds), turn - 1)
+    _announce_in_flight(feeds, turn - 1)
     with _explained(feeds):
         try:
             bucket = lane.bucket(turn)
@@ -223,14 +249,14 @@ def _ready(
             run(window.pack, flat, bucket)
             timeline.end("pack", turn)
         finally:  # else bytes of a session that failed here could still arrive in the next one
-            lane.finish(turn - 1)
+            arrived = lane.finish(turn - 1)
             timeline.end("travel", turn - 1)
-    return _free(feeds, turn)
+    return _free(feeds, turn, arrived)
 
 
-def _free(feeds: Sequence[Feed], turn: int) -> torch.Tensor | None:
+def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> torch.Tensor | None:
     """Announces what has arrived; returns when the receivers have room for the next window."""
-    _announce(_arrived(feeds), turn - 1)
+    _announce_arrived(feeds, turn - 1, arrived)
     received = None
     for feed in feeds:
         if feed.parcels is None:
@@ -241,29 +267,27 @@ def _free(feeds: Sequence[Feed], turn: int) -> torch.Tensor | None:
 
 
 def _last(feeds: Sequence[Feed], lane: Lane, turns: int, timeline: Timeline) -> None:
-    _announce(_under_way(feeds), turns - 1)
+    _announce_in_flight(feeds, turns - 1)
     with _explained(feeds):
-        lane.finish(turns - 1)
+        arrived = lane.finish(turns - 1)
         timeline.end("travel", turns - 1)
         lane.drain()
-    _announce(_arrived(feeds), turns - 1)
+    _announce_arrived(feeds, turns - 1, arrived)
 
 
-def _under_way(feeds: Sequence[Feed]) -> list[Feed]:
-    """Those whose receivers take messages themselves: they are told when the messages have started."""
-    return [feed for feed in feeds if feed.parcels is not None]
-
-
-def _arrived(feeds: Sequence[Feed]) -> list[Feed]:
-    """Those in whose bucket the bytes must lie before they are told."""
-    return [feed for feed in feeds if feed.parcels is None]
-
-
-def _announce(feeds: Sequence[Feed], turn: int) -> None:
-    """Tells the receivers that a window's bytes are there or under way."""
+def _announce_in_flight(feeds: Sequence[Feed], turn: int) -> None:
+    """Announce a window whose messages have started to the receivers that take them themselves."""
     for feed in feeds if turn >= 0 else ():
-        parcels = None if feed.parcels is None else feed.parcels[turn]
-        feed.sender.send_window(_tables(feed).windows[turn].bucket_bytes, parcels)
+        if feed.parcels is not None:
+            size = _tables(feed).windows[turn].bucket_bytes
+            feed.sender.send_window(size, feed.parcels[turn], in_flight=True)
+
+
+def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> None:
+    """Announce a window whose bytes lie in the bucket that this rank shares with the receiver."""
+    for feed in feeds if turn >= 0 else ():
+        if feed.parcels is None:
+            feed.sender.send_window(_tables(feed).windows[turn].bucket_bytes, arrived)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,7 @@ class PlannedSync:
         self.timeline = Timeline()
         """Of the last session."""
         self._lane: Lane | None = None
+        self._digests = sync.verify != "off"
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane has nothing for."""
 
@@ -177,6 +178,7 @@ class PlannedSync:
                 self._proof,
                 timeline=self.timeline,
                 fallback=self._fallback,
+                digests=self._digests,
                 mesh=self._endpoints.mesh,
             )
         except BaseException:
@@ -209,7 +211,8 @@ class PlannedSync:
             return None
         if self._lane is None:
             if mesh is None:
-                self._lane = PeerLane(ranks, self.part, {s: r for r, s in enumerate(topology.trainer_slots)})
+                rank_of_slot = {s: r for r, s in enumerate(topology.trainer_slots)}
+                self._lane = PeerLane(ranks, self.part, rank_of_slot, digests=self._digests)
             else:
                 slots = enumerate(topology.engine_slots)
                 receivers = {s: r for r, s in slots if r not in self._absent}

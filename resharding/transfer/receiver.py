@@ -284,10 +284,6 @@ class Receiver:
         self.timeline.begin("take", expected)
         mark = time.monotonic()
         received = self._bytes(conversation, message.buffer, size, message.parcels)
-        if message.digest is not None and digest(received) != message.digest:
-            raise WeightSyncError(
-                f"window {expected}: the bytes received do not have the digest of those sent"
-            )
         self._spent["copy"] += time.monotonic() - mark
         return received
 

@@ -169,6 +169,7 @@ class WeightSender:
     def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
         """Gives the receiver the buffer that `next_buffer` returned."""
         session, which = self._open_session(), 1 if self._sent % 2 else 0
+        sent = self._digest(used_bytes)  # of what was put together, before any of it leaves
         with self.explained():
             self._link.push(which, used_bytes)
         self._post(
@@ -178,23 +179,29 @@ class WeightSender:
                 buffer=which,
                 used_bytes=used_bytes,
                 spans=list(spans),
-                digest=self._digest(used_bytes),
+                digest=sent,
             )
         )
         self._sent += 1
 
-    def send_window(self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None) -> None:
-        """Planned mode: the next window's bytes lie in the buffer `next_buffer` gave, or come as parcels from
-        many ranks."""
+    def send_window(
+        self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False
+    ) -> None:
+        """Announce the next window (planned mode).
+
+        Args:
+            received_bytes: size of what the window brings from other slots.
+            parcels: the messages that bring it; None if nothing is compared.
+            in_flight: the receiver takes the messages itself. Otherwise they lie in the buffer that `next_buffer` gave.
+        """
         session, which = self._open_session(), 1 if self._sent % 2 else 0
-        if parcels is None:
+        if not in_flight:
             self._link.push(which, received_bytes)
         self._post(
             m.Window(
                 session_id=session.session_id,
                 index=self._sent,
                 buffer=which,
-                digest=self._digest(received_bytes) if parcels is None and received_bytes else None,
                 parcels=None if parcels is None else list(parcels),
             )
         )

@@ -17,10 +17,8 @@ import torch.distributed as dist
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.meeting import Meeting
-
-_SIGN = 1 << 63
+from mrl.resharding.wire.parcels import digest_in, trailer
 
 
 class MessageLost(WeightSyncError):
@@ -48,12 +46,6 @@ class Outgoing:
     bucket: int = 0
     """Which of the receiver's buckets they are for, and where in it they begin."""
     offset: int = 0
-
-
-def trailer(data: torch.Tensor) -> torch.Tensor:
-    """[1] int64: the digest of a message, which travels after it."""
-    value = digest(data)
-    return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
 
 
 class Mesh:
@@ -110,7 +102,7 @@ class Mesh:
         if digested:
             receives = [m for p, t in zip(parcels, trailers, strict=True) for m in (p, (p[0], t))]
         self.wait(self.start((), receives), "bytes of a bucket did not come")
-        return [int(value) % (2 * _SIGN) for value in trailers]
+        return [digest_in(value) for value in trailers]
 
     def start(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]

@@ -14,12 +14,12 @@ import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.nixl_mesh import NixlMesh
+from mrl.resharding.wire.parcels import require_sent, split
 
 
 class Joined(Protocol):
@@ -212,7 +212,7 @@ class MeshInbox:
         if parcels is None:
             self._receive([(self._description["feeder"], bucket)], digested=False)
         else:
-            self._receive(_split(bucket, parcels), digested=self._description["digests"])
+            self._receive(split(bucket, parcels), digested=self._description["digests"])
         return bucket
 
     def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
@@ -222,10 +222,7 @@ class MeshInbox:
         for _, data in expected:
             self._faults.arrived(data)
         for (rank, data), sent in zip(expected, said, strict=False):
-            if digest(data) != sent:
-                raise WeightSyncError(
-                    f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
-                )
+            require_sent(data, sent, rank)
 
     def drop(self) -> None:
         mesh, self._mesh = self._mesh, None
@@ -247,16 +244,3 @@ def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not right or description["num_bytes"] <= 0:
         raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
     return description
-
-
-def _split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, torch.Tensor]]:
-    """(rank, its bytes); parcels follow each other and fill the bucket."""
-    pieces, end = [], 0
-    for parcel in parcels:
-        if parcel.offset != end:
-            raise WeightSyncError(f"{parcel} should begin at byte {end} of its bucket")
-        end += parcel.num_bytes
-        pieces.append((parcel.rank, bucket[parcel.offset : end]))
-    if end != bucket.numel():
-        raise WeightSyncError(f"parcels of {end} bytes for a bucket of {bucket.numel()}")
-    return pieces

@@ -105,9 +105,11 @@ class Parcel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     rank: Size
-    """The sender's rank in the mesh."""
+    """The sender's rank among the trainers."""
     offset: Size
     num_bytes: Size
+    digest: int | None = None
+    """As its sender computed it, where the bytes lie in the bucket already; None: it comes after them, or digests are off."""
 
 
 class Window(Message):
@@ -117,11 +119,9 @@ class Window(Message):
     kind: Literal["window"] = "window"
     index: Size
     buffer: Literal[0, 1]
-    digest: int | None
-    """The digest of the bucket's filled bytes; None where digests are off, nothing was received, or parcels
-    carry their own."""
     parcels: list[Parcel] | None = None
-    """Between machines: what comes straight from each trainer rank. None: the bucket is in the slot's memory."""
+    """What the bucket is made of, with digests where it lies in the slot's memory, else still to come from each trainer
+    rank. None: it lies there and nothing is compared."""
 
 
 class Done(Message):

@@ -12,6 +12,7 @@ from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.parcels import require_sent, split
 
 
 class SlotLink:
@@ -62,10 +63,14 @@ class SlotInbox:
         """Does nothing: it was opened."""
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
-        if parcels is not None:
-            raise WeightSyncError("parcels from other ranks cannot reach the memory of a slot")
         bucket = self._opened[which].buffer[:num_bytes]
         self._faults.arrived(bucket)
+        if parcels is None:
+            return bucket
+        for parcel, (rank, data) in zip(parcels, split(bucket, parcels), strict=True):
+            if parcel.digest is None:
+                raise WeightSyncError("parcels from other ranks cannot reach the memory of a slot")
+            require_sent(data, parcel.digest, rank)
         return bucket
 
     def drop(self) -> None:

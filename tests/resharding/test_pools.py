@@ -156,7 +156,9 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
 
     def counting(self: Ranks, sends: Any, receives: Any) -> list[Any]:
         for peer, data in receives:
-            counted["intra" if peer // slots_per_node == rank // slots_per_node else "inter"] += data.numel()
+            if data.dtype == torch.uint8:  # weights; digests of 8 bytes come after them
+                node = "intra" if peer // slots_per_node == rank // slots_per_node else "inter"
+                counted[node] += data.numel()
         return exchange(self, sends, receives)
 
     Ranks.exchange = counting  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import itertools
 import math
 import os
 import threading
@@ -28,6 +29,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import proof as proof_module
 from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.gather_sync import GatherSync
 from mrl.resharding.transfer.lease import Lent
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
@@ -35,6 +37,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.digest import matrix_digests
+from mrl.resharding.wire.faults import Faults
 from tests.ranks import run_ranks
 from tests.resharding.simulate import execute
 from tests.resharding.worlds import checkpoint, loaded, random_world
@@ -56,29 +59,30 @@ class Slot:
         *,
         planned_for: Sequence[RankManifest] = (),
         slots_per_node: int = 1,
+        gathers: bool = False,
     ) -> None:
-        """`planned_for`: what the trainer is told that engines want, where that differs from what they want."""
+        """`planned_for`: what the trainer is told that engines want, where that differs from what they want. `gathers`:
+        by whole tensors."""
         self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
         self.receiver = Receiver(deadline_seconds=60.0, device=CPU)
         addresses: list[Any] = [self.receiver.address]
         if dist.is_initialized():
             addresses = [None] * dist.get_world_size()
             dist.all_gather_object(addresses, self.receiver.address)
-        self.weight_sync = PlannedSync(
-            trainer,
-            SYNC,
-            addresses,
-            list(planned_for or manifests),
-            topology=Topology.shared(len(addresses), slots_per_node=slots_per_node),
+        topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
+        self.weight_sync: Any = (
+            GatherSync(trainer, SYNC, addresses, topology=topology)
+            if gathers
+            else PlannedSync(trainer, SYNC, addresses, list(planned_for or manifests), topology=topology)
         )
         self._number = 0
 
-    def sync(self, version: int, during: Callable[[], None] = lambda: None) -> str:
+    def sync(self, version: int, during: Callable[[], None] = lambda: None, *, full: bool = True) -> str:
         """One session from poisoned parameters; the sender's error, or nothing. `during`: done while leased memory is read."""
         self.storage.poison()
         self._number += 1
         committed = self.receiver.progress.version
-        session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest)
+        session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest, full=full)
         thread = threading.Thread(target=self._take, args=(session, Acting(self.storage, during)))
         thread.start()
         try:
@@ -296,28 +300,6 @@ def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_com
 # -- between ranks -------------------------------------------------------------------------------------------------
 
 
-def flip_what_comes_from_a_peer(slot: Slot, rank: int) -> Callable[[], None]:
-    """In the first message of each window, when it is there."""
-    exchange, wait = Ranks.exchange, Ranks.wait
-    arriving: list[torch.Tensor] = []
-
-    def started(self: Ranks, sends: Any, receives: Any) -> list[Any]:
-        arriving[:] = [data for _, data in receives[:1]]
-        return exchange(self, sends, receives)
-
-    def flipped(self: Ranks, works: Any) -> None:
-        wait(self, works)
-        for data in arriving if rank == 0 else ():
-            data[0] ^= 4
-        arriving.clear()
-
-    def mend() -> None:
-        Ranks.exchange, Ranks.wait = exchange, wait  # type: ignore[method-assign]
-
-    Ranks.exchange, Ranks.wait = started, flipped  # type: ignore[method-assign]
-    return mend
-
-
 def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
     """Rank 1's receiver is told that a tensor of rank 0 begins one element later than it does."""
     told = Ranks.told
@@ -355,7 +337,6 @@ def change_a_replica(slot: Slot, rank: int) -> Callable[[], None]:
 
 
 FAULTS: dict[str, tuple[Layout, int, Any]] = {
-    "a peer's message": (Layout(pp=2), 1, flip_what_comes_from_a_peer),
     "a neighbour's memory": (Layout(pp=2), 2, misplace_a_neighbours_tensor),
     "a packed row": (Layout(pp=2), 1, pack_another_row),
     "a replica": (Layout(dp=2), 1, change_a_replica),
@@ -399,6 +380,115 @@ def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() 
         for name, (error, committed, again, outcome) in results.items():
             assert "not what the trainer's parameters hold" in error, (name, error)
             assert (committed, again, outcome) == (-1, "", (True, None)), name
+
+
+def flip_at_the_sender(slot: Slot, rank: int) -> Callable[[], None]:
+    """In what rank 1 sends, after its digest was taken."""
+    exchange, broadcast = Ranks.exchange, Ranks.broadcast
+
+    def flipped(self: Ranks, sends: Any, receives: Any) -> list[Any]:
+        for _, data in sends[:1]:
+            data[0] ^= 4
+        return exchange(self, sends, receives)
+
+    def flipped_first(self: Ranks, data: torch.Tensor, sender: int) -> None:
+        if sender == rank and data.dtype == torch.uint8:
+            data[0] ^= 4
+        broadcast(self, data, sender)
+
+    def mend() -> None:
+        Ranks.exchange, Ranks.broadcast = exchange, broadcast  # type: ignore[method-assign]
+
+    if rank == 1:
+        Ranks.exchange, Ranks.broadcast = flipped, flipped_first  # type: ignore[method-assign]
+    return mend
+
+
+def flip_on_the_wire(slot: Slot, rank: int) -> Callable[[], None]:
+    """In what rank 0 gets of rank 1, when it is there."""
+    exchange, wait, broadcast = Ranks.exchange, Ranks.wait, Ranks.broadcast
+    arriving: list[torch.Tensor] = []
+
+    def started(self: Ranks, sends: Any, receives: Any) -> list[Any]:
+        arriving[:] = [data for _, data in receives[:1]]
+        return exchange(self, sends, receives)
+
+    def flipped(self: Ranks, works: Any) -> None:
+        wait(self, works)
+        for data in arriving:
+            data[0] ^= 4
+        arriving.clear()
+
+    def flipped_after(self: Ranks, data: torch.Tensor, sender: int) -> None:
+        broadcast(self, data, sender)
+        if sender != rank and data.dtype == torch.uint8:
+            data[0] ^= 4
+
+    def mend() -> None:
+        Ranks.exchange, Ranks.wait, Ranks.broadcast = exchange, wait, broadcast  # type: ignore[method-assign]
+
+    if rank == 0:
+        Ranks.exchange, Ranks.wait, Ranks.broadcast = started, flipped, flipped_after  # type: ignore[method-assign]
+    return mend
+
+
+def flip_in_the_receive_bucket(slot: Slot, rank: int) -> Callable[[], None]:
+    """In what the trainer and the receiver of rank 0 share, before the receiver looks."""
+
+    class Flips(Faults):
+        def arrived(self, data: torch.Tensor) -> None:
+            if rank == 0 and len(data):
+                data[0] ^= 4
+
+    def mend() -> None:
+        slot.receiver.faults = Faults()
+        slot.receiver.release()
+
+    slot.receiver.faults = Flips()
+    slot.receiver.release()  # the bucket is opened with the faults of the time
+    return mend
+
+
+FLIPS = (flip_at_the_sender, flip_on_the_wire, flip_in_the_receive_bucket)
+
+
+def flipping_ranks(rank: int, size: int, port: int) -> dict[Any, Any]:
+    """Each flip once, then mended, in both modes, in sessions with a proof and without one."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
+    manifests, results = engine_manifests.from_layout(TINY, Layout(dp=2)), {}
+    trainer = BenchTrainer(TINY, Layout(pp=2), rank, device=CPU)
+    for gathers in (False, True):
+        slot = Slot(trainer, manifests, rank, gathers=gathers)
+        for version, (full, flip) in enumerate(itertools.product((True, False), FLIPS)):
+            trainer.fill(version)
+            mend = flip(slot, rank)
+            error = slot.sync(version, full=full)
+            committed = slot.receiver.progress.version
+            mend()
+            healed = (slot.sync(version, full=full), slot.outcome(version)) if error else None
+            results[gathers, full, flip.__name__, version] = (error, committed, healed)
+            dist.barrier()
+        slot.receiver.close()
+        slot.weight_sync.close()
+    trainer.close()
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.mark.integration
+def test_a_bit_flipped_between_slots_of_several_nodes_is_refused_in_every_session_and_a_resend_heals() -> (
+    None
+):
+    for results in run_ranks(flipping_ranks, 2, seconds=240):
+        assert len(results) == 2 * 2 * len(FLIPS)
+        for case, (error, committed, healed) in results.items():
+            gathers, full, _, version = case
+            proved = gathers and full  # its buckets go without digests, for the proof says more
+            assert "do not have the digest of those sent" in error or (
+                proved and "not what the trainer's parameters hold" in error
+            ), (case, error)
+            assert (committed, healed) == (version - 1, ("", (True, None))), case
 
 
 # -- cells ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class SyncSection(Section):
     verify: Literal["full", "wire", "off"] = "full"
     """full: before a version becomes visible, what lies in the engines is compared with the trainer's own
     parameters, after every start and failure and every `verify_every` versions, and like wire in between;
-    wire: only bytes on their way; off: nothing."""
+    wire: only bytes on their way, each message by the digest that its sender took; off: nothing."""
     verify_every: int = Field(default=10, ge=1)
     """Versions from one full comparison to the next."""
     deadline_seconds: float = Field(default=300.0, gt=0)

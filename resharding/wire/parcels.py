@@ -1,0 +1,49 @@
+"""Messages of many senders that make up one bucket: where each lies in it, and whether its bytes are those that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from mrl.errors import WeightSyncError
+from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.messages import Parcel
+
+_SIGN = 1 << 63
+
+
+def trailer(data: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a message as [1] int64 on its device, to travel after it."""
+    value = digest(data)
+    return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
+
+
+def digest_in(trailer: torch.Tensor) -> int:
+    """Return the digest that `trailer` was made of."""
+    return int(trailer) % (2 * _SIGN)
+
+
+def split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, torch.Tensor]]:
+    """Return (sender's rank, its bytes) of each parcel.
+
+    Raises:
+        WeightSyncError: the parcels do not follow each other, or do not fill the bucket.
+    """
+    pieces, end = [], 0
+    for parcel in parcels:
+        if parcel.offset != end:
+            raise WeightSyncError(f"{parcel} should begin at byte {end} of its bucket")
+        end += parcel.num_bytes
+        pieces.append((parcel.rank, bucket[parcel.offset : end]))
+    if end != bucket.numel():
+        raise WeightSyncError(f"parcels of {end} bytes for a bucket of {bucket.numel()}")
+    return pieces
+
+
+def require_sent(data: torch.Tensor, sent: int, rank: int) -> None:
+    """Raise WeightSyncError unless `data` has the digest that trainer rank `rank` computed before it sent them."""
+    if digest(data) != sent:
+        raise WeightSyncError(
+            f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
+        )
