@@ -1,6 +1,7 @@
 """The objective: same loss and gradient for any split, every term, old log-prob modes, refusals."""
 
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mrl.algorithms.losses import PerToken, Tokens, reinforce, try_loss
 from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.algorithm import AlgorithmSection
+from mrl.config.sections.correction import CORRECTION_KINDS
 from mrl.config.sections.policy_loss import CustomLoss
 from mrl.errors import ConfigError
 from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, segments_of
@@ -425,3 +427,32 @@ def test_what_is_not_finite_is_named_with_its_sample(name, batch) -> None:
     sample = int(packed.segment_ids[position])
     with pytest.raises(NotFiniteError, match=rf"^{name}: nan in sample {sample} "):
         run(AlgorithmSection(), packed, fields["logprobs"], fields["entropy"], arrays=arrays)
+
+
+@pytest.mark.parametrize("loss", NAMES)
+@pytest.mark.parametrize("kind", typing.get_args(CORRECTION_KINDS))
+@pytest.mark.parametrize("wild", [-100.0, float("-inf"), float("nan"), 1e30])
+def test_what_stands_off_the_mask_reaches_neither_gradient_nor_metric(wild, kind, loss, batch) -> None:
+    """exp of what an engine says of a token that is not trained on may overflow, and 0 times infinity is no 0."""
+    packed = batch.packed()
+    bounds = {} if kind == "off" else {"low": 0.9, "high": 1.1}
+    section = AlgorithmSection.model_validate(
+        EVERYTHING | {"loss": {"name": loss}, "correction": {"kind": kind} | bounds}
+    )
+    outcomes = []
+    for value in (0.0, wild):
+        fields = {
+            name: packed.arrays[name].masked_fill(~packed.mask, value).requires_grad_()
+            for name in ("logprobs", "entropy")
+        }
+        arrays = {
+            name: array if name == "loss_mask" else array.masked_fill(~packed.mask, value)
+            for name, array in arrays_of(packed).items()
+        }
+        total, metrics = run(section, packed, fields["logprobs"], fields["entropy"], arrays=arrays)
+        total.backward()
+        outcomes.append((total.item(), *(field.grad for field in fields.values()), metrics))
+    (loss_of_none, *gradients, plain), (loss_of_wild, *others, metrics) = outcomes
+    assert loss_of_none == loss_of_wild
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, others, strict=True))
+    assert {name: float(value) for name, value in metrics.items()} == {n: float(v) for n, v in plain.items()}

@@ -127,8 +127,10 @@ def test_sinks_and_biases_of_experts_are_resumed_in_another_layout(tmp_path: Pat
         assert ours == pytest.approx(theirs, abs=2e-5)
 
 
-def test_prediction_layers_of_a_folder_are_left_out_and_said_once(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "mtp", "deepseek_v3", num_hidden_layers=2, num_nextn_predict_layers=1)
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, tmp_path: Path) -> None:
+    """They have the name of a layer after the last: the last layer, the final norm and the head are exported all the same."""
+    folder = write_model(tmp_path / "mtp", family, num_hidden_layers=2, num_nextn_predict_layers=1)
     tensors = load_file(folder / "model.safetensors")
     extra = {
         "model.layers.2.eh_proj.weight": torch.zeros(48, 96),
@@ -138,7 +140,9 @@ def test_prediction_layers_of_a_folder_are_left_out_and_said_once(tmp_path: Path
     out = tmp_path / "export"
     said = run_ranks(scenarios.load_and_export, 2, str(folder), {"tp": 2, "ep": 2}, str(out))
     assert said == [[f"{folder}: 2 tensors under model.layers.2. are not trained"], []]
-    assert load_file(out / "model.safetensors").keys() == tensors.keys()
+    exported = load_file(out / "model.safetensors")
+    assert exported.keys() == tensors.keys() >= {"lm_head.weight", "model.norm.weight"}
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 0
 
 
