@@ -156,8 +156,8 @@ def check_gpus(config: Config) -> None:
         raise ConfigError("\n".join(found))
 
 
-def check_policy(config: Config) -> None:
-    """The model's folder holds a model that can be trained, served and cut as configured."""
+def check_policy(config: Config, *, engines: bool = True) -> None:
+    """The model's folder holds a model that can be trained, cut as configured and, by `engines`, served."""
     if config.model.new is not None:
         check_data_files(config)  # the new model's tokenizer is made from them
     new_model.ensure(
@@ -172,7 +172,8 @@ def check_policy(config: Config) -> None:
     nodes = requirements.node_numbers(config.num_slots, per_node)
     # What an existing cluster's slots are is known when it is joined: launch/commands/assemble.py asks again.
     served_here = not gpus and not address_of(config.launch)
-    if found := requirements.unmet(config, read_config(config.model.path), nodes, gpus=not served_here):
+    hf = read_config(config.model.path)
+    if found := requirements.unmet(config, hf, nodes, gpus=not served_here, engines=engines):
         raise ConfigError("\n".join(found))
     _check_weights(config.model.path, config.model.path)
 

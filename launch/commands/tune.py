@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from mrl.config.load import dump, load_config
+from mrl.config.load import dump, load_tune
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
@@ -41,13 +41,13 @@ def run_ranks(arguments: Sequence[str]) -> int:
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export import require_new
 
-    config = load_config(*arguments)
+    config, absent = load_tune(*arguments)
     config = started.dated_as_begun(config, folder_of(config))
     arguments = [*arguments, f"model.chat_template_date={config.model.chat_template_date}"]
     section = _section(config)
     require_new(Path(section.output))
     try_pair_loss(section.objective)
-    check_policy(config)
+    check_policy(config, engines=False)
     check_tokenizer(config)
     training, validation = rows_of(config, section)
     if (scored_config := _scored_config(config, section)) is not None:
@@ -59,13 +59,13 @@ def run_ranks(arguments: Sequence[str]) -> int:
     say += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in say), flush=True)
     with held(Path(section.output), "tune.output"):
-        return _run_held(arguments, config, section)
+        return _run_held(arguments, config, section, absent)
 
 
-def _run_held(arguments: Sequence[str], config: Config, section: TuneSection) -> int:
+def _run_held(arguments: Sequence[str], config: Config, section: TuneSection, absent: frozenset[str]) -> int:
     folder, signals = RunFolder(folder_of(config)), StopSignals()
     try:
-        folder.write_config(dump(config), installed_versions(PACKAGES))
+        folder.write_config(dump(config, without=absent), installed_versions(PACKAGES))
         stop_file(config).unlink(missing_ok=True)
         with signals:
             signals.begin_steps()  # also the time before the first step ends by the file
@@ -180,7 +180,7 @@ def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
 
 def main(arguments: Sequence[str]) -> None:
     """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
-    config, seen, rank = load_config(*arguments), screen(), int(os.environ["RANK"])
+    (config, _), seen, rank = load_tune(*arguments), screen(), int(os.environ["RANK"])
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
         _tune(config, seen, rank)

@@ -21,10 +21,13 @@ from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
 from mrl.rollout.part import Part, on_each_node
 
 
-def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool) -> list[str]:
+def unmet(
+    config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: bool, engines: bool = True
+) -> list[str]:
     """Says why a run of a model (its config.json as `hf`) cannot start on these slots; empty where it can.
 
-    `nodes`: the number of each slot's node, in rank order. `gpus`: whether the slots are GPUs.
+    `nodes`: the number of each slot's node, in rank order. `gpus`: whether the slots are GPUs. `engines`: whether the run has any;
+    `mrl tune` has none.
     """
     if untrainable := _errors_of(lambda: require_trainable(hf)):
         return untrainable
@@ -32,16 +35,19 @@ def unmet(config: Config, hf: dict[str, Any], nodes: Sequence[int], *, gpus: boo
         lambda: lengths(config, hf),
         lambda: biases(config, hf),
         lambda: layers(config, hf),
+        lambda: divisions(config, hf) or _names(config, hf),
+    ]
+    of_engines: list[Callable[[], list[str]]] = [
+        lambda: prompts_and_responses(config),
         lambda: replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
         lambda: elastic(config) if gpus else [],
-        lambda: divisions(config, hf) or _names(config, hf),
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
         lambda: [] if gpus else cpu_engines(config, hf),
     ]
-    return [line for rule in rules for line in rule()]
+    return [line for rule in (*rules, *(of_engines if engines else ())) for line in rule()]
 
 
 def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
@@ -50,20 +56,23 @@ def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
 
 
 def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Names sequences that are longer than the model, or model.max_length, allows."""
-    longest, lines = config.model.max_length, []
-    if longest > (known := positions(hf) or longest):
-        said = (
-            "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
-        )
-        lines.append(f"model.max_length = {longest} exceeds the model's {known} positions ({said})")
+    """Names sequences that are longer than the model allows."""
+    longest = config.model.max_length
+    if longest <= (known := positions(hf) or longest):
+        return []
+    said = "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
+    return [f"model.max_length = {longest} exceeds the model's {known} positions ({said})"]
+
+
+def prompts_and_responses(config: Config) -> list[str]:
+    """Names a longest prompt and response that are together longer than model.max_length."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
-    if prompt + response > longest:
-        lines.append(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} exceeds "
-            f"model.max_length = {longest}"
-        )
-    return lines
+    if prompt + response <= config.model.max_length:
+        return []
+    return [
+        f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} exceeds "
+        f"model.max_length = {config.model.max_length}"
+    ]
 
 
 def biases(config: Config, hf: dict[str, Any]) -> list[str]:

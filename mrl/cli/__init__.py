@@ -9,6 +9,7 @@ loop.stop, 4 all steps done and nothing learned, 99 stopped to be queued again.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import logging
 import os
 import sys
@@ -60,8 +61,17 @@ def _parser() -> argparse.ArgumentParser:
         "vLLM generates.",
         epilog="`mrl settings` prints every setting with one sentence; README.md has a first run.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     configs.add_training_to(commands)
     runs.add_to(commands)
     configs.add_asking_to(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"mrl {importlib.metadata.version('mrl')}")
+        parser.exit()

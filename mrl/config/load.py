@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,33 @@ def load_config(*sources: str | Path | Mapping[str, Any]) -> Config:
     return load([source for source in sources if source not in overrides], overrides)
 
 
+def load_tune(*sources: str | Path | Mapping[str, Any]) -> tuple[Config, frozenset[str]]:
+    """The configuration of `mrl tune`, as `load_config` gives it, and which of the sections that it does not read (data, reward, rollout)
+    it was not given. A new model's tokenizer is then made from the rows of tune.data.train."""
+    _, overrides = split_arguments([source for source in sources if isinstance(source, str)])
+    layers = [source for source in sources if source not in overrides]
+    tree, _ = merge(layers, overrides)
+    model = tree.get("model")
+    absent: dict[str, Any] = {"data": {"train": _tune_rows(tree)}, "reward": {"kind": "format"}}
+    if isinstance(model, dict) and model.get("max_length") is not None:
+        absent["rollout"] = {"max_response_tokens": 1}  # which fits into any length
+    absent = {name: section for name, section in absent.items() if name not in tree}
+    return load([*layers, absent], overrides), frozenset(absent)
+
+
+def _tune_rows(tree: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The files of tune.data.train; what is wrong with that section is its own to say."""
+    tune = tree.get("tune")
+    data = tune.get("data") if isinstance(tune, dict) else None
+    rows = data.get("train") if isinstance(data, dict) else None
+    names = (
+        [rows]
+        if isinstance(rows, str)
+        else [each.get("path") for each in rows or () if isinstance(each, dict)]
+    )
+    return [{"path": name} for name in names if isinstance(name, str)] or [{"path": "tune.data.train"}]
+
+
 def load_reward(tree: Mapping[str, Any]) -> RewardSection:
     """The section `reward` of a configuration, alone. Raises ConfigError as `load_config` does."""
     try:
@@ -65,9 +92,9 @@ def load(files: Iterable[str | Path | Mapping[str, Any]], overrides: Iterable[st
         raise _refused(error.errors(), origins) from None
 
 
-def dump(config: Config) -> str:
-    """YAML that `load` reads back to an equal configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+def dump(config: Config, *, without: Collection[str] = ()) -> str:
+    """YAML that `load` reads back to an equal configuration; some sections left out."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude=set(without)), sort_keys=False, width=110)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

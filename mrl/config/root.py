@@ -1,6 +1,7 @@
 """The whole configuration of a run: its sections, and the rules that cross them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import model_validator
 
@@ -28,6 +29,13 @@ LONGEST_PRODUCT = 256
 standard deviation of its logarithm is 0.8 there."""
 UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
 """Losses that leave some tokens' ratio unbounded, or have none."""
+
+
+def _given(tree: Mapping[str, Any], section: type[Section], name: str, setting: str) -> int:
+    """A number of a configuration that is not checked yet; its default where there is none."""
+    found = tree.get(name)
+    value = found.get(setting) if isinstance(found, dict) else getattr(found, setting, None)
+    return value if isinstance(value, int) else section.model_fields[setting].default
 
 
 class Config(Section):
@@ -67,6 +75,19 @@ class Config(Section):
     """Checkpoints as Hugging Face folders."""
     tune: TuneSection | None = None
     """Demonstrations or preferences, run by `mrl tune`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _longest_is_prompt_and_response(cls, tree: Any) -> Any:
+        """With model.max_length, where it is left out: room for the longest prompt and the longest response."""
+        model = tree.get("model") if isinstance(tree, dict) else None
+        if not isinstance(model, dict) or model.get("max_length") is not None:
+            return tree
+        lengths = (
+            _given(tree, DataSection, "data", "max_prompt_tokens"),
+            _given(tree, RolloutSection, "rollout", "max_response_tokens"),
+        )
+        return {**tree, "model": {**model, "max_length": sum(lengths)}}
 
     @model_validator(mode="after")
     def _layouts_fit(self) -> "Config":

@@ -3,22 +3,22 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mrl.cli import main
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
 
 
-@pytest.mark.parametrize("order", [("--dry-run", "loop.steps=7"), ("loop.steps=7", "--dry-run")])
+@pytest.mark.parametrize("order", [("--dry-run", "loop.steps=-7"), ("loop.steps=-7", "--dry-run")])
 def test_words_stand_on_both_sides_of_an_option(
     order: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", QUICKSTART, *order, "model.path=nowhere"])
-    assert yaml.safe_load(capsys.readouterr().out)["loop"]["steps"] == 7
+    assert main(["train", QUICKSTART, *order, "model.path=nowhere"]) == 2
+    assert "loop.steps: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["train", QUICKSTART, "--dryly"], ["report", "runs/x", "--textual"]])
@@ -42,3 +42,9 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--version"])
+    assert leaving.value.code == 0 and capsys.readouterr().out == f"mrl {version('mrl')}\n"

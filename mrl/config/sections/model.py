@@ -59,6 +59,6 @@ class ModelSection(Section):
     chat_template_date: datetime.date | None = None
     """Date that a chat template writes where it asks for today's (gpt-oss, Llama 3.2): that of the run's first start by
     default, on which its config.yaml keeps it, so that a resumed run renders as it did."""
-    max_length: int = Field(default=512, ge=2)
-    """Longest prompt plus response, in tokens: at most max_position_embeddings of config.json, or what YaRN's settings there
+    max_length: int = Field(default=1280, ge=2)
+    """Longest prompt plus response, in tokens; if none is given, data.max_prompt_tokens + rollout.max_response_tokens. At most max_position_embeddings of config.json, or what YaRN's settings there
     (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss) stretch the model to."""

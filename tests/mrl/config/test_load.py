@@ -9,12 +9,14 @@ from typing import get_args
 
 import pytest
 import torch
+import yaml
 
 from mrl import cli
 from mrl.algorithms.advantages import ESTIMATORS, Rollouts, estimate
 from mrl.algorithms.tokens import Segments
+from mrl.capacity.requirements import prompts_and_responses
 from mrl.config.describe import describe, section_types, tag_of
-from mrl.config.load import dump, load, load_config, split_arguments
+from mrl.config.load import dump, load, load_config, load_tune, split_arguments
 from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
@@ -390,6 +392,59 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     for said in UNSUPPORTED.values():
         assert re.findall(r"\b(?:training|launch|rollout)\b[\w.]*", said)[0] in plain, said
     assert not UNSUPPORTED.keys() & (SYNONYMS.keys() | {path.rpartition(".")[2] for path in plain})
+
+
+TUNE = {
+    "run": {"name": "r"},
+    "model": {"path": "m"},
+    "tune": {"data": {"train": "rows.jsonl"}, "output": "out"},
+}
+
+
+def test_tuning_needs_neither_prompts_nor_rewards() -> None:
+    config, absent = load_tune(TUNE)
+    assert absent == {"data", "reward"} and config.model.max_length == 1280
+    assert [entry.path for entry in config.data.train_entries()] == ["rows.jsonl"], "a new tokenizer's texts"
+    assert not {"data", "reward"} & yaml.safe_load(dump(config, without=absent)).keys()
+    with pytest.raises(ConfigError, match=r"^data: required and not given\nreward: required and not given$"):
+        load_config(TUNE)
+    given = {"data": {"train": "t.jsonl"}, "reward": {"kind": "maths"}, "rollout": {"max_response_tokens": 9}}
+    assert load_tune(TUNE, given) == (load_config(TUNE, given), frozenset())
+    short, absent = load_tune(TUNE, "model.max_length=16")
+    assert short.model.max_length == 16 and absent == {"data", "reward", "rollout"}
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ({"data": {"train": [{"path": 3}]}}, r"^tune\.data\.train"),
+        ({"data": None}, r"^tune\.data: "),
+        ({"output": None}, r"^tune\.output: "),
+        ({"data": {"train": None}}, r"^tune\.data\.train"),
+    ],
+)
+def test_a_mistake_in_the_rows_of_a_tuning_is_said_once(tune: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_tune(TUNE, {"tune": tune})
+    assert all(line.startswith("tune.") for line in str(error.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ([], 1280),
+        (["model.max_length=null"], 1280),
+        (["data.max_prompt_tokens=100"], 356),
+        (["data.max_prompt_tokens=100", "rollout.max_response_tokens=7"], 107),
+        (["model.max_length=2000", "data.max_prompt_tokens=100"], 2000),
+    ],
+)
+def test_the_longest_sequence_has_room_for_prompt_and_response(
+    minimal: Path, settings: list[str], longest: int
+) -> None:
+    config = load([minimal], settings)
+    assert config.model.max_length == longest and prompts_and_responses(config) == []
+    assert load_config(config.model_dump()) == config
 
 
 def words_of_the_page() -> dict[str, set[str]]:
