@@ -168,7 +168,7 @@ class _Preparation:
         rows = self._usable(entry, left_out)
         rows = self._without_given_away(self._without_duplicates(rows, left_out), left_out)
         self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
-        prompts = self._without_overlong(self._tokenised(rows, entry, left_out), left_out)
+        prompts = self._without_overlong(self._tokenised(rows, entry, left_out), entry, left_out)
         name = f"{entry.domain}:{','.join(entry.paths)}"
         share = entry.probability if entry.probability is not None else float(len(prompts))
         return Source(name, prompts, share, left_out)
@@ -358,17 +358,25 @@ class _Preparation:
                 "that no template renders; the model reads none of it"
             )
 
-    def _without_overlong(self, prompts: Sequence[Prompt], left_out: LeftOut) -> list[Prompt]:
+    def _without_overlong(
+        self, prompts: Sequence[Prompt], entry: DataEntry, left_out: LeftOut
+    ) -> list[Prompt]:
         limit = self.section.max_prompt_tokens
         kept = [prompt for prompt in prompts if len(prompt.tokens) <= limit]
         longer = [prompt for prompt in prompts if len(prompt.tokens) > limit]
-        if longer and self.section.overlong == "refuse":
-            raise DataError(
-                f"{len(longer)} prompts are longer than data.max_prompt_tokens = {limit}, the first at "
-                f"{longer[0].row} with {len(longer[0].tokens)} tokens; raise the limit or set data.overlong=filter"
+        longer.sort(key=lambda prompt: -len(prompt.tokens))
+        if longer:
+            said = (
+                f"{','.join(entry.paths)}: {len(longer)} of {len(prompts)} rows are longer than data.max_prompt_tokens = {limit}, the "
+                f"longest has {len(longer[0].tokens)} tokens ({longer[0].row})"
             )
+            if self.section.overlong == "refuse":
+                raise DataError(f"{said}; raise the limit or set data.overlong=filter")
+            if not kept:
+                raise DataError(f"{said}; none is left; raise the limit")
+            self.report.notes.append(said)
         self.report.overlong += len(longer)
-        for prompt in sorted(longer, key=lambda prompt: -len(prompt.tokens)):
+        for prompt in longer:
             why = f"{len(prompt.tokens)} tokens"
             left_out.add("overlong", place=prompt.row, domain=prompt.domain, why=why)
         return kept

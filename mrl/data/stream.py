@@ -61,11 +61,14 @@ class PromptStream:
         self._sources: tuple[Source, ...] = (
             tuple(rows) if isinstance(first, Source) else (Source("train", rows, 1.0),)  # type: ignore[arg-type]
         )
-        empty = [source.name for source in self._sources if not source.rows]
-        if empty:
-            raise DataError(
-                f"no training prompts are left in {', '.join(empty)}; see the counts of filtered rows"
+        if empty := [source for source in self._sources if not source.rows]:
+            counts = "; ".join(
+                f"{rows.count} rows left out by data.{rows.rule} (the first is {rows.examples[0]})"
+                for source in empty
+                for rows in source.left_out.rows()
             )
+            names = ", ".join(source.name for source in empty)
+            raise DataError(f"no training prompts are left in {names}: {counts or 'there are no rows'}")
         total = sum(Fraction(source.share) for source in self._sources)
         self._shares = [Fraction(source.share) / total for source in self._sources]
         self._seed = seed

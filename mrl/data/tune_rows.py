@@ -97,7 +97,7 @@ def _load(
 ) -> tuple[tuple[TuneRow, ...], str]:
     readers = {"sft": _demonstrations, "process_reward_model": _steps}
     read = readers.get(section.objective.name, _preferences)
-    rows, long, names = list[TuneRow](), 0, list(paths)
+    rows, long, most, names = list[TuneRow](), 0, (0, ""), list(paths)
     for path in names:
         for place, columns in read_rows(path):
             refuse_half_characters(columns, place)
@@ -107,15 +107,16 @@ def _load(
                 if longest <= max_length:
                     rows.append(row)
                     continue
-                if section.data.over_long == "refuse":
-                    raise DataError(
-                        f"{place}: {longest} tokens, model.max_length is {max_length}; raise it, or set "
-                        "tune.data.over_long: filter"
-                    )
-                long += 1
+                long, most = long + 1, max(most, (longest, place))
+    said = (
+        f"{long} of {len(rows) + long} rows are longer than model.max_length = {max_length}, the longest has {most[0]} tokens "
+        f"({most[1]})"
+    )
+    if long and section.data.over_long == "refuse":
+        raise DataError(f"{', '.join(names)}: {said}; raise it, or set tune.data.over_long: filter")
     if not rows:
-        raise DataError(f"{', '.join(names)}: no row is left, {long} are longer than {max_length} tokens")
-    return tuple(rows), f"{', '.join(names)}: {len(rows)} rows" + (f", {long} too long" if long else "")
+        raise DataError(f"{', '.join(names)}: no row is left: {said if long else 'there are none'}")
+    return tuple(rows), f"{', '.join(names)}: {len(rows)} rows" + (f"; left out: {said}" if long else "")
 
 
 def _counts(rows: Sequence[TuneRow]) -> str:

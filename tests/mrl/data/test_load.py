@@ -141,8 +141,30 @@ def test_overlong_prompts_are_filtered_or_refused(write_rows: Any, plain_tokeniz
     train = write_rows([row(1), row(2, prompt="x" * 50)])
     data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
     assert (data.report.rows, data.report.overlong) == (1, 1)
-    with pytest.raises(DataError, match=r"rows\.jsonl:2 with 51 tokens"):
+    with pytest.raises(
+        DataError, match=r"1 of 2 rows .* 51 tokens \(.*rows\.jsonl:2\); raise the limit or set"
+    ):
         load_data(DataSection(train=train, max_prompt_tokens=20, overlong="refuse"), MATHS, plain_tokenizer)
+
+
+def test_overlong_rows_are_told_by_number_limit_and_longest(write_rows: Any, plain_tokenizer: Any) -> None:
+    rows = [row(n, prompt="x" * n) for n in (30, 45, 5)]
+    train = write_rows(rows, "long.jsonl")
+    data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
+    said = f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20, the longest has 46 tokens ({train}:2)"
+    assert said in data.report.text()
+    none = write_rows(rows[:2], "none.jsonl")
+    with pytest.raises(
+        DataError, match=r"2 of 2 rows are longer than data.max_prompt_tokens = 20, .* 46 tokens .*:2\)"
+    ):
+        load_data(DataSection(train=none, max_prompt_tokens=20), MATHS, plain_tokenizer)
+
+
+def test_a_source_without_rows_says_which_rules_took_them(write_rows: Any, plain_tokenizer: Any) -> None:
+    rows = write_rows([row(1), row(2)], "same.jsonl")
+    section = DataSection(train=rows, validation=rows, overlap="drop")
+    with pytest.raises(DataError, match=r"2 rows left out by data\.overlap \(the first is .*same\.jsonl:1: "):
+        load_data(section, MATHS, plain_tokenizer).stream(0)
 
 
 def test_overlap_with_validation_is_reported_dropped_or_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -162,10 +163,11 @@ def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
 def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in ("c", "c" * 50)]
     path = written(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(DataError, match=r"a\.jsonl:2: .* model\.max_length is 20"):
+    said = r"1 of 2 rows are longer than model\.max_length = 20, the longest has \d+ tokens \(.*a\.jsonl:2\)"
+    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise it, or set tune\.data\.over_long"):
         loaded(path, qwen(), max_length=20)
     found = loaded(path, qwen(), max_length=20, data={"over_long": "filter"})
-    assert len(found.rows) == 1 and "1 too long" in found.report
+    assert len(found.rows) == 1 and re.search(f"1 rows; left out: {said}", found.report)
 
 
 def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tmp_path: Path) -> None:
