@@ -145,7 +145,7 @@ _WORDS = {
     "agent.environment (a row's own tools: data.columns.tools)": "tools",
     "algorithm.estimator.name (grpo or dr_grpo), or algorithm.estimator.scale": "scale_rewards",
     "algorithm.estimator.gamma": "gamma",
-    "algorithm.estimator.lam": "lam",
+    "algorithm.estimator.lam": "lam lambd",
     "algorithm.loss (its name)": "policy_loss.loss_mode loss_mode policy_loss_type importance_sampling_level",
     "algorithm.loss (its name), and algorithm.aggregation.mode": "loss_type",
     "algorithm.aggregation.mode": "loss_agg_mode calculate_per_token_loss",
