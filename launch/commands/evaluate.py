@@ -55,7 +55,7 @@ MEASURED = (
 )
 """How the names of settings begin that decide what is measured; the others may have changed when it goes on. Which model and which rows
 they are is told by their digests, wherever they lie."""
-SECONDS_BETWEEN = 30.0
+SECONDS_BETWEEN = 10.0
 """From one line about how far it is to the next."""
 
 
@@ -87,7 +87,9 @@ def _evaluate(config: Config, out: str | None) -> dict[str, float]:
         raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
     results = Results(Path(out), config, prompts) if out else None
     sampling = validation_sampling_of(config)
+    _say(f"starting the engine, for {len(prompts)} prompts")
     with collecting(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as collector:
+        _say(f"the engine is up after {time.monotonic() - start:.0f} s")
         judged = partial(_measured, collector, prompts, results=results, reward=config.reward)
         responses, sampled = judged(greedy(sampling), "validation"), judged(sampling, "sampled")
     metrics = validation_metrics(responses, sampled, reward=config.reward)
@@ -108,15 +110,21 @@ def _measured(
     """Of each prompt, those that are written down first."""
     if not sampling.num_samples:
         return []
-    found, told = results.found(kind) if results else [], time.monotonic()
+    found = results.found(kind) if results else []
+    start = told = time.monotonic()
     for group in collector.in_turn(prompts[len(found) :], sampling):
         found.append(Scores.of(group, reward))
         if results:
             results.add(kind, group, found[-1])
         if time.monotonic() > told + SECONDS_BETWEEN:
             told = time.monotonic()
-            print(f"eval: {len(found)} of {len(prompts)} prompts ({kind})", file=sys.stderr, flush=True)
+            _say(f"{len(found)} of {len(prompts)} prompts ({kind})")
+    _say(f"all {len(prompts)} prompts ({kind}) in {time.monotonic() - start:.0f} s")
     return found
+
+
+def _say(text: str) -> None:
+    print(f"eval: {text}", file=sys.stderr, flush=True)
 
 
 class Results:

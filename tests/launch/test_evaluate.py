@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import string
 from collections.abc import Callable, Iterator, Sequence
@@ -35,17 +36,17 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(
 ) -> None:
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
     (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"question": "1+1?", "answer": "#### 2", "page": 3}) + "\n"
+        json.dumps({"question": "1+1? #### 2", "answer": "#### 2", "page": 3}) + "\n"
     )
     words = [
         f"model.path={tmp_path}/model",
         f"data.validation={tmp_path}/rows.jsonl",
-        "data.max_prompt_tokens=2",
+        "data.answer_in_prompt=drop",
     ]
     with pytest.raises(DataError, match="has no rows left"):
         evaluate(load([GSM8K], words))
     said = capsys.readouterr().err
-    assert "data: rows: 0, validation_rows: 0, " in said and "overlong: 1" in said
+    assert "data: rows: 0, validation_rows: 0, " in said and "answer_in_prompt: 1" in said
     assert "read by reward functions alone: page" in said
 
 
@@ -85,6 +86,24 @@ def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         return model
 
     return measure
+
+
+def test_a_measurement_says_how_far_it_is(
+    measuring: Callable[..., Counting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluating, "SECONDS_BETWEEN", 0.0)
+    measuring()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eval: ")]
+    of_kinds = [
+        re.escape(line)
+        for kind in ("validation", "sampled")
+        for line in (
+            *(f"eval: {n} of 5 prompts ({kind})" for n in range(1, 6)),
+            f"eval: all 5 prompts ({kind}) in ",
+        )
+    ]
+    expected = ["eval: starting the engine, for 5 prompts", r"eval: the engine is up after \d+ s", *of_kinds]
+    assert all(re.match(*pair) for pair in zip(expected, lines, strict=True)), lines
 
 
 @pytest.mark.parametrize("most", [0, 3, 5, 7])
