@@ -11,13 +11,16 @@ before is refused, because the policy's tokens would then have another history t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.thoughts import opens_thought
 
@@ -28,7 +31,22 @@ _THOUGHT = "<think>\nmrlthought\n</think>\n\n"
 _SLOT = "mrlslot{}mrl"
 _MOST_MARK = 32
 """Tokens that the mark of a thought may take, with the white space behind it."""
-_CALL = {"type": "function", "id": "call000000", "function": {"name": "mrlcalled", "arguments": {"n": 1}}}
+_SLOTS = re.compile(r"mrlslot(\d+)mrl")
+_PROBE = ' \n"mrl\\probe"\tü\n '
+_CALLED = "tool"
+"""The name of a tool that there is not."""
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_FRAMES = 4096
+"""Kept at once; a template that shows ids has one for each id."""
+
+_SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda text: text,
+    lambda text: text.strip(),
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text)[1:-1],
+)
+"""What templates make of a message's text: as it is, without the space around it, or in JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +55,21 @@ class Observation:
 
     text: str
     role: Role = "user"
+    name: str = ""
+    """The tool that it comes from, which some templates show."""
+    id: str = ""
+    """What the policy called the call that it answers, which some templates show."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Frame:
+    """The template's tokens around so many observations."""
+
+    ending: list[int]
+    """What ends the policy's turn where it is the last one; the first run begins with it, or with what stands in its place."""
+    runs: list[list[int]]
+    """Before, between and behind the observations."""
+    spell: Callable[[str], str]
 
 
 class TurnRenderer:
@@ -66,11 +99,16 @@ class TurnRenderer:
         self._added_ids = set(added)
         names = sorted(added.values(), key=len, reverse=True)
         self._is_added = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
-        self._ending = self._encode(self._ending_of_a_turn())
+        self._ending = self._ending_of_a_turn()
+        self._names = [str(tool.get("function", tool).get("name", "")) for tool in tools or ()]
+        self._frames: dict[tuple[str, tuple[tuple[str, str], ...]], _Frame] = {}
+        """By the observations' role, and the name and id of each."""
+        self._openings: dict[tuple[str, ...], list[Callable[[str], str]]] = {}
+        """What the template makes of the texts of messages of these roles."""
+        self._known: set[str] = set()
         for role in roles:
             self._require_grows(role)
-        self._found: dict[tuple[str, int], list[list[int]]] = {}
-        """The template's tokens before, between and behind so many observations of a role."""
+            self._frame(role, (("", ""),))
 
     def after(self, last_token: int | None, observations: Sequence[Observation]) -> np.ndarray:
         """[n] int32: the tokens from the policy's last one to where it goes on.
@@ -82,24 +120,45 @@ class TurnRenderer:
         if len(roles) != 1:
             raise DataError(f"the observations after a turn have one role, not {sorted(roles) or 'none'}")
         (role,) = roles
-        key = (role, len(observations))
-        if key not in self._found:
-            self._require_grows(role)
-            self._found[key] = self._around(*key)
-        written = last_token is not None and self._ending[:1] == [last_token]
-        first, *behind = self._found[key]
-        ids = self._ending[written:] + first
+        self._require_grows(role)
+        frame = self._frame(role, tuple((each.name, each.id) for each in observations))
+        first, *behind = frame.runs
+        ids = self._unwritten(last_token, frame.ending, first)
         for observation, tokens in zip(observations, behind, strict=True):
-            ids += self.plain(observation.text) + tokens
+            ids += self.plain(frame.spell(observation.text)) + tokens
         return np.asarray(ids, np.int32)
+
+    def _unwritten(self, last_token: int | None, ending: list[int], first: list[int]) -> list[int]:
+        """The tokens before an observation that the policy has not written itself.
+
+        It wrote the end of its turn (`ending`), or the mark that begins the next one where no mark ends a turn.
+        """
+        if last_token in self._added_ids | set(ending[:1]):
+            if last_token in ending:
+                written = ending.index(last_token) + 1
+                if first[:written] == ending[:written]:
+                    return first[written:]
+                return ending[written:] + first[len(ending) :]
+            if not ending and first[:1] == [last_token]:
+                return first[1:]
+        return list(first)
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """[n] int32: a prompt of an environment's messages, a role and a content each, up to where the policy goes on."""
-        slots = [_SLOT.format(number) for number in range(len(messages))]
-        said = [{**message, "content": slot} for message, slot in zip(messages, slots, strict=True)]
-        ids, *behind = self._cut(self._rendered(said, opens=True), slots)
-        for message, tokens in zip(messages, behind, strict=True):
-            ids = ids + self.plain(message["content"]) + tokens
+
+        def rendered(texts: Sequence[str]) -> str:
+            said = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+            return self._rendered(said, opens=True)
+
+        roles = tuple(message["role"] for message in messages)
+        ids, *behind = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
+        if roles not in self._openings:
+            self._openings[roles] = [
+                self._spelling(rendered(["x"] * n + [_PROBE] + ["x"] * (len(roles) - n - 1)), role)
+                for n, role in enumerate(roles)
+            ]
+        for message, spell, tokens in zip(messages, self._openings[roles], behind, strict=True):
+            ids = ids + self.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 
     def opens_thought(self, tokens: np.ndarray) -> bool:
@@ -113,7 +172,8 @@ class TurnRenderer:
         if self._added_ids.isdisjoint(ids):
             return ids
         cuts = [0, *(match.start() + 1 for match in self._is_added.finditer(text)), len(text)]
-        ids = [i for start, end in itertools.pairwise(cuts) for i in self._encode(text[start:end])]
+        parts = [text[start:end] for start, end in itertools.pairwise(cuts)]
+        ids = [i for part in self._tokenizer(parts, add_special_tokens=False)["input_ids"] for i in part]
         if self._added_ids.isdisjoint(ids):
             return ids
         # Overlapping ones, or one of a single character: letter by letter, and what is an added token itself is left out.
@@ -136,55 +196,131 @@ class TurnRenderer:
 
     def _require_grows(self, role: str) -> None:
         """Observations of this role leave turns as they were, thoughts included; ConfigError where they do not."""
-        for answer in (_ANSWERED, _THOUGHT + _ANSWERED):
-            self._between(("x",), role, answer)
+        if role in self._known:
+            return
+        keeps = role != "tool" or self._has_text
+        for answer in (_ANSWERED, _THOUGHT + _ANSWERED) if keeps else ("",):
+            self._between(("x",), role, answer, (("", ""),))
+        self._known.add(role)
 
-    def _between(self, texts: Sequence[str], role: str, answer: str) -> str:
-        """The text from the end of the policy's turn to where it goes on, around these observations."""
-        call = {"tool_calls": [dict(_CALL) for _ in texts]} if role == "tool" else {}
+    def _frame(self, role: str, calls: tuple[tuple[str, str], ...]) -> _Frame:
+        """What stands around observations of a role that answer these calls, by name and id."""
+        if role != "tool":
+            calls = (("", ""),) * len(calls)
+        else:
+            calls = tuple((name, own if self._may_show(own) else "") for name, own in calls)
+        if (role, calls) not in self._frames:
+            if len(self._frames) >= _FRAMES:
+                self._frames.clear()
+            self._frames[role, calls] = self._around(role, calls)
+        return self._frames[role, calls]
+
+    def _around(self, role: str, calls: tuple[tuple[str, str], ...]) -> _Frame:
+        answer = _ANSWERED if role != "tool" or self._has_text else ""
+        slots = [_SLOT.format(number) for number in range(len(calls))]
+        try:
+            ending, text = self._between(slots, role, answer, calls)
+        except ConfigError:
+            if not any(own for _, own in calls):
+                raise
+            calls = tuple((name, "") for name, _ in calls)  # the template does not take the policy's ids
+            ending, text = self._between(slots, role, answer, calls)
+        _, probed = self._between([_PROBE, *slots[1:]], role, answer, calls)
+        return _Frame(self._encode(ending), self._cut(text, len(slots)), self._spelling(probed, role))
+
+    def _between(
+        self, texts: Sequence[str], role: str, answer: str, calls: Sequence[tuple[str, str]]
+    ) -> tuple[str, str]:
+        """(what ends the policy's turn where it is the last, the text from the turn's end to where the policy goes on): the second begins
+        with the first, or with what the template has in its place, and stands around these observations."""
         asked = {"role": "user", "content": _ASKED}
-        turn = {"role": "assistant", "content": answer, **call}
+        if role != "tool":
+            turn: dict[str, Any] = {"role": "assistant", "content": answer}
+            said = [{"role": role, "content": text} for text in texts]
+            before, after = self._grown([asked, turn], said, role, answer)
+            return before[_end_of_answer(before) :], after[_end_of_answer(after) :]
+        ids = [own or f"call{number:05d}" for number, (_, own) in enumerate(calls)]
+        names = [name if name in self._names else _CALLED for name, _ in calls]
         said = [
-            {"role": role, "content": text}
-            | ({"tool_call_id": _CALL["id"], "name": "mrlcalled"} if call else {})
-            for text in texts
+            {"role": role, "content": text, "tool_call_id": own, "name": name}
+            for text, own, name in zip(texts, ids, names, strict=True)
         ]
-        before = self._rendered([asked, turn], opens=False)
-        after = self._rendered([asked, turn, *said], opens=True)
-        if answer not in before:
+        made = [_call(own, name) for own, name in zip(ids, names, strict=True)]
+        try:
+            before, after = self._grown([asked, self._turn(answer, made)], said, role, answer)
+        except ConfigError:
+            if len(made) == 1:
+                raise
+            # A template that takes one call a turn, and as many results as there are.
+            before, after = self._grown([asked, self._turn(answer, made[:1])], said, role, answer)
+        ending = self._ending if before.endswith(self._ending) else self._last_mark(before)
+        return ending, ending + after[len(before) :]
+
+    def _grown(
+        self, turns: list[dict[str, Any]], said: list[dict[str, Any]], role: str, answer: str
+    ) -> tuple[str, str]:
+        """The conversation before and after what is said; ConfigError where the template changes what stood before."""
+        before = self._rendered(turns, opens=False)
+        after = self._rendered([*turns, *said], opens=True)
+        kept = before if role == "tool" else before[: _end_of_answer(before)]
+        if _squeezed(answer) not in _squeezed(before):
             raise ConfigError(
                 f"the chat template rewrites what the policy wrote ({answer!r} is {before[-80:]!r} then); set it by "
                 "data.chat_template_kwargs to keep thoughts, or use a template that does"
             )
-        if not after.startswith(before):
+        if not after.startswith(kept):
             raise ConfigError(_rewrites(before, after, f"a turn before observations of the role {role!r}"))
-        return after[len(before) :]
+        return before, after
 
-    def _around(self, role: str, count: int) -> list[list[int]]:
-        """`count` + 1 runs of the template's own tokens."""
-        slots = [_SLOT.format(number) for number in range(count)]
-        return self._cut(self._between(slots, role, _ANSWERED), slots)
+    def _turn(self, answer: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"role": "assistant", "content": answer, "tool_calls": calls}
 
-    def _cut(self, text: str, slots: Sequence[str]) -> list[list[int]]:
+    @functools.cached_property
+    def _has_text(self) -> bool:
+        """Whether the template shows the text of a turn that has calls; some leave it out, or refuse it."""
+        turn = self._turn(_ANSWERED, [_call("call00000", _CALLED)])
+        try:
+            return _ANSWERED in self._rendered([{"role": "user", "content": _ASKED}, turn], opens=False)
+        except ConfigError:
+            return False
+
+    @functools.cached_property
+    def _shows_ids(self) -> bool:
+        answer = _ANSWERED if self._has_text else ""
+        one, other = (
+            self._between(("x",), "tool", answer, (("", own),)) for own in ("call00000", "call00001")
+        )
+        return one != other
+
+    def _may_show(self, own: str) -> bool:
+        """Whether an id that the policy gave is put into the template: one of plain signs, where ids are shown."""
+        return bool(_ID.fullmatch(own)) and self._shows_ids and not self._is_added.search(own)
+
+    def _last_mark(self, text: str) -> str:
+        """The text from its last added token on; empty where it does not end with one and space."""
+        found = list(self._is_added.finditer(text))
+        return text[found[-1].start() :] if found and not text[found[-1].end() :].strip() else ""
+
+    def _spelling(self, text: str, role: str) -> Callable[[str], str]:
+        """What the template made of the probe in this text."""
+        for spell in _SPELLINGS:
+            if spell(_PROBE) in text:
+                return spell
+        raise ConfigError(
+            f"the chat template rewrites or leaves out the text of messages of the role {role!r}"
+        )
+
+    def _cut(self, text: str, count: int) -> list[list[int]]:
         """The tokens before, between and behind the slots of a text."""
-        runs = []
-        for number, slot in enumerate(slots, 1):
-            before, found, text = text.partition(slot)
-            if not found:
-                raise DataError(f"the chat template leaves out observation {number} of {len(slots)}")
-            runs.append(self._encode(before))
-        return [*runs, self._encode(text)]
+        parts = _SLOTS.split(text)
+        if parts[1::2] != [str(number) for number in range(count)]:
+            raise ConfigError(f"the chat template leaves out or repeats one of {count} observations")
+        return [self._encode(part) for part in parts[::2]]
 
     def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
-        import jinja2
-
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=opens, **self._arguments
-                )
-            )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            return apply_template(self._tokenizer, messages, add_generation_prompt=opens, **self._arguments)
+        except TEMPLATE_ERRORS as error:
             roles = [message["role"] for message in messages]
             raise ConfigError(
                 f"the chat template refuses messages with the roles {roles}: {error}"
@@ -194,6 +330,18 @@ class TurnRenderer:
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _call(own: str, name: str) -> dict[str, Any]:
+    return {"type": "function", "id": own, "function": {"name": name, "arguments": {"n": 1}}}
+
+
+def _end_of_answer(text: str) -> int:
+    return text.rfind(_ANSWERED) + len(_ANSWERED)
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def _common(first: str, second: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mrl.data.messages import Messages
+from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.data.tokenise import encode, opens_twice
 from mrl.errors import DataError
 from mrl.reasoning_steps import step_ends
@@ -138,19 +139,11 @@ class Encoder:
         *,
         to_go_on: bool = False,
     ) -> str:
-        import jinja2
-
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=tools,
-                    tokenize=False,
-                    add_generation_prompt=to_go_on,
-                    **self._kwargs,
-                )
+            return apply_template(
+                self._tokenizer, messages, tools=tools, add_generation_prompt=to_go_on, **self._kwargs
             )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+        except TEMPLATE_ERRORS as error:
             roles = [message["role"] for message in messages]
             raise DataError(f"{place}: the chat template refuses the roles {roles}: {error}") from error
 

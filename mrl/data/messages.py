@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrl.config.sections.data import RESERVED_ARGUMENTS
+from mrl.data.templates import JsonText
 from mrl.errors import DataError
 
 Messages = tuple[dict[str, Any], ...]
@@ -121,10 +122,11 @@ def _text(part: Any, place: str) -> str:
 def _call(call: Any) -> Any:
     """A tool call whose arguments are an object; text that is no JSON object stays text."""
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = _parsed(function.get("arguments")) if isinstance(function, dict) else None
-    if function is None or not isinstance(arguments, dict):
+    given = function.get("arguments") if isinstance(function, dict) else None
+    arguments = _parsed(given)
+    if function is None or not isinstance(given, str) or not isinstance(arguments, dict):
         return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": JsonText(arguments, given)}}
 
 
 def _parsed(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.data.shapes import Row
+from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import DataError
 from mrl.rewards.thoughts import ThoughtMarks
 
@@ -137,24 +138,21 @@ def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
 def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as
     in TRL."""
-    import jinja2
-
     goes_on = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]
     try:
-        text = tokenizer.apply_chat_template(
-            list(row.prompt),
+        return apply_template(
+            tokenizer,
+            row.prompt,  # type: ignore[arg-type]
             tools=row.tools,
-            tokenize=False,
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,
             **arguments,
         )
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
+    except TEMPLATE_ERRORS as error:
         roles = [message["role"] for message in row.prompt]  # type: ignore[index]
         raise DataError(
             f"{row.place}: the chat template refuses messages with the roles {roles}: {error}"
         ) from error
-    return str(text)
 
 
 def opens_twice(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:

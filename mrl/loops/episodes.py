@@ -73,6 +73,8 @@ class _Open:
     restarts: int = 0
     waits: bool = False
     """For an answer of its environment."""
+    calls: Sequence[ToolCall | BadCall] = ()
+    """Of its last turn."""
     key: str = ""
     """Of its environment, no two that it has have the same; empty until it is opened."""
 
@@ -219,7 +221,7 @@ class Episodes:
         elif not answer.turn:
             self._opened(opened, answer)
         else:
-            said = [Observation(m["content"], m["role"]) for m in answer.messages]  # type: ignore[arg-type]
+            said = _observations(answer.messages, opened.calls)
             told = "\n".join(observation.text for observation in said)
             opened.episode.answered(told, reward=answer.reward, seconds=answer.seconds)
             if answer.ended_by is not None:
@@ -246,10 +248,11 @@ class Episodes:
             self._end(opened)
             return
         calls = calls_in(text, rules.format, rules.tools) if rules.tools else []
-        if bad := [call.reason for call in calls if isinstance(call, BadCall)]:
-            episode.answered("\n".join(bad))
+        opened.calls = calls
+        if bad := [call for call in calls if isinstance(call, BadCall)]:
+            episode.answered("\n".join(call.reason for call in bad))
             episode.bad_call()
-            self._observe(opened, [Observation(reason, "tool") for reason in bad])
+            self._observe(opened, [Observation(call.reason, "tool", call.name, call.id) for call in bad])
         else:
             opened.waits = True
             self.environments.step(opened.key, text, [c for c in calls if isinstance(c, ToolCall)])
@@ -323,6 +326,16 @@ def text_of(transcript: Transcript) -> str:
     """What was said, one after the other, as a judge reads it."""
     said = (part for turn in transcript.turns for part in (turn.text, turn.observation))
     return "\n".join(part for part in said if part)
+
+
+def _observations(
+    messages: Sequence[Mapping[str, str]], calls: Sequence[ToolCall | BadCall]
+) -> list[Observation]:
+    """What an environment says; with a message for each call, each has the name and the id of its call."""
+    said: list[Any] = [Observation(m["content"], m["role"]) for m in messages]  # type: ignore[arg-type]
+    if len(said) != len(calls):
+        return said
+    return [dataclasses.replace(o, name=c.name, id=c.id) for o, c in zip(said, calls, strict=True)]
 
 
 # -- what a checkpoint has of an episode ---------------------------------------------------------------------------

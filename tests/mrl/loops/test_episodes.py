@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mrl.agents.episode import EndedBy
+from mrl.agents.render import Observation
 from mrl.errors import RolloutError
 from mrl.loops.collect import sampling_of
 from mrl.loops.episodes import Episodes
@@ -200,13 +201,21 @@ def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
 
 def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
     """A turn that begins with 0 makes no readable call, one that begins with 1 a good one; two bad turns end an episode."""
-    words = {"0": '{"name": "ad', "1": '{"name": "add", "arguments": {"a": 1}}'}
+    words = {"0": '{"name": "ad', "1": '{"name": "add", "arguments": {"a": 1}, "id": "c1"}'}
+
+    class Noting(DigitRenderer):
+        said = set[tuple[str, str, str]]()
+
+        def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray:
+            self.said |= {(each.role, each.name, each.id) for each in observations}
+            return super().after(last_token, observations)
 
     config = config_of(tmp_path, {})
     environments, engines = TableEnvironments(), TableEngines(config)
     engines.sync(0)
     schema = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
-    in_flight, _ = in_flight_over(config, environments, engines, tools={"add": schema})
+    renderer = Noting()
+    in_flight, _ = in_flight_over(config, environments, engines, tools={"add": schema}, renderer=renderer)
     engines.speaks = lambda tokens: words.get(digits(tokens[:1]), digits(tokens))
     in_flight.ask(PROMPTS, dataclasses.replace(sampling_of(config), num_samples=32))
     samples = [s for group in finished(in_flight) for s in group.samples]
@@ -218,6 +227,7 @@ def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
     made = [call for turns in environments.calls.values() for calls in turns for call in calls]
     good = [turn for t in transcripts for turn in t.turns if turn.text == words["1"]]
     assert len(made) == len(good) > 0 and all(dict(call.arguments) == {"a": 1} for call in made)
+    assert renderer.said == {("tool", "add", "c1"), ("tool", "", ""), ("user", "", "")}
 
 
 def halves(
