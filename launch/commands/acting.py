@@ -11,6 +11,7 @@ from typing import Any
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.render import TurnRenderer
+from mrl.agents.tool_calls import described
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
@@ -18,8 +19,8 @@ from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
 from mrl.rewards.kinds.section import RewardSection
 
-Tools = list[dict[str, Any]]
-"""As chat templates take them."""
+Tools = list[dict[str, Any]] | str
+"""As chat templates take them, or as a system message shows them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,12 +82,22 @@ def _looked_at(
 ) -> tuple[Rules, Tools]:
     description = pool.describe(key)
     tools = [dict(tool) for tool in description.tools]
+    shown: Tools = tools
+    if section.show_tools != "template":
+        shown = described(tools, section.tool_calls) if section.show_tools == "system" else ""
     renderer = TurnRenderer(
         tokenizer,
         tools=tools,
+        system=shown if isinstance(shown, str) else None,
         roles=("tool",) if tools else ("user",),
         chat_template_kwargs=config.data.chat_template_kwargs,
     )
+    if hidden := renderer.hidden_tools():
+        raise ConfigError(
+            f"agent.show_tools = template, and the chat template does not show the tools of {key!r} ({', '.join(hidden)}), so that the "
+            "policy would never see them; set agent.show_tools=system to put them into the system message, =none if prompts describe "
+            "them, or use a chat template that shows tools"
+        )
     response = config.rollout.max_response_tokens
     limits = Limits(
         max_turns=section.max_turns,
@@ -105,4 +116,4 @@ def _looked_at(
         description.schemas(),
         description.replayable,
     )
-    return rules, tools
+    return rules, shown

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mrl.data.messages import with_system
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.thoughts import opens_thought
@@ -80,17 +81,21 @@ class TurnRenderer:
         tokenizer: Any,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        system: str | None = None,
         roles: Sequence[Role] = ("user",),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`roles`: those of the observations that are sure to come; another one is looked at when it comes. ConfigError where the tokenizer has no chat template, where it refuses
+        """`system`: what shows the tools in the system message of an opening, if anything, where the template is not to; None
+        where it is. `roles`: those of the observations that are sure to come; another one is looked at when it comes. ConfigError where the tokenizer has no chat template, where it refuses
         such turns, or where it rewrites what stood before them; the place is named."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "an episode of several turns needs a tokenizer with a chat template; this one has none"
             )
         self._tokenizer = tokenizer
-        self._arguments = {**(chat_template_kwargs or {}), "tools": list(tools) if tools else None}
+        self._system = system or ""
+        in_template = list(tools) if tools and system is None else None
+        self._arguments = {**(chat_template_kwargs or {}), "tools": in_template}
         added = {
             number: str(token)
             for number, token in tokenizer.added_tokens_decoder.items()
@@ -146,6 +151,8 @@ class TurnRenderer:
     def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
         """[n] int32: a prompt of an environment's messages, a role and a content each, up to where the policy goes on."""
 
+        messages = with_system(messages, self._system)
+
         def rendered(texts: Sequence[str]) -> str:
             said = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
             return self._rendered(said, opens=True)
@@ -164,6 +171,13 @@ class TurnRenderer:
     def opens_thought(self, tokens: np.ndarray) -> bool:
         """Return True if the [n] tokens before a turn end in a thought that they opened."""
         return opens_thought(self._tokenizer.decode(tokens[-_MOST_MARK:].tolist(), skip_special_tokens=False))
+
+    def hidden_tools(self) -> list[str]:
+        """The names of the tools that the template was given and does not show."""
+        if not self._arguments["tools"]:
+            return []
+        text = self._rendered([{"role": "user", "content": _ASKED}], opens=True)
+        return [name for name in self._names if name not in text]
 
     def plain(self, text: str) -> list[int]:
         """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text

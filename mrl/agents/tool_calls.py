@@ -15,7 +15,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jsonschema
@@ -74,6 +74,18 @@ def calls_in(
     if not are_paired:
         found.append(BadCall("a <tool_call> that is opened and not closed, or closed and not opened"))
     return found
+
+
+def described(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
+    """The tools as a system message shows them, and how they are called; empty without tools."""
+    if not tools:
+        return ""
+    call = '{"name": NAME, "arguments": {...}}'
+    written = (
+        f"{_OPENS}{call}{_CLOSES}" if format == "hermes" else f"nothing but {call}, or a list of such objects"
+    )
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"You can call these tools, which are given as JSON schemas:\n{schemas}\n\nTo call one, write {written}."
 
 
 def _between_marks(text: str) -> tuple[list[str], bool]:

@@ -19,6 +19,7 @@ from mrl.data.difficulty import choose
 from mrl.data.files import from_arrow, read_rows
 from mrl.data.identity import content_of, vocabulary_digest
 from mrl.data.left_out import LeftOut
+from mrl.data.messages import with_system
 from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode, opens_twice, render, template_names
@@ -32,8 +33,8 @@ _SHOWN_PROBLEMS = 10
 _WITHOUT_REFERENCES = 2
 """The last version of marshal's form in which values that are equal have equal bytes, whoever else holds them."""
 
-Tools = Callable[[str], list[dict[str, Any]] | None]
-"""By a row's domain: JSON schemas of tools, as chat templates take them."""
+Tools = Callable[[str], list[dict[str, Any]] | str | None]
+"""By a row's domain: JSON schemas of tools, as chat templates take them, or the text of a system message that shows them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -175,7 +176,7 @@ class _Preparation:
 
     def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[Row]:
         good: list[Row] = []
-        bad: list[tuple[str, DataError]] = []
+        bad = _Unusable(entry, left_out)
         columns: set[str] = set()
         copies_before = self.report.duplicates
         for place, row in self._checked(entry, columns, left_out):
@@ -183,9 +184,9 @@ class _Preparation:
                 good.append(row)
                 columns |= row.unread
                 continue
-            bad.append((place, row))
+            bad.add(place, row)
         copies = self.report.duplicates - copies_before
-        self._leave_out(bad, len(bad) + len(good) + copies, entry, left_out)
+        self._leave_out(bad, bad.count + len(good) + copies)
         self._note_remarks(good, entry)
         if columns:
             self.report.notes.append(
@@ -193,23 +194,16 @@ class _Preparation:
             )
         return good
 
-    def _leave_out(
-        self, bad: Sequence[tuple[str, DataError]], count: int, entry: DataEntry, left_out: LeftOut
-    ) -> None:
+    def _leave_out(self, bad: _Unusable, count: int) -> None:
         """Count the unusable ones of `count` rows; DataError where they are refused, or are all."""
-        if not bad:
+        if not bad.count:
             return
-        said = (
-            f"{len(bad)} of {count} rows of {entry.path} are unusable:\n{_shown([error for _, error in bad])}"
-        )
-        if len(bad) == count:
+        said = f"{bad.count} of {count} rows of {bad.entry.path} are unusable:\n{bad.text()}"
+        if bad.count == count:
             raise DataError(said)
         if self.section.unusable == "refuse":
             raise DataError(f"{said}\nmend them, or set data.unusable=filter to leave them out")
-        for place, error in bad:
-            why = str(error).removeprefix(f"{place}: ")
-            left_out.add("unusable", place=place, domain=entry.domain, why=why)
-        self.report.unusable += len(bad)
+        self.report.unusable += bad.count
         self.report.notes.append(said)
 
     def _note_remarks(self, rows: Sequence[Row], entry: DataEntry) -> None:
@@ -257,11 +251,14 @@ class _Preparation:
             )
         except DataError as error:
             return error
-        tools = row.tools
-        if tools is None and self.tools is not None and not isinstance(row.prompt, str):
+        row = dataclasses.replace(row, ground_truth=ground_truth)
+        if row.tools is None and self.tools is not None and not isinstance(row.prompt, str):
             tools = self.tools(row.domain)
-        row = dataclasses.replace(row, tools=tools)
-        return dataclasses.replace(row, ground_truth=ground_truth, content=self._content(row))
+            if isinstance(tools, str):
+                row = dataclasses.replace(row, prompt=with_system(row.prompt, tools))
+            else:
+                row = dataclasses.replace(row, tools=tools)
+        return dataclasses.replace(row, content=self._content(row))
 
     def _content(self, row: Row) -> str:
         renders = self.section.chat_template and not isinstance(row.prompt, str)
@@ -313,22 +310,22 @@ class _Preparation:
 
     def _tokenised(self, rows: Sequence[Row], entry: DataEntry, left_out: LeftOut) -> list[Prompt]:
         good: list[tuple[Row, tuple[str, bool]]] = []
-        bad: list[tuple[str, DataError]] = []
+        bad = _Unusable(entry, left_out)
         for row in rows:
             try:
                 good.append((row, self._render(row)))
             except DataError as error:
-                bad.append((row.place, error))
+                bad.add(row.place, error)
         self._note_unread(good, entry)
         texts = [text for _, (text, _) in good]
         tokens = encode(texts, [templated for _, (_, templated) in good], self.tokenizer)
         prompts: list[Prompt] = []
         for (row, (text, _)), ids in zip(good, tokens, strict=True):
             if (wrong := self._wrong(ids)) is not None:
-                bad.append((row.place, DataError(f"{row.place}: {wrong}")))
+                bad.add(row.place, DataError(f"{row.place}: {wrong}"))
             else:
                 prompts.append(as_prompt(row, index=len(prompts), tokens=ids, text=text))
-        self._leave_out(bad, len(rows), entry, left_out)
+        self._leave_out(bad, len(rows))
         return prompts
 
     def _wrong(self, tokens: np.ndarray) -> str | None:
@@ -347,7 +344,9 @@ class _Preparation:
             if templated:
                 unread.look(row, text)
             else:
-                not_shown += bool(row.tools or row.chat_template_kwargs or further_keys(row))
+                of_environment = self.tools is not None and self.tools(row.domain)
+                tools = row.tools or of_environment
+                not_shown += bool(tools or row.chat_template_kwargs or further_keys(row))
         if unread.names():
             self.report.notes.append(
                 f"{entry.path}: the chat template does not use {', '.join(unread.names())}; the model reads none of it"
@@ -382,9 +381,25 @@ class _Preparation:
         return kept
 
 
-def _shown(bad: Sequence[DataError]) -> str:
-    shown = "\n".join(str(error) for error in bad[:_SHOWN_PROBLEMS])
-    return shown + (f"\n... and {len(bad) - _SHOWN_PROBLEMS} more" if len(bad) > _SHOWN_PROBLEMS else "")
+class _Unusable:
+    """The rows of an entry that cannot be read; of very many the first few are kept."""
+
+    def __init__(self, entry: DataEntry, left_out: LeftOut) -> None:
+        self.entry, self._left_out, self.count = entry, left_out, 0
+        self._shown: list[str] = []
+
+    def add(self, place: str, error: DataError) -> None:
+        """One row, at `place` (file:line)."""
+        self.count += 1
+        if len(self._shown) < _SHOWN_PROBLEMS:
+            self._shown.append(str(error))
+        why = str(error).removeprefix(f"{place}: ")
+        self._left_out.add("unusable", place=place, domain=self.entry.domain, why=why)
+
+    def text(self) -> str:
+        """The first few errors, and how many more there are."""
+        more = self.count - len(self._shown)
+        return "\n".join(self._shown + [f"... and {more} more"] * (more > 0))
 
 
 def _check_arguments(section: DataSection, tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrl.config.sections.data import RESERVED_ARGUMENTS
@@ -75,6 +75,16 @@ def read_template_arguments(value: Any, *, place: str) -> dict[str, Any]:
             f"{', '.join(sorted(RESERVED_ARGUMENTS))}; it is {str(value)[:80]!r}"
         )
     return value
+
+
+def with_system(messages: Sequence[Mapping[str, Any]], text: str) -> Messages:
+    """The messages with a text at the end of their system message, or in one of their own."""
+    if not text:
+        return tuple(dict(message) for message in messages)
+    if messages and messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return (first, *(dict(message) for message in messages[1:]))
+    return ({"role": "system", "content": text}, *(dict(message) for message in messages))
 
 
 def without_nulls(value: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mrl.config.load import load
 from mrl.config.root import Config
+from mrl.data.load import load_data
 from mrl.errors import ConfigError
 from mrl.launch.commands.acting import look_at, require_known_domains
 from tests.support import chat_tokenizers
@@ -24,10 +26,65 @@ def test_what_an_environment_says_of_itself() -> None:
     found = look_at(acting("calculator"), chat_tokenizers.qwen())
     assert found is not None
     rules, tools = found.rules_of("any"), found.tools_of("any")
-    assert tools is not None and [tool["function"]["name"] for tool in tools] == ["calculator"]
+    assert isinstance(tools, list) and [tool["function"]["name"] for tool in tools] == ["calculator"]
     assert rules is not None and set(rules.tools) == {"calculator"} and rules.replayable
     assert (rules.limits.max_context, rules.limits.max_tokens) == (64, 6)
     assert look_at(load([ROOT / "configs/quickstart.yaml"]), None) is None
+
+
+SMOLLM = chat_tokenizers.CHATML.replace("{%- if tools %}", "{%- if false %}")
+"""A template that passes over tools, as SmolLM2's does."""
+
+
+def test_tools_that_the_template_does_not_show_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"does not show the tools of 'calculator' \(calculator\).*show_tools=system"
+    ):
+        look_at(acting("calculator"), chat_tokenizers.qwen(SMOLLM))
+    assert look_at(acting("guess"), chat_tokenizers.qwen(SMOLLM)) is not None
+
+
+@pytest.mark.parametrize("form", ["hermes", "json"])
+def test_tools_in_the_system_message(form: str, tmp_path: Path) -> None:
+    """Of rows with messages, whose own system message stays, and of what an environment opens with."""
+    rows = [
+        [{"role": "user", "content": "6*7?"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}],
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": row, "answer": "42"}) + "\n" for row in rows))
+    words = (
+        "agent.show_tools=system",
+        f"agent.tool_calls={form}",
+        f"data.train={path}",
+        "data.validation=null",
+        "data.max_prompt_tokens=4000",
+    )
+    config, tokenizer = acting("calculator", *words), chat_tokenizers.qwen(SMOLLM)
+    found = look_at(config, tokenizer)
+    assert found is not None and found.rules_of("default") is not None
+    data = load_data(config.data, config.reward, tokenizer, tools=found.tools_of)
+    texts = [prompt.text for prompt in data.train[0].rows]
+    rules = found.rules_of("default")
+    assert rules is not None
+    texts.append(tokenizer.decode(rules.renderer.opening(rows[0])))
+    marks = "<tool_call>" if form == "hermes" else "a list of such objects"
+    for text in texts:
+        system, _, rest = text.partition("<|im_end|>")
+        assert (
+            system.startswith("<|im_start|>system") and '"name": "calculator"' in system and marks in system
+        )
+        assert "6*7?" in rest and "calculator" not in rest
+    assert "Be brief.\n\nYou can call" in texts[1]
+
+
+def test_tools_that_prompts_describe_are_not_added() -> None:
+    found = look_at(acting("calculator", "agent.show_tools=none"), chat_tokenizers.qwen())
+    assert found is not None and found.tools_of("any") == ""
+    rules = found.rules_of("any")
+    assert rules is not None and set(rules.tools) == {"calculator"}
+    opening = chat_tokenizers.qwen().decode(rules.renderer.opening([{"role": "user", "content": "6*7?"}]))
+    assert "calculator" not in opening
 
 
 def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> None:

@@ -26,6 +26,9 @@ class AgentSection(EnvironmentSection):
     """What answers on the rows of some domains, instead of the environment above."""
     tool_calls: Literal["hermes", "json"] = "hermes"
     """How the policy writes calls: each between <tool_call> and </tool_call>, or all of a turn that is seen as JSON."""
+    show_tools: Literal["template", "system", "none"] = "template"
+    """What shows the policy an environment's tools: the chat template (one that does not is refused), the system message, or nothing,
+    where prompts or a supervised start have them."""
     max_turns: int = Field(default=8, ge=1)
     """Turns of the policy in an episode."""
     max_context: int | None = Field(default=None, ge=2)
