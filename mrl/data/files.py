@@ -17,6 +17,17 @@ from mrl.data.shapes import names_of
 from mrl.data.values import rows_of
 from mrl.errors import DataError
 
+ROW_BYTES = 2**28
+"""Most bytes of a row; a compressed file of a few megabytes may hold a line of gigabytes."""
+LIST_BYTES = 2**30
+"""Most bytes of a .json file that is one list, which is read whole."""
+UNPACKED_BYTES, UNPACKED_TIMES = 2**30, 1100
+"""A column of parquet that is larger than both, in bytes and in multiples of its packed size, is not unpacked: gzip reaches 1,032."""
+BATCH_ROWS, BATCH_BYTES = 1024, 2**30
+"""Rows of parquet that are unpacked at once, and the most bytes that they have."""
+ROW_VALUES = 10**6
+"""Most values of a column of parquet in a row, on average."""
+
 RawRow = tuple[str, dict[str, Any]]
 """(file:line, columns)."""
 
@@ -58,9 +69,21 @@ def _read_file(path: Path) -> Iterator[RawRow]:
 
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
     with _open(path) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
                 yield f"{path}:{number}", _parse_line(line, f"{path}:{number}")
+
+
+def _lines[T: (str, bytes)](file: IO[T], path: Path) -> Iterator[T]:
+    """The lines of a file; DataError for one that is longer than a row may be."""
+    number = 0
+    while line := file.readline(ROW_BYTES + 1):
+        number += 1
+        if len(line) > ROW_BYTES:
+            raise DataError(
+                f"{path}:{number}: the line has more than {ROW_BYTES:,} bytes, the most that a row may have"
+            )
+        yield line
 
 
 @contextlib.contextmanager
@@ -111,8 +134,13 @@ def _read_json(path: Path) -> Iterator[RawRow]:
             yield from _read_jsonl(path)
             return
         file.seek(0)
+        data = file.read(LIST_BYTES + 1)
+        if len(data) > LIST_BYTES:
+            raise DataError(
+                f"{path}: the list has more than {LIST_BYTES:,} bytes; write a row in each line instead (.jsonl)"
+            )
         try:
-            rows = _parsed(file.read())
+            rows = _parsed(data)
         except ValueError as error:
             raise DataError(f"{path}: no JSON: {error}") from error
     for number, row in enumerate(rows, start=1):
@@ -121,10 +149,10 @@ def _read_json(path: Path) -> Iterator[RawRow]:
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
     """Columns by the header's names, all text; an empty cell is null. A place is the line a row ends in."""
-    limit = csv.field_size_limit(2**31 - 1)
+    limit = csv.field_size_limit(ROW_BYTES)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
+            reader = csv.DictReader(_lines(file, path), strict=True)
             names = list(reader.fieldnames or ())
             if len(set(names)) < len(names):
                 raise DataError(f"{path}: the header names a column twice: {names_of(dict.fromkeys(names))}")
@@ -147,12 +175,37 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     try:
         number = 0
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches():
+            _require_bounded(file.metadata, path)
+            for batch in file.iter_batches(BATCH_ROWS):
+                if batch.nbytes > BATCH_BYTES:
+                    raise DataError(
+                        f"{path}:{number + 1}: this row and the {batch.num_rows - 1} after it unpack to {batch.nbytes:,} bytes; at most "
+                        f"{BATCH_BYTES:,} are read at once"
+                    )
                 for row in rows_of(batch):
                     number += 1
                     yield f"{path}:{number}", row
+    except DataError:
+        raise
     except (*DAMAGED_COLUMNS, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as parquet: {str(error)[:500]}") from error
+
+
+def _require_bounded(metadata: Any, path: Path) -> None:
+    """DataError for a column that unpacks to what no memory holds."""
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        for column in (group.column(number) for number in range(group.num_columns)):
+            name, size = column.path_in_schema[:60], column.total_uncompressed_size
+            if size > UNPACKED_BYTES and size > UNPACKED_TIMES * column.total_compressed_size:
+                raise DataError(
+                    f"{path}: column {name!r} has {column.total_compressed_size:,} bytes that unpack to {size:,}; write the file "
+                    "without it"
+                )
+            if column.num_values > ROW_VALUES * max(group.num_rows, 1):
+                raise DataError(
+                    f"{path}: column {name!r} has {column.num_values:,} values in {group.num_rows:,} rows, more than {ROW_VALUES:,} a "
+                    "row; write the file without it"
+                )
 
 
 _READERS: dict[tuple[str, ...], Callable[[Path], Iterator[RawRow]]] = {

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateError
 
+from mrl.errors import MrlError
+
 TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError)
 """What a template raises for a conversation that it does not take."""
+
+
+SECONDS = 10.0
+"""Of processor time for one conversation, which takes a thousandth of it."""
+
+
+class EndlessTemplate(MrlError):
+    """Rendering a conversation took longer than SECONDS; what handles a row that a template refuses lets it through."""
 
 
 class JsonText(dict[str, Any]):
@@ -26,7 +40,7 @@ class JsonText(dict[str, Any]):
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
     """Render messages; the arguments of tool calls are objects, or JSON text where the template takes text (DeepSeek V3).
 
-    Raises what is in TEMPLATE_ERRORS for messages that the template does not take.
+    Raises what is in TEMPLATE_ERRORS for messages that the template does not take, and EndlessTemplate.
     """
     given = list(_arguments_of(messages))
     try:
@@ -59,7 +73,30 @@ def _with_text(
 
 
 def _applied(tokenizer: Any, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
+    with _ends(tokenizer):
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments))
+
+
+@contextlib.contextmanager
+def _ends(tokenizer: Any) -> Iterator[None]:
+    """Raise EndlessTemplate after SECONDS; only the main thread can be interrupted, and it is the one that loads rows."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise EndlessTemplate(
+            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} did not render a conversation in "
+            f"{SECONDS:g} s of processor time; mend its loops, or set data.chat_template=false"
+        )
+
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
 
 
 def _calls(message: Mapping[str, Any]) -> list[Any]:
