@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 _KILL, _ALLOW = 0x80000000, 0x7FFF0000
 _EPERM, _ENOSYS, _EPROTONOSUPPORT, _EAFNOSUPPORT = (0x00050000 | number for number in (1, 38, 93, 97))
@@ -143,9 +143,10 @@ def filter_program(
     program += _for_call(_SETSOCKOPT[column], _refuse_buffers())
     program += _for_call(_SOCKET[column], _allowed_socket() if is_counted else [_op(_RETURN, _EAFNOSUPPORT)])
     pair = _allowed_socket()
-    if not is_counted:
-        pair = [*_require(0, (1,), _EAFNOSUPPORT), *_require(1, (1,), _EPROTONOSUPPORT, _TYPE_BITS)]
-        pair = pair if has_socketpairs else [_op(_RETURN, _EAFNOSUPPORT)]
+    if not is_counted and has_socketpairs:
+        pair = _allowed_socket(families={"AF_UNIX": 1}, types={"SOCK_STREAM": 1})
+    elif not is_counted:
+        pair = [_op(_RETURN, _EAFNOSUPPORT)]
     program += _for_call(_SOCKETPAIR[column], pair)
     if not is_counted:
         program += [
@@ -178,10 +179,12 @@ def _require(argument: int, values: Collection[int], refusal: int, bits: int = 0
     ]
 
 
-def _allowed_socket() -> list[bytes]:
+def _allowed_socket(
+    families: Mapping[str, int] = _FAMILIES, types: Mapping[str, int] = _TYPES
+) -> list[bytes]:
     return [
-        *_require(0, _FAMILIES.values(), _EAFNOSUPPORT),
-        *_require(1, _TYPES.values(), _EPROTONOSUPPORT, _TYPE_BITS),
+        *_require(0, families.values(), _EAFNOSUPPORT),
+        *_require(1, types.values(), _EPROTONOSUPPORT, _TYPE_BITS),
         *_require(2, _PROTOCOLS.values(), _EPROTONOSUPPORT),
     ]
 
