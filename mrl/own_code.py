@@ -10,12 +10,37 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from mrl.errors import ConfigError
+
+_NOT_THE_USERS = tuple(
+    os.path.join(os.path.realpath(folder), "")
+    for folder in (
+        os.path.dirname(__file__),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
+"""Folders of mrl and of installed libraries."""
+
+
+def place_of(error: BaseException) -> str:
+    """Return " at FILE:LINE" of the innermost line of the user's own code that an error passed, not a library's that it called; of the
+    innermost line of all if there is none of the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_the_users(frame.filename)]
+    return f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
+
+
+def _is_the_users(file: str) -> bool:
+    if file.startswith("<") or "site-packages" in Path(file).parts:
+        return False
+    return not os.path.realpath(file).startswith(_NOT_THE_USERS)
 
 
 def search_path() -> list[str]:

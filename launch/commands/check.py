@@ -36,7 +36,7 @@ from mrl.prepare import new_model
 from mrl.reward_labels import has_score, require_labels, reward_labels
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.pool import first_of_each_domain, try_verifiers
+from mrl.rewards.pool.pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
@@ -46,7 +46,7 @@ from mrl.training.hf.folder import check_folder, read_config
 log = logging.getLogger(__name__)
 
 TRIAL_PROMPTS = 64
-"""Prompts among which one of each domain is looked for."""
+"""Prompts with which rewards are tried: one of each domain, or more where that says nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Inputs:
     dataset: Dataset
     acting: Acting | None
     trial: tuple[Prompt, ...]
-    """One prompt of each domain, with which rewards are tried."""
+    """The first prompts, with which rewards are tried."""
     pieces: Pieces
     """The texts of single tokens, for samples.jsonl."""
     warnings: tuple[str, ...]
@@ -88,7 +88,7 @@ def check(config: Config, *, rewards: bool = True) -> Inputs:
     stream = dataset.stream(config.run.seed)
     if (position := started.position(config)) is not None:
         stream.require(position)
-    trial = tuple(first_of_each_domain(stream.take(TRIAL_PROMPTS)))
+    trial = tuple(stream.take(TRIAL_PROMPTS))
     if rewards:
         check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     warnings = (*config.warnings, *dataset.warnings(config.loop))

@@ -22,7 +22,8 @@ from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import has_reward, sampling_of
 from mrl.prepare.arithmetic import write_rows
 from mrl.prepare.corruptions import corrupted
-from mrl.rewards.trials.probes import Probe, judged, right_response
+from mrl.rewards.kinds.ground_truth import right_response
+from mrl.rewards.trials.probes import Probe, judged
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 

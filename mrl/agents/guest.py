@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import random
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 from mrl.agents.answer import NAMED, Fault, is_reward
 from mrl.agents.environment import EpisodeEnded, Step
 from mrl.agents.tool_calls import ToolCall
+from mrl.own_code import place_of
 from mrl.rewards.frames import frame, read_frame
 
 
@@ -132,6 +132,4 @@ def _fault(fault: Fault, reason: str) -> bytes:
 
 
 def _described(error: BaseException) -> str:
-    where = traceback.extract_tb(error.__traceback__)
-    place = f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
-    return f"{type(error).__name__}: {str(error)[:300]}{place}"
+    return f"{type(error).__name__}: {str(error)[:300]}{place_of(error)}"

@@ -31,6 +31,7 @@ from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError, RewardError, RolloutError, WorkerLost
+from mrl.rewards.causes import CauseLog
 from mrl.rewards.frames import parse_reply
 from mrl.rewards.pool.channel import Line
 from mrl.rewards.pool.process import WorkerProcess
@@ -121,6 +122,7 @@ class EnvironmentPool:
         """Open episodes of each place."""
         self._episodes: dict[str, _Open] = {}
         self._answers: collections.deque[Answer] = collections.deque()
+        self._causes = CauseLog(_log)
         self._descriptions: dict[str, Any] = {}
         self._faults: collections.Counter[Fault] = collections.Counter()
 
@@ -329,7 +331,7 @@ class EnvironmentPool:
         episode.waits_since, episode.ended = None, answer.ended_by is not None
         if answer.fault is not None:
             self._faults[answer.fault] += 1
-            _log.warning("episode %s: %s: %s", answer.key, answer.fault.value, answer.reason)
+            self._causes.note(f"episode {answer.key}: {answer.fault.value}", answer.reason)
         self._answers.append(answer)
 
     def _expire(self, spoke: list[_Host], now: float) -> None:

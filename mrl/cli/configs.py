@@ -201,6 +201,9 @@ def _rewards_command(commands) -> None:
         "what empty, right, wrong, cut off and attacking responses get, before a run",
     )
     tried.add_argument("--rows", type=int, default=20, help="first rows of each domain; 20 by default")
+    tried.add_argument(
+        "--right", help='right responses: a column of the rows, or a file of {"row", "response"}'
+    )
     check = config_command(
         kinds,
         "check",
@@ -241,7 +244,9 @@ def _rewards_try(options: argparse.Namespace) -> int:
     from mrl.launch.commands.rewards_try import try_rewards
 
     with with_engines(load(options)) as config:
-        said, is_good = try_rewards(config, num_rows=options.rows, deadline_seconds=options.deadline)
+        said, is_good = try_rewards(
+            config, num_rows=options.rows, deadline_seconds=options.deadline, right=options.right
+        )
     return answer(said) or int(not is_good)
 
 

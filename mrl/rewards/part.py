@@ -57,8 +57,9 @@ class RewardPart(Section):
     """Plug-in as package.module:function or file.py:function; base URL of a code service or of a model that judges."""
     engine: str | None = None
     """Of a model that judges: the one of `reward.engines` that is asked, in place of a path."""
-    style: Style = "native"
-    """Calling convention of the plug-in."""
+    style: Style | None = None
+    """Calling convention of the plug-in; null: recognised by its arguments (`solution_str`: verl, `queries`: openrlhf, `completions`: trl,
+    else native)."""
     group: bool = False
     """The plug-in scores all samples of a prompt in one call."""
     truncated: Literal["score", "min_reward"] = "score"

@@ -65,6 +65,67 @@ def test_a_careless_reward_is_found_out(
         assert remark in said
 
 
+WANTS_JSON = """
+import json
+
+def json_answer(request):
+    try:
+        return float(json.loads(request.response)["answer"] == request.ground_truth)
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+
+def raises(request):
+    return float(json.loads(request.response)["answer"] == request.ground_truth)
+"""
+
+
+@pytest.mark.parametrize("where", ["column", "file"])
+def test_right_responses_are_the_user_s_where_no_verifier_knows_them(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(WANTS_JSON)
+    function = ["reward.kind=plugin", f"reward.path={tmp_path}/own.py:json_answer"]
+    assert main(asked(tmp_path, "try", *function)) == 1
+    said = capsys.readouterr().out
+    assert "every response has the reward 0" in said
+    assert "rows' answers were tried as right responses ('12' in the first row)" in said and "--right" in said
+    words = asked(tmp_path, "try", *function)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    right = [json.dumps({"answer": row["answer"]}) for row in rows]
+    if where == "column":
+        shown = [row | {"shown": text} for row, text in zip(rows, right, strict=True)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, shown)))
+    else:
+        given = [{"row": number, "response": text} for number, text in enumerate(right, 1)]
+        (tmp_path / "right.jsonl").write_text("\n".join(map(json.dumps, given)))
+    assert main([*words, "--right", "shown" if where == "column" else f"{tmp_path}/right.jsonl"]) == 0
+    assert "nothing to remark" in capsys.readouterr().out
+    assert main([*words, "--right", "shown2"]) == 2
+    assert "--right shown2: no right response of these rows there" in capsys.readouterr().err
+
+
+def test_a_function_that_raises_is_told_of_once_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(WANTS_JSON)
+    assert (
+        main(
+            asked(
+                tmp_path,
+                "try",
+                "reward.kind=plugin",
+                f"reward.path={tmp_path}/own.py:raises",
+                "reward.retries=0",
+            )
+        )
+        == 1
+    )
+    out, err = capsys.readouterr()
+    remarks = [line for line in out.splitlines() if "have no reward" in line]
+    assert 1 <= len(remarks) <= 3 and all(f"{tmp_path}/own.py:11; catch it" in line for line in remarks)
+    assert "WARNING" not in err and len(err.splitlines()) < 5
+
+
 def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The server of the tests takes the last number for the answer: one of these responses shows that it errs."""
     gold = tmp_path / "gold.jsonl"

@@ -1,5 +1,6 @@
-"""The user's modules are found in the working folder, and none of them is taken for Python's own."""
+"""Code of the user's own: found in the working folder, never taken for Python's, and named where it raises."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 from mrl.agents.deadlines import Deadlines
+from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
-from mrl.own_code import search_path
+from mrl.own_code import find_callable, place_of, search_path
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
@@ -94,3 +96,44 @@ def test_the_working_folder_is_looked_at_last(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), "a", os.getcwd(), "b"])
     assert search_path() == ["a", "b", str(tmp_path)]
+
+
+OWN = """
+import json
+class Env:
+    def reset(self, task, seed):
+        return json.loads("no JSON")
+def reads(path):
+    return open(path).read()
+"""
+
+
+def own(folder: Path, name: str) -> Any:
+    (folder / "own.py").write_text(OWN)
+    what = "class" if name == "Env" else "function"
+    return find_callable(f"{folder}/own.py:{name}", setting="x", what=what)[1]
+
+
+def test_an_environment_that_raises_is_placed_in_its_own_file(tmp_path: Path) -> None:
+    answer = json.loads(_Guest(own(tmp_path, "Env")).answer("open", [{}, 0]))
+    assert answer["reason"].startswith("JSONDecodeError") and answer["reason"].endswith(
+        f" at {tmp_path}/own.py:5"
+    )
+
+
+def test_a_place_is_the_innermost_line_of_the_user(tmp_path: Path) -> None:
+    for path, error in (("/no/such/file", FileNotFoundError), (b"\xff" * 10, OSError)):
+        with pytest.raises(error) as raised:
+            own(tmp_path, "reads")(path)
+        assert place_of(raised.value) == f" at {tmp_path}/own.py:7"
+    assert place_of(ValueError("never raised")) == ""
+
+
+def test_without_a_line_of_the_user_it_is_where_it_was_raised() -> None:
+    namespace: dict[str, Any] = {}
+    exec(compile("def f():\n    import json\n    json.loads('x')", "<string>", "exec"), namespace)
+    try:
+        namespace["f"]()
+    except ValueError as error:
+        caught = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        assert "json" in place_of(caught)

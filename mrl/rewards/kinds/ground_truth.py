@@ -10,6 +10,7 @@ from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
+from mrl.samples import Prompt
 
 _MISSING = frozenset(("nan", "NaN", "-nan", "<NA>", "NaT", "null", "NULL", "#N/A"))
 """Texts that pandas, databases and spreadsheets write for a value that is not there."""
@@ -65,6 +66,17 @@ def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[s
         if kind.needs_ground_truth
     ]
     return [remark for remark in said if remark]
+
+
+def right_response(section: RewardSection, prompt: Prompt) -> str | None:
+    """A response that is right in the form that the row's first verifier with a ground truth asks for; None where none
+    says what that is."""
+    parts = section.for_domain(prompt.domain).verifiers()
+    for part in parts:
+        truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
+        if (text := kind_of(part).right_response(truth)) is not None:
+            return text
+    return None
 
 
 def ground_truth_of(part: RewardPart, *, ground_truth: Any, alone: bool) -> Any:

@@ -6,7 +6,7 @@ in.
     trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
     openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
-Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that
+Which one a function is written in is seen by its arguments, or said by `reward.style`. Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that
 wait for a service; one that computes or blocks is better a plain function. None means "does not apply". Runs
 in a reward worker.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from mrl.errors import ConfigError, RewardError
 from mrl.own_code import child_path, find_callable
 from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
-from mrl.rewards.part import RewardPart
+from mrl.rewards.part import RewardPart, Style
 from mrl.samples import Verdict, VerdictKind
 
 _KEYWORDS = {
@@ -35,11 +35,19 @@ _KEYWORDS = {
     "trl": ("prompts", "completions", "completion_ids"),
     "openrlhf": ("queries", "prompts", "labels"),
 }
+_SIGNS: dict[str, Style] = {
+    "solution_str": "verl",
+    "queries": "openrlhf",
+    "completions": "trl",
+    "completion_ids": "trl",
+}
+"""Argument -> the style of a function that has it."""
 
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
     """The verifier around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
     module, function = find_callable(part.path or "", setting="reward.path", what="function")
+    part = part.model_copy(update={"style": part.style or style_of(function)})
     check_signature(function, part)
     version = source_hash(module)
     name = f"{part.style}:{part.path}"
@@ -53,7 +61,7 @@ def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
 def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
     """Raises ConfigError where the function cannot be called in its style."""
     signature = inspect.signature(function)
-    keywords = _KEYWORDS[part.style]
+    keywords = _KEYWORDS[part.style or "native"]
     if part.style == "trl":  # further columns of the row may be required by name
         keywords = (*keywords, *(name for name in _required(signature) if name not in keywords))
     try:
@@ -65,8 +73,17 @@ def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
         arguments = ", ".join(keywords) or ("requests" if part.group else "request")
         raise ConfigError(
             f"reward.path = {part.path!r}: a {part.style} function is called with ({arguments}), and this one has the "
-            f"signature {signature}: {error}"
+            f"signature {signature}: {error}. reward.style names another convention: {', '.join(_KEYWORDS)}"
         ) from error
+
+
+def style_of(function: Callable[..., Any]) -> Style:
+    """Return the calling convention that the names of a function's arguments belong to."""
+    names = inspect.signature(function).parameters
+    for sign, style in _SIGNS.items():
+        if sign in names:
+            return style
+    return "native"
 
 
 def _required(signature: inspect.Signature) -> list[str]:
@@ -119,7 +136,9 @@ class GroupPlugin:
         ]
 
 
-async def _call(function: Callable[..., Any], style: str, requests: Sequence[Request], *, group: bool) -> Any:
+async def _call(
+    function: Callable[..., Any], style: Style | None, requests: Sequence[Request], *, group: bool
+) -> Any:
     if style == "native":
         answer = function(list(requests)) if group else function(requests[0])
     elif style == "verl":
@@ -192,7 +211,10 @@ def _only(answers: Any, count: int, name: str) -> list[Any]:
     if isinstance(answers, int | float) and count == 1:
         answers = [answers]
     if not isinstance(answers, list | tuple):
-        raise RewardError(f"verifier {name}: answered with {type(answers).__name__}, not a list of {count}")
+        found = "None" if answers is None else f"a {type(answers).__name__}"
+        raise RewardError(
+            f"verifier {name}: returned {found}, not a list with a number for each of {count} responses"
+        )
     if len(answers) != count:
         raise RewardError(f"verifier {name}: {len(answers)} rewards for {count} samples")
     return list(answers)

@@ -19,16 +19,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
 from mrl.errors import RewardError
+from mrl.rewards.causes import CauseLog
 from mrl.rewards.contract import Request, no_reward, rejected, request_for
 from mrl.rewards.kinds.environment import return_of
-from mrl.rewards.kinds.ground_truth import ground_truth_of
+from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection, RewardSpec
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue, queues_of
 from mrl.rewards.pool.tickets import Ticket
-from mrl.rewards.pool.trial import trial_sample
+from mrl.rewards.pool.trial import TRIAL_RESPONSE, trial_sample
 from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
@@ -48,15 +49,17 @@ class RewardPool:
         group_size: int | None = None,
         folder: str | None = None,
         check: Callable[[], None] = lambda: None,
+        is_quiet: bool = False,
     ) -> None:
         """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
         are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered. `check` is
-        called with every submit and collect, and raises what ends the run."""
+        called with every submit and collect, and raises what ends the run. `is_quiet`: the caller reports which samples have no reward."""
         grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
         self._section = section
         self._group_size, self._folder, self._check = group_size, folder, check
+        self._is_quiet = is_quiet
         self._queues: dict[str, StageQueue] = {}
         self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
@@ -70,6 +73,7 @@ class RewardPool:
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._kinds: collections.Counter[str] = collections.Counter()
+        self._causes = CauseLog(_log)
         self._alarmed = False
         self._closed = False
         self._counts: collections.Counter[str] = collections.Counter()
@@ -247,7 +251,8 @@ class RewardPool:
             self._kinds[verdict.kind.value] += 1
             self._room.notify()
         if verdict.kind is VerdictKind.NO_REWARD:
-            _log.warning("rewards: sample %s has no reward: %s", ticket.sample_id, verdict.reason)
+            if not self._is_quiet:
+                self._causes.note(f"rewards: sample {ticket.sample_id} has no reward", verdict.reason)
             self._alarm()
         self._verdicts.put((ticket.sample_id, verdict))
 
@@ -277,33 +282,62 @@ def _why(sample: Sample) -> str:
 def try_verifiers(
     section: RewardSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
 ) -> None:
-    """Start every verifier and run one sample per domain through it, before engines start.
+    """Start every verifier and run one sample per domain through it, before engines start; through one that returned None for it all
+    prompts, each with a wrong and, if it is known, the right response.
 
     Raises RewardError naming the domain and what the verifier said.
     """
     for part in {part.kind: part for part in section.all_verifiers()}.values():
         kind_of(part).announce()
     once = section.model_copy(update={"retries": 0})
-    with RewardPool(once, group_size=1) as pool:
-        waiting = {}
-        firsts = first_of_each_domain(prompts)
-        tried = [p for p in firsts if section.domains.get(p.domain, section).kind != "environment"]
-        for number, prompt in enumerate(tried):
-            sample = trial_sample(dataclasses.replace(prompt, index=number))
-            pool.submit(sample, prompt)
-            waiting[sample.sample_id] = prompt.domain
-        deadline = time.monotonic() + deadline_seconds
-        while waiting and time.monotonic() < deadline:
-            for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
-                domain = waiting.pop(sample_id)
-                if verdict.kind is VerdictKind.NO_REWARD and verdict.applies:
-                    raise RewardError(
-                        f"the verifier of domain {domain!r} failed on a trial sample: {verdict.reason}"
-                    )
+    with RewardPool(once, group_size=1, is_quiet=True) as pool:
+        firsts = [(prompt, TRIAL_RESPONSE) for prompt in first_of_each_domain(prompts)]
+        for domain in _try(pool, section, firsts, deadline_seconds):
+            own = [prompt for prompt in prompts if prompt.domain == domain]
+            texts = [(prompt, text) for prompt in own for text in _trial_responses(section, prompt)]
+            if len(_try(pool, section, texts, deadline_seconds, each=True)) == len(texts):
+                raise RewardError(
+                    f"the verifier of domain {domain!r} returned None for all {len(texts)} trial responses, and samples without a reward "
+                    "are not trained on: return a number, 0 if a response is wrong"
+                )
+
+
+def _trial_responses(section: RewardSection, prompt: Prompt) -> list[str]:
+    right = right_response(section, prompt)
+    return [TRIAL_RESPONSE] if right is None else [TRIAL_RESPONSE, right]
+
+
+def _try(
+    pool: RewardPool,
+    section: RewardSection,
+    texts: Sequence[tuple[Prompt, str]],
+    deadline_seconds: float,
+    *,
+    each: bool = False,
+) -> list[str]:
+    """Verify responses to prompts; return the domain of each response for which every verifier returned None. Unless it is about `each`
+    of them, raises RewardError for one that could not be verified."""
+    waiting, deadline = {}, time.monotonic() + deadline_seconds
+    for number, (prompt, text) in enumerate(texts):
+        if section.domains.get(prompt.domain, section).kind == "environment":
+            continue
+        sample = trial_sample(dataclasses.replace(prompt, index=number), text)
+        pool.submit(sample, prompt)
+        waiting[sample.sample_id] = prompt.domain, text
+    left_out: list[str] = []
+    while waiting and time.monotonic() < deadline:
+        for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
+            domain, text = waiting.pop(sample_id)
+            if not verdict.applies:
+                left_out.append(domain)
+            elif verdict.kind is VerdictKind.NO_REWARD and not each:
+                raise RewardError(
+                    f"the verifier of domain {domain!r} failed on a trial sample, whose response is {text[:60]!r}: {verdict.reason}"
+                )
     if waiting:
-        raise RewardError(
-            f"the verifiers of domains {sorted(waiting.values())} gave no verdict in {deadline_seconds:g} s"
-        )
+        domains = sorted({domain for domain, _ in waiting.values()})
+        raise RewardError(f"the verifiers of domains {domains} gave no verdict in {deadline_seconds:g} s")
+    return left_out
 
 
 def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:

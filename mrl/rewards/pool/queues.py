@@ -36,6 +36,7 @@ START_SECONDS = 60.0
 GRACE_SECONDS = PATIENCE_SECONDS + 15.0
 """Beyond the deadline, for verifiers that keep it themselves, before their worker is killed; one that computes
 for the deadline does not keep it."""
+HINT = "; catch it in the function and return a number, or None for no reward"
 WAITING_GRACE_SECONDS = 5.0
 """The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
 and one that is silent for so long is blocked."""
@@ -317,9 +318,12 @@ class StageQueue:
 
     def _exhausted(self, task: Task, fault: Fault) -> None:
         size, label = len(task.requests), self.label
-        failed = [no_reward(f"verifier {label} failed {len(task.faults)} times, last: {fault.reason}")] * size
+        is_users = fault.cause is Cause.RAISED and self.part.kind == "plugin"
+        reason = f"{fault.reason}{HINT if is_users else ''}"
+        times = f"{len(task.faults)} times, last" if len(task.faults) > 1 else "once"
+        failed = [no_reward(f"verifier {label} failed {times}: {reason}")] * size
         verb = "raises on" if fault.cause is Cause.RAISED else "dies of"
-        wrong = [scored(self.part.min_reward, f"verifier {label} {verb} this sample: {fault.reason}")] * size
+        wrong = [scored(self.part.min_reward, f"verifier {label} {verb} this sample: {reason}")] * size
         if task.is_control or not _may_be_the_sample(task):
             task.done(failed)
         elif fault.cause is Cause.DIED and self._successes > task.successes_at_failure:

@@ -100,7 +100,9 @@ def combine(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]
     if all(part.is_witness for part, _ in applying) and len(parts) > 1:
         applying = []
     if not applying:
-        return dataclasses.replace(no_reward("no verifier applies to this sample"), applies=False)
+        return dataclasses.replace(
+            no_reward("no verifier gives this sample a reward: each one returned None"), applies=False
+        )
     if len(parts) == 1:
         return _weighted(*applying[0])
     kinds = {verdict.kind for part, verdict in applying if not part.is_witness}

@@ -6,8 +6,10 @@ import numpy as np
 
 from mrl.samples import Prompt, Sample, Status
 
+TRIAL_RESPONSE = "0"
 
-def trial_sample(prompt: Prompt, response: str = "0") -> Sample:
+
+def trial_sample(prompt: Prompt, response: str = TRIAL_RESPONSE) -> Sample:
     """A finished sample of a prompt with one token."""
     one = np.zeros(1, np.int32)
     return Sample(

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from mrl.errors import MrlError, RewardError
+from mrl.own_code import place_of
 from mrl.rewards.contract import GroupVerifier, Refused, Request, Stage, Verifier
 from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
 from mrl.rewards.own_time import Starved
@@ -163,7 +164,7 @@ async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: Rewa
     except (MrlError, OSError) as error:  # the verifier says so, or what it asks is not there
         return {"failed": _described(error, part)}
     except Exception as error:
-        where = "" if getattr(verifier, "waits", False) else f"{type(error).__name__}{_place(error)}"
+        where = "" if getattr(verifier, "waits", False) else f"{type(error).__name__}{place_of(error)}"
         return {"failed": _described(error, part), "raised": where}
     if len(verdicts) != len(requests):
         return {"failed": f"verifier {verifier.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
@@ -186,12 +187,8 @@ def _described(error: BaseException, part: RewardPart) -> str:
         return str(error)[:_MAX_ERROR]
     if isinstance(error, MemoryError):
         error = MemoryError(f"{error} (reward.memory_mib = {part.memory_mib} is what it may allocate)")
-    return f"{type(error).__name__}: {error}{_place(error)}"[:_MAX_ERROR]
-
-
-def _place(error: BaseException) -> str:
-    where = traceback.extract_tb(error.__traceback__)
-    return f" at {where[-1].filename}:{where[-1].lineno}" if where else ""
+    place = place_of(error)
+    return f"{type(error).__name__}: {str(error)[: _MAX_ERROR - len(place) - 100]}{place}"
 
 
 if __name__ == "__main__":

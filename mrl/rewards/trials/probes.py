@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mrl.errors import RewardError
+from mrl.rewards.causes import cause_of
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
-from mrl.rewards.kinds.ground_truth import ground_truth_of
-from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
@@ -38,21 +37,9 @@ class Probe:
         return None if self.verdict is None else self.verdict.value
 
 
-def right_response(section: RewardSection, prompt: Prompt) -> str | None:
-    """A response that is right in the form that the row's first verifier with a ground truth asks for; None where none
-    says what that is."""
-    parts = section.for_domain(prompt.domain).verifiers()
-    for part in parts:
-        truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
-        if (text := kind_of(part).right_response(truth)) is not None:
-            return text
-    return None
-
-
-def probes_of(section: RewardSection, prompts: Sequence[Prompt]) -> Iterator[Probe]:
-    """Every response that is tried on some rows of one domain. Those made of right ones are left out where no verifier
-    says what is right."""
-    right = [right_response(section, prompt) for prompt in prompts]
+def probes_of(prompts: Sequence[Prompt], right: Sequence[str | None]) -> Iterator[Probe]:
+    """Every response that is tried on some rows of one domain, with what is right for each. Those made of right ones are left out where
+    that is not known."""
     for number, prompt in enumerate(prompts):
         others = [text for text in right if text is not None and text != right[number]]
         for name, text in _texts(prompt, right[number], others).items():
@@ -80,7 +67,7 @@ def _texts(prompt: Prompt, right: str | None, others: Sequence[str]) -> dict[str
 def judged(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds: float) -> list[Probe]:
     """The probes with their verdicts. RewardError where they take longer than the deadline."""
     found: dict[str, Verdict] = {}
-    with RewardPool(section, group_size=1) as pool:
+    with RewardPool(section, group_size=1, is_quiet=True) as pool:
         for number, probe in enumerate(probes):
             prompt = dataclasses.replace(probe.prompt, index=number)
             sample = dataclasses.replace(trial_sample(prompt, probe.response), status=probe.status)
@@ -106,6 +93,7 @@ class Finding:
 MOST_WRONG = 0.05
 """Share of the rows in which something may be as it should not."""
 MOST_CORRELATED = 0.5
+_SHOWN = 80
 
 
 def findings(probes: Sequence[Probe]) -> list[Finding]:
@@ -113,9 +101,18 @@ def findings(probes: Sequence[Probe]) -> list[Finding]:
     values = [p.value for p in probes if p.value is not None]
     missing = [p for p in probes if p.value is None]
     found: list[Finding] = []
-    if missing:
-        reason = missing[0].verdict.reason if missing[0].verdict else ""
-        found.append(Finding(True, f"{len(missing)} of {len(probes)} responses have no reward: {reason}"))
+    causes: dict[str, list[Probe]] = {}
+    for probe in missing:
+        causes.setdefault(cause_of(probe.verdict.reason if probe.verdict else ""), []).append(probe)
+    for own in causes.values():
+        reason, names = (
+            own[0].verdict.reason if own[0].verdict else "",
+            ", ".join(dict.fromkeys(p.name for p in own)),
+        )
+        shown = names if len(names) <= _SHOWN else f"{names[:_SHOWN]}..."
+        found.append(
+            Finding(True, f"{len(own)} of {len(probes)} responses ({shown}) have no reward: {reason}")
+        )
     if values and max(values) == min(values):
         return [
             *found,
