@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.files import held
 from mrl.models.families import family_of
 from mrl.observe import metrics_log
 from mrl.observe.model_card import model_card
@@ -32,6 +34,13 @@ def export_run(
     Without `out` nothing is written: the text says what would be, after the checkpoint was found to hold all of it.
     `adapter`: as a folder of the PEFT library, which holds what training.lora trained alone.
     """
+    with held(Path(out), "--out") if out else contextlib.nullcontext():
+        return _export_run(run_folder, out, step=step, max_shard_bytes=max_shard_bytes, adapter=adapter)
+
+
+def _export_run(
+    run_folder: str, out: str | None, *, step: int | None, max_shard_bytes: int | None, adapter: bool
+) -> str:
     config, checkpoint = load([Path(run_folder) / "config.yaml"]), find_checkpoint(run_folder, step)
     about = read_manifest(checkpoint)["about"]
     source, dtype, lora = Path(config.model.path), str(about["dtype"]), about.get("lora")

@@ -4,6 +4,7 @@ exist yet."""
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length
     own start)."""
     vocab_size = write_tokenizer(new, files, folder)
     _weights(new, vocab_size, max_length, seed).save_pretrained(str(folder))
+    mode = stat.S_IMODE((folder / "config.json").stat().st_mode)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)  # safetensors gives its files to their owner alone
 
 
 def write_tokenizer(new: NewModelSection, training_files: Sequence[str], folder: str | Path) -> int:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mrl.errors import CheckpointError, ConfigError
-from mrl.files import commit_folder, start_folder, sync, write_durably
+from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
 from mrl.models.families import family_of
 from mrl.models.folder_form import FolderForm, FolderTensor
 from mrl.models.hf_config import QUANTIZATION, HfConfig
@@ -32,6 +33,18 @@ from mrl.training.hf.values import describe, read_whole
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
 INDEX = "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates"
+"""Where transformers writes the chat templates of a tokenizer that has several, but for the first."""
+_SIDE_FILES = {"", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".bpe", ".vocab", ".txt", ".md", ".py"}
+"""Endings of tokenizers, chat templates, settings, code and texts; without one: licences and notices."""
+_OF_OTHER_WEIGHTS = {
+    "adapter_config.json",
+    "hf_quant_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "trainer_state.json",
+}
+"""Settings of adapters and quantisations, which readers of a folder would apply to the exported weights, and of an earlier training."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,16 +119,20 @@ def export_checkpoint(
     weights = weights_of(checkpoint, source, hf_config, lora)
     require_new(out)
     partial = start_folder(out)
-    for name, tensors in files.members.items():
-        _write_file(partial / name, tensors, weights, files.carried)
-    if files.split.is_sharded:
-        index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
-        write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
-    copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported, added=added)
-    if reward_model is not None:
-        write_durably(partial / ABOUT, (json.dumps(reward_model.about, indent=2) + "\n").encode())
-    if card is not None:
-        write_durably(partial / "README.md", card.encode())
+    try:
+        for name, tensors in files.members.items():
+            _write_file(partial / name, tensors, weights, files.carried)
+        if files.split.is_sharded:
+            index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
+            write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
+        copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported, added=added)
+        if reward_model is not None:
+            write_durably(partial / ABOUT, (json.dumps(reward_model.about, indent=2) + "\n").encode())
+        if card is not None:
+            write_durably(partial / "README.md", card.encode())
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk needs its space back
+        raise
     commit_folder(out)
     return files
 
@@ -185,7 +202,11 @@ def _write_file(
     weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
     stored = {tensor.name: tensor.as_stored(values.pop(tensor.name)).contiguous() for tensor in trained}
     stored |= read_whole({t.name: carried[t.name] for t in tensors if t.name in carried})
-    save_file(stored, path, metadata={"format": "pt"})
+    try:
+        with usual_mode(path):
+            save_file(stored, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
     sync(path)
 
 
@@ -207,14 +228,13 @@ def copy_side_files(
     changes: Mapping[str, Any],
     added: Mapping[str, Any] | None = None,
 ) -> None:
-    """Copies all of the source that is no weight; config.json with its type, with `changes` of keys that it has and
-    with all of `added`."""
-    for file in sorted(source.iterdir()):
-        is_weight = file.suffix in {".safetensors", ".bin", ".pt", ".pth"} or file.name.endswith(
-            ".index.json"
-        )
-        if file.is_file() and not is_weight and file.name != "config.json":
-            shutil.copy2(file, folder / file.name)
+    """Copies the tokenizer, chat templates, settings, code and texts of the source; config.json with its type, with `changes` of
+    keys that it has and with all of `added`. What else a folder has is of other weights than those of the export."""
+    for file in sorted((*source.iterdir(), *source.glob(f"{TEMPLATES}/*.jinja"))):
+        if file.is_file() and _belongs(file):
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)  # with the permissions of a new file
     text = (source / "config.json").read_text()
     config = json.loads(text)
     exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
@@ -225,6 +245,13 @@ def copy_side_files(
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())
+
+
+def _belongs(file: Path) -> bool:
+    """Whether an export has a file of its source."""
+    if file.name.startswith(".") or file.name == "config.json" or file.name in _OF_OTHER_WEIGHTS:
+        return False
+    return file.suffix.lower() in _SIDE_FILES and not file.name.endswith(".index.json")
 
 
 def _changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from mrl.files import commit_folder, start_folder, sync, write_durably
+from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
 from mrl.models.adapters import a_of, b_of
 from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.export import require_new
@@ -35,7 +35,8 @@ def export_adapter(weights: AdaptedWeights, out: Path, *, base: str, dtype: str,
             a
         ].clone()  # q, k and v have one A, and files hold no tensor twice
         values[PREFIX + b_of(tensor)] = held[b]
-    save_file(values, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    with usual_mode(partial / "adapter_model.safetensors"):
+        save_file(values, partial / "adapter_model.safetensors", metadata={"format": "pt"})
     sync(partial / "adapter_model.safetensors")
     config = _config(weights, base, tensors)
     write_durably(partial / "adapter_config.json", json.dumps(config, indent=2).encode())

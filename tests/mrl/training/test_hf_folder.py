@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -412,6 +414,41 @@ def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:
 def test_export_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists already"):
         export.require_new(tmp_path)
+
+
+BELONGS = (
+    "tokenizer.json", "tokenizer.model", "tekken.json", "merges.txt", "vocab.json", "tiktoken.model", "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja", "generation_config.json",
+    "preprocessor_config.json", "tokenization_kimi.py", "README.md", "LICENSE", "LICENSE.txt", "NOTICE",
+)  # fmt: skip
+OF_OTHER_WEIGHTS = (
+    "tf_model.h5", "model.gguf", "model-Q4_K_M.gguf", "flax_model.msgpack", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "consolidated.00.pth", "model.onnx", "openvino_model.xml", "weights.npz", "model.ckpt", "model.tflite",
+    "adapter_model.safetensors", "adapter_config.json", "hf_quant_config.json", "quantize_config.json", "training_args.bin",
+    "optimizer.pt", "trainer_state.json", "onnx/model.onnx", "original/params.json", "model.safetensors.index.json",
+    "1_Pooling/config.json", ".gitattributes", ".cache/x.json", "additional_chat_templates/old.bin",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_an_export_has_what_belongs_to_the_folder_and_nothing_of_other_weights(
+    umask: int, folder: Path, tmp_path: Path
+) -> None:
+    """With the permissions that umask gives, whatever the source's are."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    for name in ("config.json", *BELONGS, *OF_OTHER_WEIGHTS):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text((folder / "config.json").read_text() if name == "config.json" else name)
+        (source / name).chmod(0o400)
+    before = os.umask(umask)
+    try:
+        out.mkdir()
+        export.copy_side_files(source, out, dtype="float32", changes={})
+    finally:
+        os.umask(before)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(out)) for path in files) == sorted(("config.json", *BELONGS))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
 def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path) -> None:
