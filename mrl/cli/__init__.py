@@ -9,6 +9,7 @@ loop.stop, 4 all steps done and nothing learned, 99 stopped to be queued again.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import logging
 import os
@@ -16,7 +17,11 @@ import sys
 from collections.abc import Sequence
 
 from mrl.cli import configs, runs
+from mrl.cli.common import printable
 from mrl.errors import ConfigError, DataError, MrlError
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of writing, which do not name a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,10 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)
     except (ConfigError, DataError) as error:
-        print(f"mrl: {error}", file=sys.stderr)
+        print(f"mrl: {printable(str(error))}", file=sys.stderr)
         return 2
     except MrlError as error:
-        print(f"mrl: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"mrl: {type(error).__name__}: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.filename is None and error.errno not in _OF_THE_DISK:
+            raise  # a fault of ours, whose place its traceback tells
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"mrl: {printable(f'{place}{error.strerror}')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("mrl: interrupted", file=sys.stderr)

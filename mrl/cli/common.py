@@ -24,10 +24,17 @@ def load(options: argparse.Namespace, *overrides: str):
     return load_config(*options.config, *overrides)
 
 
+def printable(text: str) -> str:
+    """The text as a terminal may be given it, whoever wrote parts of it: what would steer one is escaped."""
+    from mrl.report.terminal import plain
+
+    return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
+
+
 def answer(text: str) -> int:
     """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
     try:
-        print(text, flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

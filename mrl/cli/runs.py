@@ -129,6 +129,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
     from mrl.diagnosis import page
     from mrl.diagnosis.folder import diagnose_folder
+    from mrl.files import replace_text
     from mrl.report.run import run_folder
 
     folder = run_folder(Path(options.folder))
@@ -136,7 +137,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     if options.json:
         return answer(json.dumps(page.tree(diagnosis, notes), indent=1))
     name, out = folder.resolve().name, folder / "diagnosis.md"
-    out.write_text(page.markdown(name, diagnosis, notes), encoding="utf-8")
+    replace_text(out, page.markdown(name, diagnosis, notes))
     return answer(f"{page.screen(name, diagnosis, notes)}\nwrote {out}")
 
 

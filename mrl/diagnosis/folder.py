@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mrl.config.flat import flat
+from mrl.config.merge import tree_of
 from mrl.diagnosis.curves import Curves
 from mrl.diagnosis.findings import Diagnosis
 from mrl.diagnosis.rules import RULES, diagnose
@@ -85,8 +84,8 @@ def _not_finite(curves: Curves) -> list[str]:
 def _settings(path: Path) -> tuple[dict[str, str], list[str]]:
     """By dotted names, and what is missing."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        tree = tree_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         tree = None
     if not isinstance(tree, dict):
         return {}, [f"{path.name} is not there or cannot be read: changes have no values."]

@@ -9,7 +9,7 @@ import psutil
 from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import trackers
-from mrl.observe.ledger_log import LedgerLog, Standing, indices_of
+from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.observe.metrics_log import LAYERS, MetricsLog, Rows
 from mrl.observe.phases import PhaseClock
 from mrl.observe.progress import Progress
@@ -80,7 +80,7 @@ class Recorder:
         undone = self._ledger.start(step, standing)
         if self._ledger.attempt == 1:
             return {}
-        prompts = sum(len(indices_of(trained)) for trained in undone)
+        prompts = sum(undone)
         if undone or newer_groups or self._dropped_samples:
             self.progress.message(
                 f"dropped what came from weights that no longer exist: {len(undone)} steps on {prompts} prompts, which come again, "

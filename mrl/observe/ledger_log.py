@@ -20,6 +20,9 @@ from pathlib import Path
 
 from mrl.observe.metrics_log import Rows, append_lines
 
+MOST_INDICES = 1 << 20
+"""Prompts that one line may have of a kind: a file of somebody else says what it likes."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
@@ -42,8 +45,8 @@ class LedgerLog:
         self.attempt = 0
         """Which start of the run this is, from 1; 0 before `start`."""
 
-    def start(self, step: int, standing: Standing) -> list[str]:
-        """An attempt begins with this step; the prompts that each of the steps had trained which it undoes, as ranges."""
+    def start(self, step: int, standing: Standing) -> list[int]:
+        """An attempt begins with this step; how many prompts each of the steps had trained which it undoes."""
         _cut_torn_line(self._path)
         before, undone = _before(self._path, step)
         self.attempt = before + 1
@@ -70,9 +73,12 @@ def ranges(indices: Iterable[int]) -> str:
 
 
 def indices_of(text: str) -> list[int]:
-    """The indices that `ranges` told; ValueError for another text."""
+    """The indices that `ranges` told; ValueError for another text, and for one of more prompts than a line can have."""
     bounds = [part.partition("-") for part in text.split(",") if part]
-    return [index for first, _, last in bounds for index in range(int(first), int(last or first) + 1)]
+    spans = [range(int(first), int(last or first) + 1) for first, _, last in bounds]
+    if sum(max(0, span.stop - span.start) for span in spans) > MOST_INDICES:
+        raise ValueError(f"more than {MOST_INDICES} prompts in a line")
+    return [index for span in spans for index in span]
 
 
 def _told(standing: Standing) -> dict[str, object]:
@@ -95,8 +101,8 @@ def _cut_torn_line(path: Path) -> None:
     os.truncate(path, end)
 
 
-def _before(path: Path, step: int) -> tuple[int, list[str]]:
-    """The number of the last attempt, 0 for none, and the prompts of its steps, and those before, from this one on."""
+def _before(path: Path, step: int) -> tuple[int, list[int]]:
+    """The number of the last attempt, 0 for none, and how many prompts its steps, and those before, had from this one on."""
     attempt, trained = 0, []
     for line in Rows(path):
         if isinstance(line.get("start"), int):
@@ -104,4 +110,12 @@ def _before(path: Path, step: int) -> tuple[int, list[str]]:
             trained = [before for before in trained if before["step"] < line["step"]]
         elif line["step"] >= step:
             trained.append(line)
-    return attempt, [str(line.get("trained", "")) for line in trained]
+    return attempt, [_count(str(line.get("trained", ""))) for line in trained]
+
+
+def _count(told: str) -> int:
+    """Of the prompts that ranges told; 0 where the line is damaged."""
+    try:
+        return len(indices_of(told))
+    except ValueError:
+        return 0

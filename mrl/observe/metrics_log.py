@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mrl.files import replacing
+from mrl.files import put_aside, replacing
 from mrl.observe.metric_names import with_todays_names
 
 log = logging.getLogger(__name__)
@@ -51,13 +51,7 @@ class MetricsLog:
                 elif row["step"] < step:
                     kept.write(line + b"\n")
             if damaged:
-                self._put_aside(damaged)
-
-    def _put_aside(self, damaged: Sequence[bytes]) -> None:
-        beside = self._path.with_name(f"{self._path.name}.damaged")
-        with beside.open("ab") as file:
-            file.writelines(line + b"\n" for line in damaged)
-        log.warning("%s: lines that are no rows are now in %s: %d", self._path, beside.name, len(damaged))
+                put_aside(self._path, damaged)
 
     def has(self, step: int) -> bool:
         """Whether a row of the step is there."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import logging
 import os
-import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from mrl.errors import ConfigError
+from mrl.files import take_lock
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +24,8 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
-            os.close(self._lock)
-            raise ConfigError(
-                f"run folder {self.path} is in use by {owner}; wait for it, or choose another run.name"
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"host {socket.gethostname()} pid {os.getpid()}\n".encode())
+        refusal = f"run folder {self.path} is in use by {{owner}}; wait for it, or choose another run.name"
+        self._lock = take_lock(self.path / "lock", refusal)
 
     @property
     def metrics(self) -> Path:

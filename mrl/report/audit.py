@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mrl.errors import DataError
-from mrl.observe.ledger_log import indices_of, ranges
+from mrl.observe.ledger_log import MOST_INDICES, indices_of, ranges
 from mrl.report.rows import Reading, rows
 
 ENDS = ("trained", "filtered", "given_up")
@@ -103,16 +103,20 @@ def _is_tuned(folder: Path) -> bool:
 
 
 def _lines(path: Path, reading: Reading) -> Iterator[Line]:
-    attempt = 0
+    attempt, last = 0, None
     for row in rows(path, reading):
         try:
-            attempt = int(row.get("start", attempt))
+            number = int(row.get("start", attempt))
             told = {name: row[name] for name in (*ENDS, "on_the_way") if name in row}
-            line = Line(attempt, int(row["step"]), "start" in row, int(row["next"]), told)
+            line = Line(number, int(row["step"]), "start" in row, int(row["next"]), told)
             for name in told:
                 line[name]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"{path}, line {reading.lines}: {error!r}; it is no line of a ledger") from error
+            if last is not None and line.next_index > last + MOST_INDICES:
+                raise ValueError(f"{line.next_index - last} prompts admitted at once")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            reading.pass_over()
+            continue
+        attempt, last = number, line.next_index
         if not attempt:
             raise DataError(f"{path}, line {reading.lines}: a step stands before the first start of the run")
         yield line

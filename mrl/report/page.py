@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
+from mrl.files import replace_text
 from mrl.observe.phases import STREAM_PHASES
 from mrl.report.figures import figures
 from mrl.report.run import read_run
@@ -36,7 +37,7 @@ def write_report(
     share = int(megabytes * 1e6 / len(folders))
     runs = [read_run(folder, max_bytes=share, steps=steps) for folder in folders]
     try:
-        out.write_text(page(runs), encoding="utf-8", errors="replace")
+        replace_text(out, page(runs))
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}; --out FILE names another one") from None
 

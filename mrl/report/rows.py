@@ -24,9 +24,14 @@ class Reading:
     is_there: bool = True
     lines: int = 0
     unread: int = 0
-    """Lines that are no JSON object: cut in the middle, damaged, or longer than LONGEST."""
+    """Lines that are no rows: cut in the middle, damaged, longer than LONGEST, or of another file."""
     first_unread: int | None = None
     """The number of the first of them, from 1."""
+
+    def pass_over(self) -> None:
+        """Counts the line that was read last as one that is no row."""
+        self.unread += 1
+        self.first_unread = self.first_unread or self.lines
 
     def notes(self) -> list[str]:
         """Sentences on what is missing; none where all is there."""
@@ -110,8 +115,7 @@ class Tail:
         if row is not None:
             yield start, len(line), row
             return
-        self.reading.unread += 1
-        self.reading.first_unread = self.reading.first_unread or self.reading.lines
+        self.reading.pass_over()
 
 
 def rows(path: Path, reading: Reading) -> Iterator[dict[str, Any]]:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mrl.config.flat import flat
+from mrl.config.merge import tree_of
 from mrl.errors import DataError
 from mrl.report.curves import Curves
 from mrl.report.rows import Reading, rows
@@ -63,7 +62,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
 
 def settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
     """`config` and `facts` of a run folder by dotted names; what is missing goes into the notes."""
-    config = _tree(folder, "config.yaml", yaml.safe_load, notes)
+    config = _tree(folder, "config.yaml", tree_of, notes)
     facts = {name: _tree(folder, f"{name}.json", json.loads, notes) for name in FACTS}
     facts["summary"].pop("last", None)
     return {"config": dict(flat(config)), "facts": {name: dict(flat(tree)) for name, tree in facts.items()}}
@@ -84,7 +83,7 @@ def _tree(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]
     except FileNotFoundError:
         notes.append(f"{name} is not there.")
         return {}
-    except (yaml.YAMLError, ValueError, RecursionError, OSError):
+    except (ValueError, RecursionError, OSError):
         tree = None
     if not isinstance(tree, dict):
         notes.append(f"{name} cannot be read.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.report.rows import Reading, rows
-from mrl.report.terminal import told
+from mrl.report.terminal import plain, told
 
 
 def samples_text(path: Path, *, step: int | None = None, kind: str | None = None, limit: int = 10) -> str:
@@ -29,17 +29,20 @@ def samples_text(path: Path, *, step: int | None = None, kind: str | None = None
 
 def _lines(row: dict[str, Any]) -> Iterator[str]:
     ended = f", ended by {row['ended_by']}" if "ended_by" in row else ""
-    yield (
+    yield plain(
         f"step {row.get('step')}  {row.get('kind')}  sample {row.get('sample_id')}  reward {row.get('reward')}  "
         f"{row.get('status')}{ended}"
     )
     yield from told("prompt", row.get("opening") or row.get("prompt", ""))
     if "turns" not in row:
         yield from told("response", row.get("response", ""))
-    for number, turn in enumerate(row.get("turns", ()), 1):
-        reward = "" if turn["reward"] is None else f" (reward {turn['reward']:g})"
-        yield from told(f"turn {number}{reward}", turn["said"])
-        if turn["observed"]:
+    turns = row.get("turns")
+    for number, turn in enumerate(turns if isinstance(turns, list) else (), 1):
+        turn = turn if isinstance(turn, dict) else {}
+        value = turn.get("reward")
+        reward = f" (reward {value:g})" if isinstance(value, int | float) else ""
+        yield from told(f"turn {number}{reward}", turn.get("said", ""))
+        if turn.get("observed"):
             yield from told("observed", turn["observed"])
     if row.get("reason"):
         yield from told("reason", row["reason"])

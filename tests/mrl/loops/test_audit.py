@@ -13,6 +13,7 @@ import pytest
 from mrl.cli import main
 from mrl.errors import WorkerLost
 from mrl.loops.episodes import Episodes
+from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.pool.group_bytes import decode, encode
 from mrl.report.audit import Audit, audit, text
 from mrl.samples import Group, Sample
@@ -221,12 +222,29 @@ def test_other_files_must_agree(tmp_path: Path) -> None:
     assert "step 1 trained 2 groups by metrics.jsonl, 1 by ledger.jsonl." in found.other
 
 
+def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path) -> None:
+    """Of another file, and of somebody who wants memory: ranges without end, and an index that grows by so many at once."""
+    foreign = [
+        {"step": 1},
+        {"step": 1, "trained": "0-9999999999", "next": 2},
+        {"step": 1, "trained": ",".join(["0-999999"] * 9), "next": 2},
+        {"step": 1, "trained": "0", "next": 9_999_999_999},
+        {"step": "1", "next": []},
+    ]
+    for line in foreign:
+        found = held_out(tmp_path, FIRST, line, ONE, TWO)
+        assert found.holds, text(found)
+        assert "ledger.jsonl: 1 of 4 lines are no rows" in text(found) and "first line 2" in text(found)
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (FIRST, foreign[1])))
+    assert LedgerLog(tmp_path / "ledger.jsonl").start(1, Standing((), 0)) == [0]
+
+
 def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(tmp_path)]) == 2
     assert "ledger.jsonl is not there. It is written from a run's first step" in capsys.readouterr().err
     (tmp_path / "ledger.jsonl").write_text('{"trained": "0-1"}\n')
     assert main(["audit", str(tmp_path)]) == 2
-    assert "ledger.jsonl, line 1: KeyError('step'); it is no line of a ledger" in capsys.readouterr().err
+    assert "ledger.jsonl: 1 of 1 lines are no rows" in capsys.readouterr().err
     found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
     assert found.holds and "had 7 steps before ledger.jsonl: of the 28 prompts" in text(found)
     held_out(tmp_path, FIRST, ONE, TWO)
