@@ -57,8 +57,9 @@ class ModelSection(Section):
     """Whether the folder's own Python code is run where its tokenizer is one (Kimi-K2's); a model is never read from
     such code. Read it first: it runs with the rights of the run, on every node."""
     chat_template_date: datetime.date | None = None
-    """Date that a chat template writes where it asks for today's (gpt-oss, Llama 3.2): that of the run's first start by
-    default, on which its config.yaml keeps it, so that a resumed run renders as it did."""
+    """Date that chat templates write if they ask for today's (gpt-oss, Llama 3.2). By default that of the run's first start,
+    which its config.yaml keeps, so that a resumed run renders the same prompts."""
     max_length: int = Field(default=1280, ge=2)
-    """Longest prompt plus response, in tokens; if none is given, data.max_prompt_tokens + rollout.max_response_tokens. At most max_position_embeddings of config.json, or what YaRN's settings there
+    """Longest prompt plus response, in tokens; if none is given, data.max_prompt_tokens + rollout.max_response_tokens. At
+    most max_position_embeddings of config.json, or what YaRN's settings there
     (rope_scaling or rope_parameters; Qwen2, Qwen3, Llama, DeepSeek, gpt-oss) stretch the model to."""
