@@ -118,8 +118,10 @@ def join(address: str) -> None:
             _ask_head(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error:
+        refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text
+        reason = f"it refuses the token of this process ({TOKEN}, RAY_AUTH_MODE=token)" if refused else error
         raise ConfigError(
-            f"no Ray answers at {address} (launch.ray_address or RAY_ADDRESS): {error}; start its head "
+            f"cannot join Ray at {address} (launch.ray_address or RAY_ADDRESS): {reason}; start its head "
             "(docs/running.md), correct the address, or remove it: the run then starts a Ray of its own here"
         ) from error
 

@@ -181,7 +181,7 @@ def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(
         with (
             pytest.raises(
                 ConfigError,
-                match=rf"no Ray answers at {address} \(launch.ray_address or RAY_ADDRESS\): .*{reason}",
+                match=rf"cannot join Ray at {address} \(launch.ray_address or RAY_ADDRESS\): .*{reason}",
             ) as error,
             cluster(LaunchSection(ray_address=address), num_slots=1),
         ):
