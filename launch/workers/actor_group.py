@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from mrl.config.root import Config
 from mrl.errors import MrlError, PeerLost, WorkerLost
 from mrl.launch.cluster.cluster import SLOT
+from mrl.launch.workers.deaths import why
 from mrl.observe.phases import PhaseClock
 
 if TYPE_CHECKING:
@@ -144,6 +145,19 @@ class ActorGroup[A: Actor]:
         gone = ActorTableData.ActorState.DEAD
         return [n for n in self.numbers() if self.actors[n]._get_local_state() == gone]
 
+    def death(self, number: int) -> str:
+        """Return what is to be said of an actor that `dead` has named: Ray gives the cause to whoever calls it."""
+        import ray
+        from ray.exceptions import RayError
+
+        died, reason = f"{self.name(number)} died in phase {self._clock.current}", ""
+        try:
+            ray.get(self.start_on(number, lambda actor: None), timeout=GRACE_SECONDS)
+        except RayError as error:
+            if is_death(error):
+                reason = f": {why(error, self._clock, here=ray.util.get_node_ip_address())}"
+        return died + reason
+
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> ObjectRef[R]:
@@ -225,7 +239,7 @@ def wait_all[R](
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
         if failed := _take(done, names, results):
-            raise_first(failed, pending, names, clock.current)
+            raise_first(failed, pending, names, clock)
         if pending and not _one_ends(pending, limit, clock, meanwhile):
             late = ", ".join(names[r] for r in pending)
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
@@ -309,17 +323,19 @@ def _take(done: list[Any], names: Mapping[Any, str], results: dict[str, Any]) ->
 
 
 def raise_first(
-    failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], phase: str
+    failed: dict[str, BaseException], pending: list[Any], names: Mapping[Any, str], clock: PhaseClock
 ) -> None:
     import ray
 
+    phase = clock.current
     deadline = time.monotonic() + GRACE_SECONDS
     while pending and time.monotonic() < deadline:
         done, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
         failed |= _take(done, names, {})
     name, error = min(failed.items(), key=lambda item: _severity(item[1]))
     if is_death(error):
-        raise WorkerLost(f"{name} died in phase {phase}: {first_line(error)}") from error
+        reason = why(error, clock, here=ray.util.get_node_ip_address())
+        raise WorkerLost(f"{name} died in phase {phase}: {reason}") from error
     cause = getattr(error, "cause", None)
     if isinstance(cause, PeerLost) and pending:
         late = ", ".join(names[ref] for ref in pending)
@@ -331,9 +347,9 @@ def raise_first(
 
 def is_death(error: BaseException) -> bool:
     """Whether a call failed because its process is gone."""
-    from ray.exceptions import RayActorError
+    from ray.exceptions import OutOfMemoryError, RayActorError
 
-    return isinstance(error, RayActorError)
+    return isinstance(error, RayActorError | OutOfMemoryError)
 
 
 def is_lost(error: BaseException) -> bool:

@@ -13,6 +13,8 @@ from mrl.observe.streams import lossy, say
 from mrl.own_code import search_path
 
 LAST_WORDS = "last words: "
+CRASH = "Fatal Python error: "
+"""How faulthandler begins, which writes into the log when a signal ends a process that the process could not answer."""
 
 
 def leave(reason: str, code: int) -> NoReturn:
@@ -22,13 +24,15 @@ def leave(reason: str, code: int) -> NoReturn:
 
 
 def last_words(folder: Path) -> str:
-    """Why workers that write into this folder ended themselves; empty where none did."""
-    lines = [
-        line
-        for path in sorted(folder.glob("*.log"))
-        for line in path.read_text(errors="replace").splitlines()
-    ]
-    return "; ".join(line.removeprefix(LAST_WORDS) for line in lines if line.startswith(LAST_WORDS))
+    """Why workers that write into this folder ended themselves, or crashed; empty where none did."""
+    found = []
+    for path in sorted(folder.glob("*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            if line.startswith(LAST_WORDS):
+                found.append(line.removeprefix(LAST_WORDS))
+            elif line.startswith(CRASH):
+                found.append(f"{path.name}: {line.removeprefix(CRASH)}")
+    return "; ".join(found)
 
 
 def last_word(folder: Path, name: str) -> str:

@@ -87,7 +87,7 @@ class Hybrid:
         if event == "enter":
             return
         if dead := self.train.dead():
-            raise WorkerLost(f"{self.train.name(dead[0])} died in phase {self._clock.current}")
+            raise WorkerLost(self.train.death(dead[0]))
         self.rollout.watch()
 
     def sync(self, version: int) -> dict[str, float]:

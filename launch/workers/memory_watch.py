@@ -12,6 +12,15 @@ PHASES = ("generate", "recompute", "update", "save", "sync")
 """After which workers are asked: those in which they work."""
 
 
+def most_held(clock: PhaseClock) -> str:
+    """Return what the largest process of each kind held at the ends of the step's phases so far; empty before the first."""
+    held = []
+    for name, process in (("trainer", "a trainer rank"), ("engine", "an engine")):
+        if found := clock.noted(f"mem/host_used/{name}/{phase}" for phase in PHASES).values():
+            held.append(f"{process} {max(found) / 2**30:.1f} GiB")
+    return f"before, {' and '.join(held)} at most" if held else ""
+
+
 class Workers(Protocol):
     """A group that can be asked."""
 

@@ -352,7 +352,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         survives no more."""
         first_of = {number // self._dp: number for number in reversed(self.dead())}
         for number in first_of.values():
-            self._lose(number, f"{self.name(number)} died in phase {self._clock.current}")
+            self._lose(number, self.death(number))
         for engine, why in self._fleet.look().items():
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")

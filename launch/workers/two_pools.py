@@ -75,7 +75,7 @@ class TwoPools(Hybrid):
         self.rollout.give_up(receives.keys() & lost, "died")
         self._check_alive("leave")
         if sends.keys() & lost or set(engines) <= set(self.rollout.serving):
-            raise_first(errors, [], {}, self._clock.current)
+            raise_first(errors, [], {}, self._clock)
         return None
 
     def _bring_in(self) -> None:

@@ -1,0 +1,161 @@
+"""A death is told in one line: by whom, who held how much, and what to lower."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mrl.launch.commands.train import go_on
+from mrl.launch.workers import deaths
+from mrl.launch.workers.actor_log import last_words
+from mrl.observe.phases import PhaseClock
+
+MONITOR = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: c3fe99) was \
+22.85GB used / 23.54GB limit (0.970688)
+OOM kill reason: Memory usage 24535000000B exceeded threshold of 24012256796B (95.0% of 25276059648B limit)
+Object store memory usage: [- objects spillable: 0
+- bytes evictable: 0
+
+Eviction Stats:
+(global lru) bytes evicted: 0]
+Ray killed 1 worker(s) based on the killing policy
+Considered workers: [
+Selected to kill: (Actor(5d9f): job ID=01000000, task name=A.__init__, required resources={}, pid=19177, actual memory used=6.04GB)
+]
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+16006\t9.72\t/usr/bin/node /somewhere/index.js a b
+19177\t6.04\tray::TrainActor.update
+18181\t0.42\t.venv/bin/python -m pytest -q tests/launch/test_tune.py
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest
+"""
+KILLED = """The actor died unexpectedly before finishing this task.
+\tclass_name: A
+\tpid: 19808
+\tip: 192.0.2.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly \
+exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed by the OOM killer"""
+"""Ray 2.60's words."""
+LOWER = "lower rollout.kv_cache_bytes, training.microbatch_tokens or launch.object_store_bytes, or end other programs"
+
+
+@pytest.fixture
+def clock() -> PhaseClock:
+    """Of a step in which trainer ranks and engines were asked twice and once."""
+    clock, gib = PhaseClock(), float(2**30)
+    clock.note({"mem/host_used/trainer/recompute": 2 * gib, "mem/host_used/trainer/update": 4.56 * gib})
+    clock.note({"mem/host_used/engine/generate": 1.5 * gib})
+    return clock
+
+
+def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) -> None:
+    assert deaths.why(Exception(MONITOR), clock, here="192.0.2.2") == (
+        "killed by Ray's memory monitor, as 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by what it killed (pid 19177), "
+        "9.72 by node (pid 16006), 0.42 by python (pid 18181); before, a trainer rank 4.6 GiB and an engine 1.5 GiB at most; "
+        + LOWER
+    )
+
+
+def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE + 2)
+    said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
+    assert said.startswith(
+        "killed for want of memory: the kernel did so to 2 processes of this machine since"
+    )
+    assert "a trainer rank 4.6 GiB and an engine 1.5 GiB" in said and said.endswith(LOWER)
+    assert deaths.why(Exception(KILLED), PhaseClock(), here="192.0.2.3") == (
+        "its process on 192.0.2.2 was killed or crashed"
+    ), "what the kernel of another node did is not known"
+
+
+def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(
+    clock: PhaseClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE)
+    said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
+    assert (
+        said.startswith("its process was killed or crashed; ")
+        and "GiB of this machine are in use now" in said
+    )
+    assert "lower" not in said and "\n" not in said
+
+
+def test_what_ray_says_of_other_deaths_is_its_first_line() -> None:
+    error = RuntimeError("The actor died because its node has died.\nNode Id: 5")
+    said = deaths.why(error, PhaseClock(), here="192.0.2.2")
+    assert said == "RuntimeError: The actor died because its node has died."
+
+
+def test_the_kernels_count_is_read(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 17\n")
+    assert deaths.kernel_kills(tmp_path / "vmstat") == 17
+    assert deaths.kernel_kills(tmp_path / "none") == 0 and deaths.kernel_kills() >= 0
+
+
+def test_a_crash_is_named_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "train-0.log").write_text("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n")
+    (tmp_path / "engine-0.log").write_text("last words: engine 0 lost its process x\n")
+    assert last_words(tmp_path) == "engine 0 lost its process x; train-0.log: Segmentation fault"
+
+
+def test_only_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
+    assert go_on(tmp_path / "checkpoints") == "there is no checkpoint yet, and the same command begins anew"
+    (tmp_path / "checkpoints/step-000001.partial").mkdir(parents=True)
+    assert go_on(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
+    (tmp_path / "checkpoints/step-000001").mkdir()
+    assert go_on(tmp_path / "checkpoints") == "the same command goes on from the last checkpoint"
+
+
+PROGRAM = """
+import os, signal, time
+from mrl.config.load import load_config
+from mrl.errors import WorkerLost
+from mrl.launch.cluster.cluster import cluster
+from mrl.launch.workers.actor_group import ActorGroup
+from mrl.launch.workers.deaths import without_rays_words
+from mrl.launch.workers.placement import node_strategies
+from mrl.observe.phases import PhaseClock
+
+class Actor:
+    def __init__(self, config, number, log_folder): pass
+    def close(self): pass
+
+config = load_config("configs/quickstart.yaml")
+with cluster(config.launch, num_slots=1), without_rays_words():
+    group = ActorGroup(
+        Actor, config, PhaseClock(), strategies=node_strategies(), slot_share=0.0, gpus=0.0, environment={}, log_folder="."
+    )
+    call = group.start_on(0, lambda actor: os.kill(os.getpid(), signal.SIGKILL) if WAY == "kill" else time.sleep(120))
+    try:
+        group.wait({"worker 0": call}, deadline_seconds=120)
+    except WorkerLost as error:
+        print(error, flush=True)
+    print(group.death(0), flush=True)
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        (
+            "kill",
+            r"its process was killed or crashed; |killed for want of memory: ",
+        ),  # others' may be, meanwhile
+        ("monitor", r"killed by Ray's memory monitor, as "),
+    ],
+)
+def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by whoever looks."""
+    if way == "monitor":
+        monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
+        monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"WAY = {way!r}{PROGRAM}"], capture_output=True, text=True, timeout=240
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done
+    assert all(re.match(f"worker 0 died in phase start_up: ({said})", line) for line in lines), lines
+    assert "(raylet)" not in done.stderr and "Top 10" not in done.stderr
