@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from mrl.cli import main
 from mrl.config.load import load, split_arguments
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, MrlError
 from mrl.launch.commands.check import dry_run
+from mrl.launch.commands.train import Run
 from tests.launch.command import Command
 from tests.launch.tiny_runs import words
 
@@ -436,3 +438,16 @@ def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
     assert imports.wait(timeout=120) == 0
     refusal, floor = (float((spent / str(pid)).read_text()) for pid in (command.process.pid, imports.pid))
     assert refusal < 4 * floor
+
+
+@pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])
+def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(taken: str, tmp_path: Path) -> None:
+    """What is in the place of a file or folder keeps also root, who may write everywhere, from writing it."""
+    config = load(["configs/quickstart.yaml"], [f"run.folder={tmp_path / 'runs'}"])
+    place = Path(config.run_folder, taken)
+    place.parent.mkdir(parents=True)
+    place.touch() if taken in ("", "logs") else place.mkdir()
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises((OSError, MrlError), match=re.escape(str(place))):
+        next(iter(Run(config)))
+    assert {child.pid for child in psutil.Process().children()} <= before
