@@ -42,12 +42,14 @@ _FRAMES = 4096
 
 _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda text: text,
+    lambda text: text.lstrip(),
+    lambda text: text.rstrip(),
     lambda text: text.strip(),
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
     lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
     lambda text: json.dumps(text)[1:-1],
 )
-"""What templates make of a message's text: as it is, without the space around it, or in JSON."""
+"""What templates make of a message's text: as it is, without the space before, behind or around it, or in JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -108,6 +108,22 @@ def test_an_opening_is_spelled_as_the_template_does() -> None:
     assert found == fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
+@pytest.mark.parametrize(
+    "spelled", ["m.content.lstrip()", "m.content.rstrip()", "m.content | trim", "m.content | tojson"]
+)
+def test_a_text_is_spelled_as_the_template_does(spelled: str) -> None:
+    form = Form(
+        OLMOE.replace("'<|user|>\n' + m.content", f"'<|user|>\n' + ({spelled})"),
+        "<|endoftext|>",
+        "<|endoftext|>",
+    )
+    fast = tokenizer(form)
+    talk = [QUESTION, {"role": "assistant", "content": "3"}, {"role": "user", "content": SAID}]
+    after = fast.decode(TurnRenderer(fast).after(fast.eos_token_id, [Observation(SAID)]))
+    whole = fast.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    assert whole.endswith(f"3<|endoftext|>{after}")
+
+
 def test_a_template_that_leaves_out_what_tools_say_is_refused_at_the_start() -> None:
     fast = tokenizer(Form(OLMOE, "<|endoftext|>", "<|endoftext|>"))
     TurnRenderer(fast)
