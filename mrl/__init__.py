@@ -5,7 +5,7 @@
 | `load_config(*sources)` | the configuration of YAML files, mappings and `a.b.c=value` words; what every command reads |
 | `train(config, callbacks)` | runs or resumes a run to its end, blocking; callbacks see each step's row and may stop it |
 | `Run(config)` | the same, read step by step: `for row in run` |
-| `evaluate(config, out=...)` | accuracy, avg@k and pass@k of a model folder |
+| `evaluate(config, out=...)` | mean reward, avg@k and pass@k of a model folder |
 | `load_reward(mapping)`, `score(reward, rows)` | verdicts on any responses, by reward workers alone |
 | `TensorSync(held, needed, group)` | the weight sync's plan in a trainer of your own |
 | `MrlError` and the others of mrl/errors.py | what these raise on purpose |
