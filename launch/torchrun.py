@@ -35,6 +35,7 @@ from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
 from mrl.launch.slots import node_slots, told, words_for
+from mrl.own_code import child_path
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
@@ -186,8 +187,9 @@ def _forget_torchrun() -> None:
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
     """The exit code of the run's checks, which node 0 makes before Ray starts anywhere and tells the others."""
     if number == 0:
-        command = [sys.executable, "-m", "mrl.cli", "train", *arguments, "--dry-run"]
-        code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+        command = [sys.executable, "-P", "-m", "mrl.cli", "train", *arguments, "--dry-run"]
+        environment = {**os.environ, **child_path()}
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode
         store.set("checked", str(code))
         if code:
             _wait_for_readers(store, num_nodes)
@@ -199,7 +201,7 @@ def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) 
 
 def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> int:
     """Node 0: preflight, then the driver; tells the others the exit code and waits until they have it."""
-    environment = {**os.environ, **token_environment(node.token), "RAY_ADDRESS": node.head}
+    environment = {**os.environ, **child_path(), **token_environment(node.token), "RAY_ADDRESS": node.head}
     environment.pop("MRL_SESSION", None)  # the driver is no part of the node it runs on
     code = 1
     try:
@@ -208,7 +210,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
             ["mrl.cli", "train", *arguments],
         )
         for command in commands:
-            code = _run([sys.executable, "-m", *command], environment, store)
+            code = _run([sys.executable, "-P", "-m", *command], environment, store)
             if code:
                 break
     finally:
@@ -220,7 +222,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
     """The command's exit code; it hears what this process and the other nodes are told, and they that node 0 lives. It is in a
     group of its own, which torchrun does not signal, and does not outlive this process."""
-    alone = [sys.executable, "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
+    alone = [sys.executable, "-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
     process = subprocess.Popen(alone, env=environment, start_new_session=True)
     asked: list[str] = []
 

@@ -36,6 +36,7 @@ from mrl.launch.cluster.cluster import (
     token_environment,
 )
 from mrl.launch.cluster.session_watcher import members
+from mrl.own_code import child_path
 
 NODE_LABEL = "mrl-node"
 """The label by which the placement finds a node of a number."""
@@ -96,7 +97,7 @@ class Node:
         where = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
         fixed = [f"--{name}={port}" for port, name in self.fixed_ports().items()]
         return [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", *where, *fixed),
+            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *where, *fixed),
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
@@ -138,7 +139,12 @@ def ray_node(
             "first port (--port-base, MRL_PORT_BASE)"
         )
     with session_folder() as folder:
-        environment = {**os.environ, **token_environment(node.token), "MRL_SESSION": str(folder)}
+        environment = {
+            **os.environ,
+            **child_path(),
+            **token_environment(node.token),
+            "MRL_SESSION": str(folder),
+        }
         # Niceness as in launch/cluster/cluster.py; what the user has set stays.
         no_events = {f"RAY_{name}": str(value) for name, value in NO_TASK_EVENTS.items()}
         environment = {**HEALTH, **no_events, "RAY_worker_niceness": "0", **environment}

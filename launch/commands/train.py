@@ -120,6 +120,7 @@ class Run:
                         flush=True,
                     )
                     self.ended = "done"
+                    self._conclude(folder.metrics)
                     return
                 logs = _log_folder(folder)
                 exports = Exports(config.export, folder.path, run_name=config.run.name)

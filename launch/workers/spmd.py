@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
+from mrl.own_code import child_path
 
 GRACE_SECONDS = 30.0
 """For ranks that are told to end, before they are killed."""
@@ -44,8 +45,8 @@ def run_local_ranks(
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(size):
-                environment = interface | os.environ | shared | {"RANK": str(rank)}
-                command = [sys.executable, "-m", module, *arguments]
+                environment = interface | os.environ | child_path() | shared | {"RANK": str(rank)}
+                command = [sys.executable, "-P", "-m", module, *arguments]
                 ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
             while True:
                 codes = [rank.poll() for rank in ranks]

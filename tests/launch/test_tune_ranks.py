@@ -35,7 +35,7 @@ print(json.dumps(found))
 """
 """What another user of the machine tries."""
 RANK = """
-import os, signal, sys, time
+import os, signal, sys, time, tokenize
 from pathlib import Path
 folder, ends = Path(sys.argv[1]), sys.argv[2]
 (folder / os.environ["RANK"]).write_text(f"{os.getpid()} {os.environ['MRL_RANKS_STORE']}")
@@ -53,7 +53,9 @@ def test_ranks_end_together_with_the_code_of_the_one_that_failed(
     ends: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank_that_ends.py").write_text(RANK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "token.py").write_text("raise ImportError('taken for the one of Python')")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = load([ROOT / "configs/quickstart.yaml"], [])
     looks: list[int] = []
