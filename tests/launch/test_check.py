@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mrl.cli import main
-from mrl.config.load import load, split_arguments
+from mrl.config.load import load, load_config, split_arguments
 from mrl.errors import ConfigError, MrlError
 from mrl.launch.commands.check import dry_run
 from mrl.launch.commands.train import Run
@@ -441,9 +441,11 @@ def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])
-def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(taken: str, tmp_path: Path) -> None:
+def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(
+    taken: str, task: Path, tmp_path: Path
+) -> None:
     """What is in the place of a file or folder keeps also root, who may write everywhere, from writing it."""
-    config = load(["configs/quickstart.yaml"], [f"run.folder={tmp_path / 'runs'}"])
+    config = load_config(*words(task, tmp_path / "runs", "run"))
     place = Path(config.run_folder, taken)
     place.parent.mkdir(parents=True)
     place.touch() if taken in ("", "logs") else place.mkdir()

@@ -55,8 +55,6 @@ def test_commands_over_a_run_import_nothing_of_the_folder_they_stand_in(
     monkeypatch.chdir(run)
     main(words)
     assert str(run) not in sys.path
-    main(["settings", "run.name"])
-    assert str(run) in sys.path, "users' own modules are found by the other commands"
 
 
 def test_samples_steer_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

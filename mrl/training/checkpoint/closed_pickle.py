@@ -9,7 +9,7 @@ import collections
 import io
 import pickle
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,7 @@ def _index_classes() -> Allowed:
         },
         **dtypes,
         ("collections", "OrderedDict"): collections.OrderedDict,
+        ("pathlib", "PosixPath"): PosixPath,
         ("torch", "Size"): torch.Size,
         ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     }

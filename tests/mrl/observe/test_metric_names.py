@@ -16,6 +16,7 @@ COMPOSED = {
     "sync/x",
     "reward/x",
     "mem/x/x",
+    "mem/host_used/x/x",
     "tune/x",
     "val/x",
     "preference/x",

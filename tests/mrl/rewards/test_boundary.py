@@ -228,7 +228,7 @@ def test_what_a_cell_started_runs_only_while_a_cell_does() -> None:
         assert len(below) >= 4 and all(map(sandbox._is_stopped, below))
         before = cells._run.cpu_seconds()
         time.sleep(0.5)
-        assert cells._run.cpu_seconds() == before
+        assert cells._run.cpu_seconds() - before < 0.1, "of two processors' half second"
         again = cells.run(
             "import time\nbefore = os.times().elapsed\ntime.sleep(0.2)\nos.listdir('/proc')\n'goes on'"
         )

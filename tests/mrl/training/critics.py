@@ -10,8 +10,7 @@ import torch
 
 from mrl.algorithms.objective import ValueObjective
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.critic import CriticSection
-from mrl.config.sections.training import OptimizerSection
+from mrl.config.sections.critic import CriticOptimizerSection, CriticSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
 from mrl.training.trained_model import HEAD, TrainedModel
@@ -19,7 +18,7 @@ from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
 from tests.tiny_models import COMMON, random_batch
 
-SECTION = CriticSection(optimizer=OptimizerSection(lr=1e-3, clip_grad=0.0))
+SECTION = CriticSection(optimizer=CriticOptimizerSection(lr=1e-3, clip_grad=0.0))
 
 
 def head_weight(numbers: int = 1) -> torch.Tensor:
