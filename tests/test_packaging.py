@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.structure import imports
 from mrl.files import CONFIGS, shipped
@@ -115,7 +116,8 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     assert "rollout.tp" in mrl("settings", "rollout")
     assert "Qwen3-30B-A3B" in mrl("plan", "configs/qwen3_30b_a3b.yaml", "--hardware", "8x141gb")
     rows = f"data={{train: {ROWS}, validation: {ROWS}, max_prompt_tokens: 416}}"
-    assert f"train: {ROWS}" in mrl("train", "configs/gsm8k.yaml", "--dry-run", rows)
+    resolved = yaml.safe_load(mrl("train", "configs/gsm8k.yaml", "--dry-run", rows))
+    assert resolved["data"]["train"] == str(ROWS)
     where = [sys.executable, "-c", INTERFACE]
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     found = subprocess.run(

@@ -94,7 +94,8 @@ def load(files: Iterable[str | Path | Mapping[str, Any]], overrides: Iterable[st
 
 def dump(config: Config, *, without: Collection[str] = ()) -> str:
     """YAML that `load` reads back to an equal configuration; some sections left out."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude=set(without)), sort_keys=False, width=110)
+    tree = config.model_dump(mode="json", exclude=set(without))
+    return yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

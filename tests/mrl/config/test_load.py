@@ -106,10 +106,11 @@ def test_schedules_counted_in_steps_follow_epochs_and_minibatches(minimal: Path)
 
 
 def test_the_resolved_configuration_loads_back_equal(minimal: Path, tmp_path: Path) -> None:
-    config = load([minimal], ["loop.steps=3"])
+    """And is read by people: letters stay what they are."""
+    config = load([minimal], ["loop.steps=3", "run.folder=größere Probe"])
     again = tmp_path / "resolved.yaml"
-    again.write_text(dump(config))
-    assert load([again]) == config
+    again.write_text(dump(config), encoding="utf-8")
+    assert load([again]) == config and "folder: größere Probe\n" in dump(config)
 
 
 def test_an_unknown_key_names_place_and_nearest(minimal: Path, tmp_path: Path) -> None:
