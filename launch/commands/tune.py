@@ -27,6 +27,7 @@ from mrl.launch.commands import started
 from mrl.launch.commands.stopping import StopSignals
 from mrl.launch.workers.actor_log import redirect, screen
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
+from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_labels
 from mrl.rollout.stop_tokens import end_of_text
@@ -98,8 +99,6 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
 
 def check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
     """ConfigError unless this tuning can go on from the newest checkpoint in its folder, where there is one."""
-    from mrl.loops.tuning.tuner import CHECKPOINTS, require_same_tuning
-
     checkpoints = folder_of(config) / CHECKPOINTS
     if (begun := started.newest(checkpoints)) is not None:
         folder, about, state = begun

@@ -47,6 +47,7 @@ from mrl.loops.tuning.row_logprobs import (
     row_step_scores,
     weights_digest,
 )
+from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
 from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
 from mrl.loops.tuning.uncertainty import means_of, spread_figures, spread_line, spread_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
@@ -55,7 +56,6 @@ from mrl.training.hf import base
 from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
 
-CHECKPOINTS = "checkpoints"
 KEPT_CHECKPOINTS = 2
 BEST = "best"
 REPORT = "score_report.json"
@@ -329,7 +329,7 @@ class Tuner:
                 {
                     "step": self._step,
                     "best": self._best,
-                    "about": _about(self._config, self._section, self._training),
+                    "about": about(self._config, self._section, self._training),
                 },
             )
             self._last_saved = self._step
@@ -346,29 +346,6 @@ class Tuner:
             words = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
             seconds = f"  {row['time/seconds']:.0f} s" if "time/seconds" in row else ""
             self._tell(f"{self._step}/{self.num_steps}{words}{seconds}")
-
-
-def require_same_tuning(
-    checkpoints: Path, state: Mapping[str, Any], config: Config, section: TuneSection, training: TuneRows
-) -> None:
-    """ConfigError unless a tuning can go on from a checkpoint's state. Which model it started from is in the manifest."""
-    saved = state.get("about", {})
-    others = [name for name, value in _about(config, section, training).items() if saved.get(name) != value]
-    if others:
-        raise ConfigError(
-            f"{checkpoints} is of a run with other {', '.join(others)}; choose another run.name, or remove the folder"
-        )
-
-
-def _about(config: Config, section: TuneSection, training: TuneRows) -> dict[str, Any]:
-    """What a tuning that goes on has in common with the one that saved, beside the model."""
-    return {
-        "rows": training.digest(),
-        "tune.objective": section.objective.model_dump_json(),
-        "tune.batch_rows": section.batch_rows,
-        "tune.epochs": section.passes is None,
-        "run.seed": config.run.seed,
-    }
 
 
 def _objective_of(section: TuneSection) -> Callable[..., Any]:
