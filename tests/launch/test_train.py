@@ -42,6 +42,7 @@ OURS = ("data: ", "starting ", "all workers up", "step ", "waiting for ")
 def test_every_line_on_the_screen_of_a_run_is_ours(whole: Path) -> None:
     """Megatron, Ray, torch and vLLM have their say in the logs."""
     screen = (whole.parent / "log").read_text().splitlines()
+    assert screen.pop() == f"{whole}: done after step 4"
     assert [line for line in screen if not line.startswith(OURS)] == []
     assert screen[0].startswith("data: rows") and any(line.startswith("step 4/4") for line in screen), screen
     assert any(log.stat().st_size for log in (whole / "logs" / "latest").iterdir())

@@ -395,9 +395,13 @@ def resume_and_go_on(
     dtype: str,
     spec: str = "auto",
     router_bias: str = "frozen",
+    other: str = "",
 ) -> Any:
-    """Load the checkpoint into a fresh worker (of another layout or spec, perhaps) and make two steps."""
+    """Load the checkpoint into a fresh worker (of another layout or spec, perhaps; with the weights of an `other` folder by then) and
+    make two steps."""
     at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias=router_bias)
+    if other:
+        at.policy.load_hf(other)
     extra = at.load_checkpoint(path)
     digest = digest_parameters(at.policy)
     torch.rand(3)

@@ -154,12 +154,12 @@ def test_many_saves_inside_actors(saves: int, folder: Path, tmp_path: Path) -> N
         ranks = [actor.remote(rank, port, str(folder)) for rank in range(2)]
         for number in range(saves):
             path = str(tmp_path / f"step-{number:08d}")
-            seen = ray.get([rank.save.remote(path) for rank in ranks], timeout=120)
+            seen = ray.get([rank.save.remote(path) for rank in ranks], timeout=600)
             if number == 2:
                 early = seen
         assert [children for children, _ in seen] == [0, 0]
         assert [files for _, files in seen] == [files for _, files in early]
         assert len(list(tmp_path.iterdir())) == 2
-        assert ray.get([rank.load.remote(path) for rank in ranks], timeout=120) == [saves, saves]
+        assert ray.get([rank.load.remote(path) for rank in ranks], timeout=600) == [saves, saves]
     finally:
         ray.shutdown()

@@ -72,8 +72,7 @@ def test_bfloat16_keeps_the_biases_in_float32(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_moves_the_biases_of_its_checkpoint_on(tmp_path: Path) -> None:
-    """The fresh worker starts from another folder, in another layout: all it has afterwards is the checkpoint's, and
-    the rule moves it to the last bit as it does where the run went on."""
+    """The fresh worker has another folder's weights, in another layout: all it has afterwards is the checkpoint's, and the rule moves it to the last bit as it does where the run went on."""
     folder, other = (write_model(tmp_path / str(n), "deepseek_v3", seed=n) for n in range(2))
     layout, rule = {"tp": 2, "ep": 2}, ("auto", "sign")
     saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32", *rule)
@@ -82,7 +81,8 @@ def test_a_resumed_run_moves_the_biases_of_its_checkpoint_on(tmp_path: Path) -> 
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
     resumed = run_ranks(
-        scenarios.resume_and_go_on, 2, str(other), {"pp": 2}, str(path), str(out), "float32", *rule
+        *(scenarios.resume_and_go_on, 2, str(folder), {"pp": 2}, str(path), str(out), "float32"),
+        *(*rule, str(other)),
     )
     for ours, theirs in zip(resumed[0]["metrics"], saved[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
@@ -122,7 +122,8 @@ def test_sinks_and_biases_of_experts_are_resumed_in_another_layout(tmp_path: Pat
     export.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
-    resumed = run_ranks(scenarios.resume_and_go_on, 2, str(other), {"pp": 2}, str(path), str(out), "float32")
+    resuming = str(folder), {"pp": 2}, str(path), str(out), "float32", "auto", "frozen", str(other)
+    resumed = run_ranks(scenarios.resume_and_go_on, 2, *resuming)
     for ours, theirs in zip(resumed[0]["metrics"], saved[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)
 
