@@ -283,7 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         config = load_config(*options.config)
-        join(address_of(config.launch) or "auto")
+        join(address_of(config.launch) or "auto", head_seconds=options.deadline)
         facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
         for node in facts:
             print(f"preflight: {node.line()}", flush=True)

@@ -105,17 +105,27 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
             ray.shutdown()
 
 
-def join(address: str) -> None:
+def join(address: str, *, head_seconds: float = 0.0) -> None:
     """Connect to the Ray whose head has the address.
 
+    Args:
+        head_seconds: how long the head may take to start; 0 if it has to be up.
+
     Raises:
-        ConfigError: within seconds, if none answers. Ray asks for 150 s, in lines of its own.
+        ConfigError: within seconds after that, if none answers. Ray asks for 150 s, in lines of its own.
     """
     import ray
 
+    deadline = time.monotonic() + head_seconds
     try:
-        if ":" in address:
-            _ask_head(address)
+        while ":" in address:
+            try:
+                _ask_head(address)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error:
         refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text
