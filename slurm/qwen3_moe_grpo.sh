@@ -69,7 +69,7 @@ leave() {
   fi
   say "leaving with code $code"
   case $code in
-    0 | 2 | 130 | 143) ;;
+    0 | 2 | 3 | 4 | 130 | 143) ;; # done, wrong input, ended by a rule, nothing learned, told to end: the same again would say the same
     "$REQUEUE") back_into_the_queue ;;
     *)
       echo "attempt $ATTEMPT: code $code" >>"$LOGS/failures"

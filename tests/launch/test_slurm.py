@@ -90,8 +90,13 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
         assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
 
 
-POOLS = ("training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4")
-"""The trainer on one node, the engine on the other."""
+POOLS = (
+    "training.layout={ep: 1, dp: 1}",
+    "launch.engine_slots=1",
+    "loop.max_rollout_mismatch=1e-4",
+    f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
+)
+"""The trainer on one node, the engine on the other; and a reward that differs, because a run without one ends with code 4."""
 
 
 @pytest.mark.long
