@@ -116,16 +116,9 @@ def join(address: str, *, head_seconds: float = 0.0) -> None:
     """
     import ray
 
-    deadline = time.monotonic() + head_seconds
     try:
-        while ":" in address:
-            try:
-                _ask_head(address)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        if ":" in address:
+            _await_head(address, head_seconds)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError) as error:
         refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text
@@ -134,6 +127,18 @@ def join(address: str, *, head_seconds: float = 0.0) -> None:
             f"cannot join Ray at {address} (launch.ray_address or RAY_ADDRESS): {reason}; start its head "
             "(docs/running.md), correct the address, or remove it: the run then starts a Ray of its own here"
         ) from error
+
+
+def _await_head(address: str, seconds: float) -> None:
+    """Raise what `_ask_head` does if no head answers within the seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _ask_head(address)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def _ask_head(address: str) -> None:
