@@ -18,7 +18,7 @@ from mrl.capacity import requirements
 from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.load import Dataset, load_data
-from mrl.data.tokenise import pieces
+from mrl.data.tokenise import pieces, tokenizer_of
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
@@ -40,7 +40,6 @@ from mrl.rewards.pool.pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.samples import Prompt
-from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.folder import check_folder, read_config
 
 log = logging.getLogger(__name__)
@@ -207,10 +206,7 @@ def check_tokenizer(config: Config) -> Any:
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # that is check_policy's to say
     size = int(read_config(config.model.path)["vocab_size"])
-    model = config.model
-    tokenizer = load_tokenizer(
-        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
-    )
+    tokenizer = tokenizer_of(config.model)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= size:
         raise ConfigError(

@@ -15,6 +15,7 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.load import LoadReport, load_data
 from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
+from mrl.data.tokenise import tokenizer_of
 from mrl.data.tune_rows import TuneRow, load_training, load_validation
 from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
@@ -74,7 +75,7 @@ def _tokenizer(config: Config) -> Any:
     """The model's; that of a model that is still to be made is made for the moment."""
     model = config.model
     if model.new is None or Path(model.path).exists():
-        return load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+        return tokenizer_of(model)
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(model.new, [p for e in config.data.train_entries() for p in e.paths], folder)
         return load_tokenizer(folder)

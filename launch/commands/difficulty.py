@@ -16,6 +16,7 @@ from mrl.config.root import Config
 from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
 from mrl.data.load import load_data
+from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, RewardError
 from mrl.files import held, put_aside
 from mrl.launch.commands import started
@@ -27,7 +28,6 @@ from mrl.loops.validate import Scores
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
-from mrl.tokenizer_folder import load_tokenizer
 
 DATE = "chat_template_date"
 PROMPTS_A_WRITE = 256
@@ -51,10 +51,7 @@ def _measure(config: Config, section: DifficultySection) -> str:
     damaged: list[bytes] = []
     begun = RateFile.read(section.file, damaged=damaged) if Path(section.file).exists() else None
     config = started.dated(config, begun and begun.about.get(DATE))
-    model = config.model
-    tokenizer = load_tokenizer(
-        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
-    )
+    tokenizer = tokenizer_of(config.model)
     acting = look_at(config, tokenizer)
     unchosen = config.data.model_copy(update={"difficulty": None})
     dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools_of if acting else None)

@@ -18,6 +18,7 @@ from mrl.config.flat import flat
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
 from mrl.data.load import load_validation
+from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.files import held, put_aside, replace_durably
 from mrl.launch.commands import started
@@ -29,7 +30,6 @@ from mrl.observe.samples_log import row_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
-from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint.folder import digests
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
@@ -73,10 +73,7 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
 def _evaluate(config: Config, out: str | None) -> dict[str, float]:
     start, begun = time.monotonic(), _begun(Path(out)) if out else {}
     config = started.dated(config, begun.get("settings", {}).get("model", {}).get("chat_template_date"))
-    model = config.model
-    tokenizer = load_tokenizer(
-        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
-    )
+    tokenizer = tokenizer_of(config.model)
     acting = look_at(config, tokenizer)
     dataset = load_validation(
         config.data, config.reward, tokenizer, tools=acting.tools_of if acting else None
@@ -85,7 +82,7 @@ def _evaluate(config: Config, out: str | None) -> dict[str, float]:
     prompts = dataset.validation_prompts(config.loop.validation.num_prompts)
     if not prompts:
         raise DataError("mrl eval measures data.validation, which is not given or has no rows left")
-    results = Results(Path(out), config, prompts) if out else None
+    results = Results(Path(out), begun, config, prompts) if out else None
     sampling = validation_sampling_of(config)
     _say(f"starting the engine, for {len(prompts)} prompts")
     with collecting(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as collector:
@@ -130,10 +127,11 @@ def _say(text: str) -> None:
 class Results:
     """The folder that a measurement writes, and goes on from."""
 
-    def __init__(self, folder: Path, config: Config, prompts: Sequence[Prompt]) -> None:
-        """ConfigError where something else lies there."""
+    def __init__(
+        self, folder: Path, begun: dict[str, Any], config: Config, prompts: Sequence[Prompt]
+    ) -> None:
+        """`begun`: the summary in the folder, empty for a new one. ConfigError where something else was measured there."""
         self._folder = folder
-        begun = _begun(folder)
         self._about: dict[str, Any] = {
             "prompts": len(prompts),
             "rows": _digest_of(prompts),

@@ -14,6 +14,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.load import load_data
+from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
@@ -23,7 +24,6 @@ from mrl.rewards.judges.question import thought_of
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.section import RewardSection
-from mrl.tokenizer_folder import load_tokenizer
 
 FILES = {"train": "judgements.jsonl", "validation": "judgements_validation.jsonl"}
 GOLD = "gold.jsonl"
@@ -70,7 +70,7 @@ def _rules(section: RewardSection) -> LlmRules:
 
 def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:
     """A row's place -> what the judge is shown as its right answer."""
-    tokenizer = load_tokenizer(judge.model.path, trust_remote_code=judge.model.trust_remote_code)
+    tokenizer = tokenizer_of(judge.model)
     dataset, found = load_data(judge.data, judge.reward, tokenizer), {}
     for source in (*dataset.train, *dataset.validation):
         for prompt in source.rows:

@@ -17,6 +17,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.load import load_data
+from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import has_reward, sampling_of
@@ -25,7 +26,6 @@ from mrl.prepare.corruptions import corrupted
 from mrl.rewards.kinds.ground_truth import right_response
 from mrl.rewards.trials.probes import Probe, judged
 from mrl.samples import Group, Prompt
-from mrl.tokenizer_folder import load_tokenizer
 
 FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
 _RIGHT = "right"
@@ -87,7 +87,7 @@ def pairs_of(config: Config, options: Options) -> dict[str, list[Pair]]:
         raise ConfigError("pairs are made of single responses; remove the section agent")
     if options.samples == 1:
         raise ConfigError("--samples 1: one response is no pair; ask for 2 or more, or for none")
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = tokenizer_of(config.model)
     dataset = load_data(config.data, config.reward, tokenizer)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     numbers = itertools.count()

@@ -9,9 +9,9 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.pick import pick_row
+from mrl.data.tokenise import tokenizer_of
 from mrl.rewards.pool.explain import Explanation, StageVerdict, explain
 from mrl.samples import Prompt, Verdict
-from mrl.tokenizer_folder import load_tokenizer
 
 SHOWN_CHARS = 300
 
@@ -24,19 +24,19 @@ def verify_row(config: Config, *, row: str, response: str | None, every_stage: b
     box. Raises DataError for a row that is not there or cannot be used, RewardError where a verifier does not
     answer.
     """
-    prompt = pick_row(config.data, config.reward, tokenizer_of(config), row)
+    prompt = pick_row(config.data, config.reward, tokenizer_if_there(config), row)
     text = _response(response, prompt)
     found = explain(config.reward, prompt, text)
     lines = _lines(prompt, text, found) if every_stage else iter(())
     return "\n".join([*lines, f"reward {_said(found.verdict)}"])
 
 
-def tokenizer_of(config: Config) -> Any:
+def tokenizer_if_there(config: Config) -> Any:
     """The tokenizer of the configuration's model, whose template prompts are shown in; None where its folder is not there yet."""
     model = config.model
     if not (Path(model.path) / "config.json").is_file():
         return None
-    return load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+    return tokenizer_of(model)
 
 
 def _response(response: str | None, prompt: Prompt) -> str:

@@ -12,7 +12,7 @@ from mrl.config.root import Config
 from mrl.data.files import read_rows
 from mrl.data.pick import first_rows
 from mrl.errors import DataError
-from mrl.launch.commands.rewards import tokenizer_of
+from mrl.launch.commands.rewards import tokenizer_if_there
 from mrl.rewards.kinds.ground_truth import right_response
 from mrl.rewards.trials.probes import Finding, Probe, findings, judged, probes_of
 from mrl.samples import Prompt
@@ -31,7 +31,7 @@ def try_rewards(
         RewardError: past the deadline.
     """
     section, lines, is_good = config.reward, [], True
-    rows = first_rows(config.data, section, tokenizer_of(config), count=num_rows)
+    rows = first_rows(config.data, section, tokenizer_if_there(config), count=num_rows)
     for domain, prompts in rows.items():
         if any(part.kind == "environment" for part in section.for_domain(domain).verifiers()):
             lines.append(f"domain {domain}: its environment gives the reward, turn by turn; not tried")

@@ -150,12 +150,9 @@ def stop_file(config: Config) -> Path:
 
 def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     """Training and validation rows, in tokens."""
-    from mrl.tokenizer_folder import load_tokenizer
+    from mrl.data.tokenise import tokenizer_of
 
-    model = config.model
-    tokenizer = load_tokenizer(
-        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
-    )
+    tokenizer = tokenizer_of(config.model)
     if section.objective.scores_steps and not tokenizer.is_fast:
         raise ConfigError(
             f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "

@@ -9,13 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from mrl.config.sections.model import ModelSection
 from mrl.data.shapes import Row
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import DataError
 from mrl.rewards.thoughts import ThoughtMarks
+from mrl.tokenizer_folder import load_tokenizer
 
 AT_ONCE = 1024
 """Texts that a tokenizer is given in one call: each takes tens of kilobytes until that is over."""
+
+
+def tokenizer_of(model: ModelSection) -> Any:
+    """Return the tokenizer with which the rows of a configuration are rendered: its template writes model.chat_template_date. Raises
+    ConfigError as `load_tokenizer` does."""
+    return load_tokenizer(
+        model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
+    )
 
 
 def render(
