@@ -28,7 +28,6 @@ from mrl.launch.commands.check import check, check_rewards
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
-from mrl.launch.workers.elastic_pools import ElasticPools
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.fork_server import ForkServers
 from mrl.launch.workers.placement import place
@@ -217,7 +216,6 @@ def _starting(config: Config) -> str:
     ranks, engines = config.training.layout.world_size, config.num_engines
     own = config.launch.engine_slots
     where = f"{own} slots of their own" if own else f"{ranks} slots"
-    where += " and the trainer's" * config.stream.elastic_slots
     return f"starting Ray, {ranks} trainer ranks and {engines} engines on {where}{asked}"
 
 
@@ -267,8 +265,7 @@ def hybrid_engine(
         stack.callback(placement.remove)
         if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
             raise ConfigError("\n".join(found))
-        pools = ElasticPools if config.stream.elastic_slots else TwoPools
-        kind = pools if config.launch.engine_slots else Hybrid
+        kind = TwoPools if config.launch.engine_slots else Hybrid
         hybrid = kind(
             config,
             TrainGroup(

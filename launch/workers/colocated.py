@@ -95,32 +95,23 @@ class Hybrid:
         metrics."""
         proved, self._proved = self._proved, None  # what fails is followed by a full session
         session, start = self._session(version, proved), time.monotonic()
-        results = self._deliver(session)
+        results = self._hand_over(session)
         self.version, self._proved = version, version if session.full else proved
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
 
-    def _deliver(self, session: Session) -> list[Any]:
-        """The weights of a session to all engines that serve; what the trainer ranks tell of it."""
-        return self._hand_over(session)
-
-    def _hand_over(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
-        """The trainer's slots to the engines on them, or these, with the weights of a session; what the trainer ranks tell of
-        it."""
+    def _hand_over(self, session: Session) -> list[Any]:
+        """Give the trainer's slots to the engines on them, with the weights of a session; what the trainer ranks report of it."""
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
-        results = self._bring(session, engines)
-        self._offload(keep_parameters=False)
-        self.rollout.wake("kv_cache")
-        return results
-
-    def _bring(self, session: Session, engines: Collection[int] | None = None) -> list[Any]:
-        sends, receives = self._calls(session, engines)
+        sends, receives = self._calls(session)
         deadline = 2 * self._config.sync.deadline_seconds
         results = self.train.wait({**sends, **receives}, deadline_seconds=deadline)
+        self._offload(keep_parameters=False)
+        self.rollout.wake("kv_cache")
         return [results[name] for name in sends]
 
     def _calls(
-        self, session: Session, engines: Collection[int] | None
+        self, session: Session, engines: Collection[int] | None = None
     ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[dict[str, Any]]]]:
         """A session to all engines, or to these, started on both sides: the trainer ranks' calls and the engines'."""
         absent = [] if engines is None else self.rollout.without(engines)

@@ -44,9 +44,6 @@ class Placement:
 
     def topology(self, config: Config) -> Topology:
         """Where the plan of the weight sync finds both sides; `config` as it was placed."""
-        if config.stream.elastic_slots:
-            ranks = config.training.layout.world_size
-            return Topology.elastic(self.nodes, num_trainers=ranks, shares=config.sync.transport == "auto")
         if config.launch.engine_slots:
             return Topology.apart(self.nodes, num_trainers=config.training.layout.world_size)
         return Topology.on(self.nodes) if config.sync.transport == "auto" else Topology.beside(self.nodes)

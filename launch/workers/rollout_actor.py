@@ -144,16 +144,6 @@ class RolloutActor:
         self._take(asked)
         return self._told(self.texts.told(self.engine.park(max_steps)))
 
-    def recall(self) -> ResponseBatch:
-        """What was not begun, PARKED; the rest goes on."""
-        return self._told(self.texts.told(self.engine.recall()))
-
-    @_blames
-    def leave(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
-        """park(), and what was not begun comes back PARKED too: nothing is left."""
-        self._take(asked)
-        return self._told(self.texts.told(self.engine.park(max_steps) + self.engine.recall()))
-
     def _take(self, asked: Sequence[Round | Request]) -> None:
         for each in asked:
             requests = each.requests() if isinstance(each, Round) else [each]

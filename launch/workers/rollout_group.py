@@ -91,10 +91,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """The rounds under way on each engine, each a call of each of its ranks."""
         self._since = [0.0] * len(self._rounds)
         """When the driver began to wait for the first of them (monotonic)."""
-        self._resting: set[int] = set()
-        """Engines that nothing is sent to, because the trainer has their slots."""
-        if config.stream.elastic_slots:
-            self._rest()
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
@@ -199,46 +195,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         their tokens so far, so that the engines can take weights or give their memory away. The others wait for `go_on`."""
         self.be_patient(0.0)
         over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
-        for engine in self._awake:
+        for engine in self._fleet.serving:
             parks = {rank: self._park(rank) for rank in self._ranks(engine)}
             over[engine] = [*self._rounds[engine], parks]
             self._rounds[engine].clear()
         responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
         self._book.hold(responses, caches_stay=self._config.keeps_caches)
         return self._book.take_returned() + responses
-
-    def join(self) -> list[Response]:
-        """The engines that rested serve: what the others had not begun comes back PARKED, for all of them once it is handed in
-        again. With elastic slots an engine is one process."""
-        self._stints.ring()
-        rounds = {engine: {engine: self.start_on(engine, RolloutActor.recall)} for engine in self._awake}
-        responses = [r for engine, round_ in rounds.items() for r in self._brought(engine, [round_])]
-        self._book.recalled(responses)
-        for engine in self._resting:
-            self._book.regain(engine)
-        self._resting = set()
-        return responses
-
-    def leave(self) -> list[Response]:
-        """The engines on the trainer's slots rest: what they had comes back, finished or PARKED, for the others."""
-        self._stints.ring()
-        over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
-        for engine in self._config.sleepers:
-            call = self.start_on(engine, RolloutActor.leave, self._book.to_send(engine), self.tick_steps)
-            over[engine] = [*self._rounds[engine], {engine: call}]
-            self._rounds[engine].clear()
-        responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
-        self._rest()
-        return responses
-
-    def _rest(self) -> None:
-        self._resting = set(self._config.sleepers)
-        for engine in self._resting:
-            self._book.rest(engine)
-
-    @property
-    def _awake(self) -> list[int]:
-        return [engine for engine in self._fleet.serving if engine not in self._resting]
 
     def go_on(self) -> None:
         """The engines go on with what waits since a park, beside what the next `submit` brings.
@@ -442,17 +405,14 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     # -- weight sync ---------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Drops weights and KV cache on all engines of the trainer's slots that can."""
-        self._on_sleepers(lambda actor: actor.engine.sleep())
+        """Drop weights and KV cache on all engines, if they give their memory away."""
+        if self._sleeps:
+            self.on_all(lambda actor: actor.engine.sleep())
 
     def wake(self, tag: str) -> None:
         """Takes the memory of one kind back: "weights" or "kv_cache"."""
-        self._on_sleepers(lambda actor: actor.engine.wake([tag]))
-
-    def _on_sleepers(self, function: Callable[[RolloutActor], None]) -> None:
         if self._sleeps:
-            asked = [n for n in self.numbers() if n // self._dp in self._config.sleepers]
-            self.wait({self.name(n): self.start_on(n, function) for n in asked})
+            self.on_all(lambda actor: actor.engine.wake([tag]))
 
     def engine_ranks(self) -> list[EngineRank]:
         """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or

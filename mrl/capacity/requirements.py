@@ -41,7 +41,6 @@ def unmet(
         lambda: prompts_and_responses(config),
         lambda: replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
-        lambda: elastic(config) if gpus else [],
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
@@ -113,17 +112,6 @@ def messages(config: Config) -> list[str]:
     return [
         "sync.transport = distributed with engines on the trainer's GPUs: NCCL takes one process of a GPU into a group; set auto, which "
         "goes through the GPU's own memory, or launch.engine_slots"
-    ]
-
-
-def elastic(config: Config) -> list[str]:
-    """Says that one plan has one way of weights: NCCL for engines on GPUs of their own, the GPU's memory for those beside the
-    trainer."""
-    if not config.stream.elastic_slots:
-        return []
-    return [
-        "stream.elastic_slots on GPUs: weights would go to one kind of engine as messages and to the other through the GPU's own "
-        "memory, which a weight sync does not mix; set elastic_slots false"
     ]
 
 

@@ -117,8 +117,7 @@ def generation(
 ) -> Generation:
     """The share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
-    engines = config.launch.engine_slots // rollout.ranks or config.num_engines
-    samples = -(-work.samples // (engines * rollout.dp))
+    samples = -(-work.samples // (config.num_engines * rollout.dp))
     concurrent = min(samples, most_concurrent(rollout, work, engine))
     steps = max(work.longest_response, math.ceil(samples * work.response_tokens / concurrent))
     step = decode_step(facts, hardware, work, rollout, engine, concurrent)

@@ -13,7 +13,7 @@ import yaml
 
 from mrl.config.describe import named, section_at, settings
 from mrl.config.merge import SHOWN, Origins, merge
-from mrl.config.other_names import OTHERS_SECTIONS, answer, renamed
+from mrl.config.other_names import OTHERS_SECTIONS, answer, removed, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.rewards.kinds.section import RewardSection
@@ -115,9 +115,12 @@ def _explain(problem: Any, origins: Origins) -> str:
     holder, setting = (section_at(above[:-1])[0], above[-1]) if key.isdigit() and above else (section, key)
     path, value = ".".join([*parts, key]), problem["input"]
     origin = _origin(path, origins) or (_origin(".".join(parts), origins) if key.isdigit() else "")
-    if holder and (new := renamed(holder, setting, value)):
+    if holder:
         old = repr(value) if setting in holder.model_fields else "the setting"
-        return f"{path}: {old} is renamed to {new}{origin}"
+        if new := renamed(holder, setting, value):
+            return f"{path}: {old} is renamed to {new}{origin}"
+        if remedy := removed(holder, setting, value):
+            return f"{path}: {old} is removed; {remedy}{origin}"
     if problem["type"] == "extra_forbidden":
         return _unknown(path, value, section, origins)
     if problem["type"] == "missing":

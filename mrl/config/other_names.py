@@ -1,5 +1,5 @@
-"""Names that are no settings here: those of the last release, with today's, and the words of other systems.
-Pure."""
+"""Names that are no settings here: those of the last release, with today's or with what to do instead, and the words of
+other systems. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mrl.config.sections.data import DataSection
 from mrl.config.sections.loop import LoopSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, ShapingSection
+from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
 from mrl.rewards.maths.rules import MathsRules
@@ -47,6 +48,13 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
     },
 }
 """Section -> (setting, a former value of it) -> today's value."""
+
+REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
+    StreamSection: {
+        "elastic_slots": "set launch.engine_slots to the engines' share of the slots",
+    },
+}
+"""Section -> a removed setting of it, or (setting, a removed value of it) -> what to do instead."""
 
 RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
@@ -223,6 +231,13 @@ def renamed(section: type, key: str, value: object = None) -> str:
     if key in RENAMED.get(section, {}):
         return RENAMED[section][key]
     return RENAMED_VALUES.get(section, {}).get((key, value), "") if isinstance(value, str) else ""
+
+
+def removed(section: type, key: str, value: object = None) -> str:
+    """Return what to do instead of a removed setting of a section, or of a removed value of a setting; empty if it was not
+    removed."""
+    gone = REMOVED.get(section, {})
+    return gone.get(key, "") or (gone.get((key, value), "") if isinstance(value, str) else "")
 
 
 def answer(path: str) -> str:

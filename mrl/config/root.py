@@ -1,6 +1,6 @@
 """The whole configuration of a run: its sections, and the rules that cross them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import model_validator
@@ -106,8 +106,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _own_slots_are_never_left(self) -> "Config":
-        leaves = self.stream.elastic_slots
-        if self.launch.engine_slots and self.training.offload == "always" and not leaves:
+        if self.launch.engine_slots and self.training.offload == "always":
             raise ValueError(
                 f"training.offload = always with launch.engine_slots = {self.launch.engine_slots}: engines have slots of "
                 "their own, so that trainers never leave theirs; choose auto or never"
@@ -242,34 +241,6 @@ class Config(Section):
         return self._refusing("stream.in_flight = keep", without, ", or in_flight recompute")
 
     @model_validator(mode="after")
-    def _slots_can_be_elastic(self) -> "Config":
-        if not self.stream.elastic_slots:
-            return self
-        world, ranks, stream = self.training.layout.world_size, self.rollout.ranks, self.stream
-        without = {
-            "launch.engine_slots = 0: all engines have the trainer's slots already; set engine_slots": (
-                not self.launch.engine_slots
-            ),
-            f"rollout.dp = {self.rollout.dp}: ranks of one engine step together; set 1": self.rollout.dp > 1,
-            f"rollout.tp = {self.rollout.tp}, which does not divide the trainer's {world} slots; choose another": (
-                world % ranks > 0
-            ),
-            f"stream.in_flight = {stream.in_flight}: what an engine had begun must be able to move; set recompute": (
-                stream.in_flight != "recompute"
-            ),
-            f"rollout.replace = {self.rollout.replace}: an engine on the trainer's slots cannot be started anew; set 0": (
-                self.rollout.replace > 0
-            ),
-            "routing.replay = engine: routes do not move with a response; set trainer or off": (
-                self.routing.replay == "engine"
-            ),
-            "a run that is to repeat itself: seconds decide when engines wake; set stream.clock = wall": (
-                self.repeats_itself
-            ),
-        }
-        return self._refusing("stream.elastic_slots", without, ", or elastic_slots false")
-
-    @model_validator(mode="after")
     def _lost_engines_can_be_replaced(self) -> "Config":
         if not self.rollout.replace:
             return self
@@ -337,10 +308,8 @@ class Config(Section):
 
     @property
     def records_schedule(self) -> bool:
-        """Whether the run writes a record that can be replayed: what a cache was computed by is in none, and nor is when engines
-        woke."""
-        streams = self.loop.schedule == "stream" and self.stream.record
-        return streams and not (self.keeps_caches or self.stream.elastic_slots)
+        """Whether the run writes a record that can be replayed: what a cache was computed by is in none."""
+        return self.loop.schedule == "stream" and self.stream.record and not self.keeps_caches
 
     @property
     def warnings(self) -> list[str]:
@@ -422,18 +391,19 @@ class Config(Section):
         return self.model_copy(update=counted)
 
     def as_placed(self, *, shares_memory: bool = False) -> "Config":
-        """The same run with what own slots of engines decide: nobody off-loads or sleeps, unless they are elastic, and weights go
-        as messages where auto cannot have them go through memory. `shares_memory`: all slots are of one machine,
-        and none is a GPU."""
+        """Return the same run with what own slots of engines decide: nobody off-loads or sleeps, and weights go as messages
+        if auto cannot have them go through memory. `shares_memory`: all slots are of one machine, and none is a GPU."""
         if not self.launch.engine_slots:
             return self
         goes = self.sync.transport != "auto" or shares_memory
         transport = self.sync.transport if goes else "distributed"
-        placed: dict[str, Section] = {"sync": self.sync.model_copy(update={"transport": transport})}
-        if not self.stream.elastic_slots:
-            placed["training"] = self.training.model_copy(update={"offload": "never"})
-            placed["rollout"] = self.rollout.model_copy(update={"enable_sleep_mode": False})
-        return self.model_copy(update=placed)
+        return self.model_copy(
+            update={
+                "sync": self.sync.model_copy(update={"transport": transport}),
+                "training": self.training.model_copy(update={"offload": "never"}),
+                "rollout": self.rollout.model_copy(update={"enable_sleep_mode": False}),
+            }
+        )
 
     @property
     def num_slots(self) -> int:
@@ -441,22 +411,16 @@ class Config(Section):
         return self.training.layout.world_size + self.launch.engine_slots
 
     @property
-    def engine_slots(self) -> Sequence[int]:
-        """The slot of each engine rank: the trainer's slots, or those after them, or these and then the trainer's; engine e has
-        the e-th dp x tp of these, the first tp of them for its dp rank 0."""
-        trainers = range(self.training.layout.world_size)
-        own = range(len(trainers), self.num_slots)
-        return [*own, *trainers] if self.stream.elastic_slots else own or trainers
+    def engine_slots(self) -> range:
+        """The slot of each engine rank: the trainer's slots, or those after them; engine e has the e-th dp x tp of these, the
+        first tp of them for its dp rank 0."""
+        trainers = self.training.layout.world_size
+        return range(trainers, self.num_slots) or range(trainers)
 
     @property
     def num_engines(self) -> int:
         """Rollout engines."""
         return len(self.engine_slots) // self.rollout.ranks
-
-    @property
-    def sleepers(self) -> range:
-        """The engines on the trainer's slots: all, none, or those after the ones that have slots of their own."""
-        return range(self.launch.engine_slots // self.rollout.ranks, self.num_engines)
 
     @property
     def run_folder(self) -> str:

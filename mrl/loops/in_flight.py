@@ -20,7 +20,6 @@ from typing import Any
 from mrl.loops.arrivals.as_they_come import (
     Arrivals,
     AsTheyCome,
-    ElasticRollout,
     PatientRollout,
     RewardWorkers,
     Rollout,
@@ -183,26 +182,12 @@ class InFlight:
     def _take_beats(self) -> Beats:
         return self._rollout.take_beats() if isinstance(self._rollout, PatientRollout) else ()
 
-    def _go_on_elsewhere(self, responses: Sequence[Response]) -> int:
-        """Takes responses, of which those that an engine gave up are asked again where engines serve; how many."""
+    def _go_on_elsewhere(self, responses: Sequence[Response]) -> None:
+        """Takes responses, of which those that an engine gave up are asked again where engines serve."""
         self._answered(responses)
         given_up = [r.request_id for r in responses if r.status is Status.PARKED]
         if again := [name for name in given_up if sample_of(name)[0] not in self._resting]:
             self._rollout.submit(self._drafts.resubmit(again))
-        return len(again)
-
-    def spread(self) -> int:
-        """Engines that rested serve too, and share what the others had not begun; the requests that moved."""
-        return self._go_on_elsewhere(self._elastic.join())
-
-    def gather(self) -> int:
-        """These engines rest again: what they had goes on in the others; the requests that moved."""
-        return self._go_on_elsewhere(self._elastic.leave())
-
-    @property
-    def _elastic(self) -> ElasticRollout:
-        assert isinstance(self._rollout, ElasticRollout), "only with elastic slots"
-        return self._rollout
 
     def _ask_environments(self, timeout_seconds: float) -> bool:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""

@@ -149,26 +149,6 @@ class Producer:
         """Whether the engines are lost that were to answer: only a weight sync brings others in."""
         return self._in_flight.stranded
 
-    @property
-    def lacks_responses(self) -> bool:
-        """Whether any of the next step's groups waits for engines."""
-        indices = (entry.index for entry in self._ledger.unready(self._admission.batch))
-        in_flight = self._in_flight
-        return any(in_flight.num_unanswered([i]) and not in_flight.waits_for_environments(i) for i in indices)
-
-    @property
-    def num_out(self) -> int:
-        """Requests that engines have."""
-        return self._in_flight.num_out
-
-    def spread(self) -> int:
-        """Engines that rested serve too; the requests that moved to them."""
-        return self._in_flight.spread()
-
-    def gather(self) -> int:
-        """They rest again; the requests that moved from them."""
-        return self._in_flight.gather()
-
     def sync_due(self, *, shared: bool) -> bool:
         """Whether the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are theirs
         (`shared`) and the next groups are not there."""

@@ -9,7 +9,7 @@ import abc
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,15 +34,6 @@ class Engines(Protocol):
     def sync(self, version: int) -> dict[str, float]: ...
 
     def rest(self) -> None: ...
-
-
-@runtime_checkable
-class ElasticEngines(Engines, Protocol):
-    """The same, with engines on the trainer's slots beside those that have their own."""
-
-    def wake(self) -> None:
-        """Engines on the trainer's slots get these, and the weights that are served."""
-        ...
 
 
 class Supply(Protocol):

@@ -2,7 +2,7 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| generate | prompts of the stream, parked responses | the next groups in order | Producer, pumped; with elastic slots ElasticSlots |
+| generate | prompts of the stream, parked responses | the next groups in order | Producer, pumped |
 | park (shared slots) | unfinished responses | free engines, which rest | Producer, Hybrid |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines with slots of their own go on, pumped |
 | park (own slots) | unfinished responses | a consistent cut: weights v + 1, tokens of versions up to v | Producer |
@@ -25,7 +25,6 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.errors import RolloutError, WorkerLost
 from mrl.loops.collect import Collector
-from mrl.loops.elastic import ElasticSlots
 from mrl.loops.learn import Step
 from mrl.loops.produce import Producer
 from mrl.loops.schedule import Engines, Schedule
@@ -46,7 +45,6 @@ class StreamLoop(Schedule):
         """The further arguments are a Schedule's."""
         super().__init__(config, engines, collector, producer, *rest, **more)
         self._producer, self._steps_since_sync = producer, 0
-        self.elastic = ElasticSlots(config, engines, producer) if config.stream.elastic_slots else None
 
     @property
     def _shares_slots(self) -> bool:
@@ -54,10 +52,7 @@ class StreamLoop(Schedule):
 
     def start(self) -> None:
         self._producer.arrivals.starts(self.version, self._train.weights_digests)
-        start = time.monotonic()
         super().start()
-        if self.elastic is not None:
-            self.elastic.synced(time.monotonic() - start)
         self._producer.commit(self.version)
 
     def _validates_first(self, owes: bool) -> bool:
@@ -110,23 +105,16 @@ class StreamLoop(Schedule):
                         f"{self._producer.waiting_for()}"
                     )
                 step.metrics["stream/waited"] = 1.0
-                if self.elastic is not None:
-                    self.elastic.look(lambda: self._sync_early(step))
                 self._producer.pump(1.0)
                 if self._steps_since_sync and self._producer.stranded:
                     self._sync_early(step)
-            if self.elastic is not None:
-                self.elastic.give_back()
-                step.metrics |= self.elastic.take_metrics()
         step.groups, step.served_version = batch.groups, batch.served_version
         step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}
         self.on_batch(step.groups)
 
     def _sync_early(self, step: Step) -> None:
-        """A weight sync inside phase generate, unless the engines have the newest weights: it brings those in that are started again
-        where every engine was lost since the last, and comes before others wake."""
-        if not self._steps_since_sync:
-            return
+        """Sync the weights inside phase generate, which brings in the engines that are started again after every engine was
+        lost since the last weight sync."""
         self._producer.pause()
         step.metrics |= self._engines.sync(self.version)
         self._producer.commit(self.version)
@@ -154,10 +142,7 @@ class StreamLoop(Schedule):
 
     def _sync(self, step: Step) -> None:
         with self._clock.phase("sync"):
-            told = self._engines.sync(self.version)
-        step.metrics |= told
-        if self.elastic is not None:
-            self.elastic.synced(told.get("sync/seconds", 0.0))
+            step.metrics |= self._engines.sync(self.version)
         self._producer.commit(self.version)
         self._steps_since_sync = 0
 
@@ -165,16 +150,10 @@ class StreamLoop(Schedule):
         """The engines work again where they have the newest weights they are to have, and the slots."""
         if self._steps_since_sync == 0:
             self._producer.resume()
-            self._tell_work(True)
 
     def _park(self) -> None:
         with self._clock.phase("park"):
             self._producer.pause()
-        self._tell_work(False)
-
-    def _tell_work(self, works: bool) -> None:
-        if self.elastic is not None:
-            self.elastic.work(works)
 
     def _leave_engines(self) -> None:
         self._park()

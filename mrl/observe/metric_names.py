@@ -183,15 +183,6 @@ METRICS = {
         "versions",
         "What of stream.max_age was used while the step was made, where stream.age_budget learns it.",
     ),
-    "stream/elastic_wakes": Metric(
-        "1",
-        "Times that engines woke on the trainer's slots while the step waited; with stream.elastic_slots.",
-    ),
-    "stream/elastic_seconds": Metric("s", "Seconds that they served."),
-    "stream/elastic_hand_over_seconds": Metric(
-        "s", "Seconds of waking them and of giving the slots back, while the other engines go on."
-    ),
-    "stream/elastic_moved": Metric("samples", "Requests that moved to them and back."),
     "stream/wait_for_groups_seconds": Metric("s", "Seconds that the step waited for its groups."),
     "stream/segments_per_sample": Metric(
         "segments", "Mean number of segments of a trained sample; 1 is a response that no weight sync met."

@@ -233,10 +233,6 @@ class RolloutEngine:
         """What waited since a park may be begun again."""
         self._waiting.go_on()
 
-    def recall(self) -> list[Response]:
-        """Takes out what was not begun, each PARKED without tokens, so that another engine may begin it."""
-        return [Response.empty(request_id, Status.PARKED) for request_id in self._waiting.clear()]
-
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
         request_ids = list(request_ids)

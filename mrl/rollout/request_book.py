@@ -108,17 +108,8 @@ class RequestBook:
         return count
 
     def regain(self, engine: int) -> None:
-        """Another one is in the place of one that was lost, or one that rested serves."""
+        """Another one is in the place of one that was lost."""
         self._router.regain(engine)
-
-    def rest(self, engine: int) -> None:
-        """Nothing is sent to an engine that has nothing, until `regain`."""
-        assert not self._open[engine], f"engine {engine} has {len(self._open[engine])} requests"
-        self._router.lose(engine)
-
-    def recalled(self, responses: Iterable[Response]) -> None:
-        """These arrived before they were begun: any engine may have them."""
-        self._router.forget({sample_of(response.request_id)[0] for response in responses})
 
     def take_returned(self) -> list[Response]:
         """What was returned and not taken yet."""

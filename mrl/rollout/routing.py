@@ -70,11 +70,6 @@ class Router:
         """Another engine has the place of one that was lost."""
         self._lost.discard(engine)
 
-    def forget(self, prompts: Collection[int]) -> None:
-        """No engine has a cache of these prompts: those without unfinished requests may go anywhere."""
-        for prompt in prompts:
-            self._home.pop(prompt, None)
-
     def _choose(self, prompt: int) -> int:
         left = [engine for engine in range(len(self._load)) if engine not in self._lost]
         if self._by_index:

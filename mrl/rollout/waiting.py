@@ -54,12 +54,6 @@ class Waiting:
         self._held = []
         heapq.heapify(self._heap)
 
-    def clear(self) -> list[str]:
-        """Forgets all, those that are held too; their ids by prompt and sample."""
-        entries, self._heap, self._held = sorted(self._heap + self._held), [], []
-        self._ids.clear()
-        return [entry[-1].request_id for entry in entries]
-
     def remove(self, request_ids: Collection[str]) -> list[str]:
         """Forgets requests; the ids of those that were there."""
         gone = [request_id for request_id in request_ids if request_id in self._ids]

@@ -59,10 +59,6 @@ class Engine:
         """Whether it has nothing to do."""
         return not self._running and not self._waiting
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._running) + len(self._waiting)
-
     def submit(self, asked: Asked) -> None:
         """One more request, to be begun by `begin`."""
         heapq.heappush(self._waiting, asked)
@@ -104,11 +100,6 @@ class Engine:
         parked = sorted(self._running, key=lambda each: each.number)
         self._running, self._context = [], 0.0
         return [(each, max(1, math.ceil(each.end - self._steps - _SMALL))) for each in parked]
-
-    def recall(self) -> list[Asked]:
-        """Takes out what was not begun."""
-        recalled, self._waiting = sorted(self._waiting), []
-        return recalled
 
     def _next_end(self) -> float:
         if not self._running:

@@ -68,12 +68,6 @@ class Leaves:
     """On shared slots, for each step: the trainer's memory goes and comes back."""
     verdict_seconds: float = 0.0
     """From a group's last response to its last verdict."""
-    num_sleepers: int = 0
-    """Engines on the trainer's slots, beside `num_engines` of their own (`stream.elastic_slots`)."""
-    wake_seconds: float = 0.0
-    """Until they serve: the trainer off-loads and they take its weights."""
-    give_back_seconds: float = 0.0
-    """Until the trainer has its slots again; the other engines work on in both."""
 
     def train_seconds(self, tokens: float) -> float:
         """Of a step that trains so many tokens."""

@@ -42,7 +42,6 @@ def with_engine_slots(config: Config, engine_slots: int) -> Config | None:
     values = config.model_dump()
     values["training"]["layout"] |= {"dp": trainer // replica}
     values["launch"] |= {"engine_slots": engine_slots}
-    values["stream"] |= {"elastic_slots": False}
     try:
         return Config.model_validate(values)
     except pydantic.ValidationError:

@@ -102,11 +102,6 @@ def _require_simulated(config: Config) -> None:
             "mrl plan --stream knows no environments: turns and their latencies are not simulated; remove the section agent to "
             "see single responses"
         )
-    if config.stream.elastic_slots:
-        raise ConfigError(
-            "mrl plan --stream compares fixed splits of the slots; set stream.elastic_slots = false to see this one, which is about "
-            "the longest that a step takes with it"
-        )
     if config.loop.schedule == "stream" and config.stream.in_flight != "recompute":
         raise ConfigError(
             f"mrl plan --stream simulates stream.in_flight=recompute alone, not {config.stream.in_flight}"

@@ -17,7 +17,6 @@ import dataclasses
 import heapq
 
 from mrl.pool.ledger import Admission, End, Ledger, State
-from mrl.pool.waking import Waking
 from mrl.rollout.routing import Router
 from mrl.simulation.engine import NEVER, Asked, Engine, Running
 from mrl.simulation.leaves import Leaves
@@ -47,8 +46,6 @@ class StepTimes:
     """Tokens of the policy by their age in versions."""
     dropped: int
     """Groups that the filter dropped since the step before."""
-    awake_seconds: float = 0.0
-    """In which engines served on the trainer's slots."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,18 +67,8 @@ class World:
         """`by_index`: a prompt's engine follows from its index, as under on_policy."""
         self.ledger, self.admission, self.now = Ledger(), admission, 0.0
         self._leaves, self._load = leaves, load
-        self._own = range(leaves.num_engines)
-        self._sleepers = range(leaves.num_engines, leaves.num_engines + leaves.num_sleepers)
-        self._engines = [Engine(leaves.engine) for _ in (*self._own, *self._sleepers)]
+        self._engines = [Engine(leaves.engine) for _ in range(leaves.num_engines)]
         self._router = Router(len(self._engines), by_index=by_index)
-        for number in self._sleepers:
-            self._router.lose(number)
-        self._waking = Waking(
-            own=leaves.num_engines, sleepers=leaves.num_sleepers, at_once=leaves.engine.capacity
-        )
-        self._waking.hand_overs = 2 * leaves.sync_seconds
-        self._awake_since: float | None = None
-        self._awake_seconds = 0.0
         self._making: dict[int, _Making] = {}
         self._parked: list[Asked] = []
         self._events: list[tuple[float, int, int]] = []
@@ -105,7 +92,6 @@ class World:
         waited, verdicts, indices = self._take()
         groups = [self._making.pop(index) for index in indices]
         ages = self._ages(groups)
-        awake, self._awake_seconds = self._awake_seconds, 0.0
         tokens = sum(group.tokens for group in groups)
         seconds = leaves.train_seconds(tokens)
         self._learn(seconds)
@@ -122,7 +108,6 @@ class World:
             tokens=tokens,
             ages=ages,
             dropped=self._dropped - dropped,
-            awake_seconds=awake,
         )
 
     def _take(self) -> tuple[float, float, list[int]]:
@@ -132,7 +117,6 @@ class World:
         while (indices := self.admission.next_batch(self.ledger)) is None:
             verdicts += self._wait_for_oldest()
         self.ledger.take(indices, version=self._trained_version)
-        self._give_back()
         return self.now - start, verdicts, indices
 
     def _wait_for_oldest(self) -> float:
@@ -143,8 +127,7 @@ class World:
         while oldest in self.ledger and self.ledger[oldest].state is State.MAKING:
             if answered is None and not self._making[oldest].left:
                 answered = self.now
-            if not self._wakes():
-                self._event()
+            self._event()
             if self.admission.window > 1:
                 break
         return 0.0 if answered is None else self.now - answered
@@ -228,7 +211,6 @@ class World:
         if self._works or self.ledger.uncommitted:
             return
         self._works = True
-        self._waking.work(self.now, len(self._own))
         self._router.go_on()
         samples = self._load.samples
         for asked in self._parked:
@@ -261,8 +243,7 @@ class World:
         self._note_idle(number)
 
     def _note_idle(self, number: int) -> None:
-        serves = self._works and (number in self._own or self._awake_since is not None)
-        if serves and self._engines[number].is_idle:
+        if self._works and self._engines[number].is_idle:
             self._idle_since.setdefault(number, self.now)
         elif number in self._idle_since:
             self._held += self.now - self._idle_since.pop(number)
@@ -273,7 +254,6 @@ class World:
             return
         self._pass(self._leaves.park_seconds)
         self._works = False
-        self._waking.work(self.now, 0)
         for number in range(len(self._engines)):
             self._parked += self._taken_out(number)
             self._note_idle(number)
@@ -290,58 +270,3 @@ class World:
             self._router.ended(index)
             parked.append(Asked(response.number, left, response.size - left))
         return parked
-
-    # -- elastic slots -------------------------------------------------------------------------------------------
-
-    def _wakes(self) -> bool:
-        """Wakes the engines on the trainer's slots, which takes a while, where the rule says that it pays."""
-        if not self._sleepers or self._awake_since is not None or not self._lacks_responses():
-            return False
-        if not self._waking.pays(self.now, sum(engine.num_requests for engine in self._engines)):
-            return False
-        if self.ledger.uncommitted:
-            self._sync()
-            self._go_on()
-        self._pass(self._leaves.wake_seconds)
-        self._awake_since = self.now
-        self._waking.work(self.now, len(self._engines))
-        recalled = [asked for number in self._own for asked in self._recalled(number)]
-        for number in self._sleepers:
-            self._router.regain(number)
-        self._ask(recalled)
-        return True
-
-    def _lacks_responses(self) -> bool:
-        return any(self._making[entry.index].left for entry in self.ledger.unready(self.admission.batch))
-
-    def _give_back(self) -> None:
-        """The groups are there: the trainer's slots are its own again."""
-        self._waking.take(self.now)
-        if self._awake_since is None:
-            return
-        self._awake_seconds, self._awake_since = self.now - self._awake_since, None
-        moved: list[Asked] = []
-        for number in self._sleepers:
-            moved += self._taken_out(number) + self._recalled(number)
-            self._router.lose(number)
-            self._note_idle(number)
-        self._ask(moved)
-        self._waking.work(self.now, len(self._own))
-        self._waking.hand_overs = self._leaves.wake_seconds + self._leaves.give_back_seconds
-        self._pass(self._leaves.give_back_seconds)
-
-    def _recalled(self, number: int) -> list[Asked]:
-        """What an engine had not begun."""
-        recalled = self._engines[number].recall()
-        indices = [asked.number // self._load.samples for asked in recalled]
-        for index in indices:
-            self._router.ended(index)
-        self._router.forget(indices)
-        return recalled
-
-    def _ask(self, asked: list[Asked]) -> None:
-        """The oldest first, as the driver hands in what it got back."""
-        for each in sorted(asked):
-            self._engines[self._router.send(each.number // self._load.samples, 1)].submit(each)
-        for number in range(len(self._engines)):
-            self._begin(number)

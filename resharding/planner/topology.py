@@ -77,21 +77,6 @@ class Topology:
         )
 
     @classmethod
-    def elastic(cls, nodes: Sequence[int], *, num_trainers: int, shares: bool) -> Topology:
-        """`apart`, and after these an engine rank beside each trainer rank: on its slot, or, where the two share no memory, on one
-        of its own on the same node."""
-        apart = cls.apart(nodes, num_trainers=num_trainers)
-        if shares:
-            return dataclasses.replace(apart, engine_slots=apart.engine_slots + apart.trainer_slots)
-        beside = tuple(nodes[:num_trainers])
-        return cls(
-            nodes=tuple(nodes) + beside,
-            rails=apart.rails + apart.rails[:num_trainers],
-            trainer_slots=apart.trainer_slots,
-            engine_slots=tuple(range(num_trainers, len(nodes) + num_trainers)),
-        )
-
-    @classmethod
     def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
         """`apart` on nodes that are filled one after the other."""
         slots = range(num_trainers + num_engine_ranks)

@@ -86,19 +86,6 @@ def test_messages_between_processes_of_one_gpu_are_refused(task: Path) -> None:
     assert found(task / "model", *own, nodes=[0, 0, 0], gpus=True) == []
 
 
-def test_elastic_slots_are_refused_on_gpus(task: Path) -> None:
-    words = (
-        "training.layout={ep: 1, dp: 2}",
-        "rollout.tp=1",
-        "launch.engine_slots=1",
-        "loop.schedule=stream",
-    )
-    words += ("stream.elastic_slots=true",)
-    (line,) = found(task / "model", *words, nodes=[0, 0, 0], gpus=True)
-    assert "stream.elastic_slots on GPUs" in line and "set elastic_slots false" in line
-    assert found(task / "model", *words, nodes=[0, 0, 0], gpus=False) == []
-
-
 def test_nodes_are_filled_one_after_the_other() -> None:
     assert node_numbers(5, 2) == [0, 0, 1, 1, 2]
 

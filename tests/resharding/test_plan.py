@@ -252,10 +252,6 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     apart = Topology.apart([0, 0, 0, 1], num_trainers=2)
     assert (apart.trainer_slots, apart.engine_slots, apart.rails) == ((0, 1), (2, 3), (0, 1, 2, 0))
     assert Topology.separate(2, 2, slots_per_node=3) == apart
-    shares, beside = (Topology.elastic([0, 0, 0, 1], num_trainers=2, shares=s) for s in (True, False))
-    assert shares.engine_slots == (2, 3, 0, 1) and shares.nodes == apart.nodes
-    assert beside.engine_slots == (2, 3, 4, 5) and beside.nodes == (0, 0, 0, 1, 0, 0)
-    assert beside.rails == (0, 1, 2, 0, 0, 1), "a slot's engine is on its rail"
 
 
 def test_senders_share_the_load():

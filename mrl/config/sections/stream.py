@@ -45,9 +45,6 @@ class StreamSection(Section):
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; keep: they go on over the cache as it is, of earlier versions in part, so that their log-probs are of no
     version exactly; drain: it waits for them."""
-    elastic_slots: bool = False
-    """With launch.engine_slots, without GPUs: engines on the trainer's slots too, asleep while it trains. They wake where a step waits for
-    its groups and the wait is worth more than the hand-overs, and give the slots back when the groups are there."""
     clock: Literal["wall", "logical"] = "wall"
     """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
     run to the bit, resumed or not; whoever is late by the wall is waited for."""
@@ -58,7 +55,7 @@ class StreamSection(Section):
     """With clock logical: ticks, that of a group's last response counted, until its verdicts are seen; 1 waits for them at once."""
     record: bool = True
     """Writes the order in which the driver takes what engines, environments and reward workers bring to `schedule/` of the run's folder,
-    for `mrl replay`: about 150 bytes a sample, and what environments said. Runs with elastic_slots have no record."""
+    for `mrl replay`: about 150 bytes a sample, and what environments said."""
     age_budget: AgeBudgetSection | None = None
     """Learns how much of max_age is used; absent: all of it."""
     pool: PoolSection = PoolSection()

@@ -71,19 +71,6 @@ class PatientRollout(Rollout, Protocol):
         ...
 
 
-@runtime_checkable
-class ElasticRollout(Rollout, Protocol):
-    """Engines of which some have the trainer's slots."""
-
-    def join(self) -> list[Response]:
-        """Engines that rested serve too: what the others had not begun, PARKED."""
-        ...
-
-    def leave(self) -> list[Response]:
-        """They rest: what they had, finished or PARKED."""
-        ...
-
-
 class RewardWorkers(Protocol):
     """The reward pool as a schedule needs it."""
 

@@ -128,7 +128,7 @@ def read_record(run_folder: Path, attempt: int | None = None) -> ScheduleRecord:
         names = ", ".join(path.stem for path in paths) or "none"
         raise ReplayError(
             f"{run_folder} has no record of {'its schedule' if attempt is None else f'attempt {attempt}'} (there: {names}); "
-            "streams write one where stream.record is true, without stream.in_flight = keep and stream.elastic_slots"
+            "streams write one where stream.record is true, without stream.in_flight = keep"
         )
     path = wanted[-1]
     values, faulty = _lines(path)

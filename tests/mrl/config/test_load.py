@@ -17,7 +17,7 @@ from mrl.algorithms.tokens import Segments
 from mrl.capacity.requirements import prompts_and_responses
 from mrl.config.describe import describe, section_types, tag_of
 from mrl.config.load import dump, load, load_config, load_tune, split_arguments
-from mrl.config.other_names import RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
+from mrl.config.other_names import REMOVED, RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
@@ -546,12 +546,13 @@ OLD_NAMES = {
     "rollout.prefix_cache=true": "rollout.prefix_cache: the setting is renamed to enable_prefix_caching",
     "rollout.sleep=true": "rollout.sleep: the setting is renamed to enable_sleep_mode",
     "sync.digests=false": "sync.digests: the setting is renamed to verify (full, wire or off)",
+    "stream.elastic_slots=true": "stream.elastic_slots: the setting is removed; set launch.engine_slots",
 }
 """Override with a name of the last release -> what its error says."""
 
 
 @pytest.mark.parametrize(("override", "expected"), OLD_NAMES.items(), ids=OLD_NAMES)
-def test_an_old_name_is_told_its_new_one(minimal: Path, override: str, expected: str) -> None:
+def test_an_old_name_is_told_what_to_write_instead(minimal: Path, override: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)) as error:
         load([minimal], [override])
     assert str(error.value).endswith(f"(command line ({override}))")
@@ -561,6 +562,7 @@ def test_every_old_name_has_a_case() -> None:
     cases = " ".join(OLD_NAMES)
     settings = [old for names in RENAMED.values() for old in names]
     values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
+    values += [old if isinstance(old, str) else "=".join(old) for names in REMOVED.values() for old in names]
     assert [
         name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
     ] == []

@@ -44,42 +44,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*OWN, "rollout.replace=1", "routing.replay=engine"),
         "rollout.replace = 1 with routing.replay = engine",
     ),
-    "elastic where all slots are shared": (
-        ("stream.elastic_slots=true",),
-        "stream.elastic_slots with launch.engine_slots = 0: .*set engine_slots, or elastic_slots false",
-    ),
-    "elastic and drained": (
-        (*OWN, "stream={elastic_slots: true, in_flight: drain}"),
-        "stream.elastic_slots with stream.in_flight = drain: .*set recompute",
-    ),
-    "elastic and kept": (
-        (*OWN, "stream={elastic_slots: true, in_flight: keep}", "loop.max_rollout_mismatch=null"),
-        "stream.elastic_slots with stream.in_flight = keep: .*set recompute",
-    ),
-    "elastic and replaced": (
-        (*OWN, "stream.elastic_slots=true", "rollout.replace=1"),
-        "stream.elastic_slots with rollout.replace = 1: .*set 0",
-    ),
-    "elastic with routes": (
-        (*OWN, "stream.elastic_slots=true", "routing.replay=engine"),
-        "stream.elastic_slots with routing.replay = engine",
-    ),
-    "elastic in a run that repeats itself": (
-        (*OWN, "stream={elastic_slots: true, clock: logical}"),
-        "stream.elastic_slots with a run that is to repeat itself: .*set stream.clock = wall",
-    ),
-    "elastic engines of several ranks": (
-        (
-            "launch.engine_slots=2",
-            "rollout={tp: 1, dp: 2, expert_parallel: true}",
-            "stream.elastic_slots=true",
-        ),
-        "stream.elastic_slots with rollout.dp = 2",
-    ),
-    "elastic engines that the trainer's slots do not divide into": (
-        ("launch.engine_slots=4", "rollout.tp=4", "stream.elastic_slots=true"),
-        "stream.elastic_slots with rollout.tp = 4, which does not divide the trainer's 2 slots",
-    ),
     "mode": (("stream.in_flight=wait",), "Input should be 'recompute', 'keep' or 'drain'"),
     "kept on the trainer's slots": (
         ("stream.in_flight=keep",),

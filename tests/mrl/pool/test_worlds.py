@@ -13,13 +13,12 @@ from tests.mrl.pool.worlds import Settings, World
 
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_world_keeps_its_promises(count: int) -> None:
-    batches = woke = 0
+    batches = 0
     for seed in range(count):
         world = World(Settings.draw(seed))
         world.run()
-        batches, woke = batches + len(world.batches), woke + world.woke
+        batches += len(world.batches)
     assert batches > 5 * count, "the worlds are too short to show anything"
-    assert woke > count, "elastic slots were hardly tried"
 
 
 class FreedTooSoon(Ledger):

@@ -25,8 +25,6 @@ class Settings:
     """Exponent of the lengths; the smaller the longer the tail."""
     moves_budget: bool
     """A controller of the age chooses anew, anywhere in [0, max_age], after each step."""
-    elastic: bool
-    """While the trainer waits, engines wake on its slots and give them back as dice say."""
 
     @classmethod
     def draw(cls, seed: int) -> Settings:
@@ -46,7 +44,6 @@ class Settings:
             steps=dice.randint(4, 12),
             tail=dice.choice([1.0, 3.0]),
             moves_budget=dice.random() < 0.5,
-            elastic=dice.random() < 0.5,
         )
 
 
@@ -67,9 +64,6 @@ class World:
         """Ticks until the verdicts of a group."""
         self._busy: int | None = None
         """Ticks that the trainer still needs; None while it waits."""
-        self._awake = False
-        """Whether engines serve on the trainer's slots."""
-        self.woke = 0
         self.batches: list[list[int]] = []
         self.lengths: dict[int, int] = {}
         self.finish_order: list[int] = []
@@ -98,8 +92,6 @@ class World:
             self._admit()
             self._generate()
         self._judge()
-        if self._settings.elastic and not self._settings.shared and self._busy is None:
-            self._lend()
         self._train()
         if self._dice.random() < 0.02:
             self._resume()
@@ -122,23 +114,6 @@ class World:
                 del self._left[index]
                 self.finish_order.append(index)
                 self._judging[index] = self._dice.randint(0, 5)
-
-    def _lend(self) -> None:
-        """Engines wake and rest again while the trainer waits, at a hand-over's cost or none: the newest weights are served first,
-        others admit meanwhile, and what moves may have to begin anew."""
-        if not self._awake and self._dice.random() < 0.3:
-            if self.trained_version != self.served_version:
-                self.served_version = self.trained_version
-                self.ledger.commit(self.served_version)
-            self._awake, self.woke = True, self.woke + 1
-        elif self._awake and self._dice.random() < 0.2:
-            self._awake = False
-            for index in self._left:
-                if self._dice.random() < 0.2:
-                    self._left[index] += 1
-        if self._awake:
-            self._admit()
-            self._generate()
 
     def _judge(self) -> None:
         for index in list(self._judging):
@@ -168,7 +143,6 @@ class World:
             self.batches.append(indices)
             self._gone.update(indices)
             self.ledger.take(indices, version=self.trained_version)
-            self._awake = False
             self._check_ages(indices)
             self._busy = self._dice.randint(0, 12)
         elif self._busy > 0:

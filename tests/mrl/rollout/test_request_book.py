@@ -115,21 +115,3 @@ def test_in_random_worlds_nothing_is_lost_or_doubled() -> None:
         book.hand_in([], serves=True)
         left = [name for engine in range(3) for name in at[engine] + sent(book, engine)]
         assert sorted(done + left) == sorted(r.request_id for r in round_of(*range(8)).requests()), seed
-
-
-def test_what_was_not_begun_is_shared_with_engines_that_wake() -> None:
-    """And what they had goes back when they rest."""
-    book = RequestBook(2, by_index=False)
-    book.rest(1)
-    book.hand_in([round_of(0, 1)], serves=True)
-    assert len(sent(book, 0)) == 6 and sent(book, 1) == []
-    waiting = [Response.empty(f"1.{n}", Status.PARKED) for n in range(3)]
-    book.arrived(waiting)
-    book.recalled(waiting)
-    book.regain(1)
-    book.hand_in([again(r.request_id) for r in waiting], serves=True)
-    assert sent(book, 1) == ["1.0", "1.1", "1.2"] and sent(book, 0) == []
-    book.arrived(waiting)
-    book.rest(1)
-    book.hand_in([again(r.request_id) for r in waiting], serves=True)
-    assert sent(book, 0) == ["1.0", "1.1", "1.2"] and not book.has_work([1])

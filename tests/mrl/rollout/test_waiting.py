@@ -44,13 +44,3 @@ def test_a_request_that_is_stopped_is_not_begun() -> None:
     assert waiting.remove(["4.0", "3.1", "9.9"]) == ["4.0", "3.1"]
     waiting.go_on()
     assert taken(waiting, 9) == ["3.0", "4.1"]
-
-
-def test_what_is_cleared_is_told_in_order_and_forgotten() -> None:
-    waiting = Waiting()
-    waiting.add(map(request, ("4.0", "3.1")))
-    waiting.hold()
-    waiting.add([request("3.0")])
-    assert waiting.clear() == ["3.0", "3.1", "4.0"] and len(waiting) == 0 and "3.1" not in waiting
-    waiting.go_on()
-    assert taken(waiting, 9) == []
