@@ -51,6 +51,7 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
 
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     StreamSection: {
+        "age_budget": "set stream.max_age to the largest age you allow",
         "elastic_slots": "set launch.engine_slots to the engines' share of the slots",
     },
 }

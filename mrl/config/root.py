@@ -189,11 +189,6 @@ class Config(Section):
                 f"stream.max_age = 0 with launch.engine_slots = {self.launch.engine_slots}: engines and trainer would wait for each "
                 "other on slots of their own; set max_age 1 or more, sync_every above 1, or engine_slots 0"
             )
-        if stream.age_budget and not stream.max_age:
-            raise ValueError(
-                "stream.age_budget with stream.max_age = 0: there is nothing to choose; set max_age to the largest age you allow, "
-                "or remove age_budget"
-            )
         if loop.deterministic and not (on_policy and self.algorithm.filter is None):
             raise ValueError(
                 "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 and no "

@@ -16,13 +16,12 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import RolloutError
-from mrl.loops.age_budget import AgeBudget
 from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
@@ -70,11 +69,6 @@ class Producer:
         self._config, self._prompts, self._in_flight, self._store = config, prompts, in_flight, store
         self._screen, self._sampling = Screen(config), sampling_of(config)
         self._ledger, self._admission = Ledger(), admission_of(config)
-        stream = config.stream
-        self._budget = stream.age_budget and AgeBudget(
-            stream.age_budget, max_age=stream.max_age, sync_every=stream.sync_every
-        )
-        self._keep_to_budget()
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._paused, self._beside = True, False
@@ -153,19 +147,6 @@ class Producer:
         """Whether the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are theirs
         (`shared`) and the next groups are not there."""
         return self._admission.sync_due(self._ledger, shared=shared)
-
-    def learn_age(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Moves the budget of age by a step's row, where the run learns one; the row's figure of it."""
-        if self._budget is None:
-            return {}
-        used = float(self._budget.value)
-        self._budget.learn(row)
-        self._keep_to_budget()
-        return {"stream/age_budget": used}
-
-    def _keep_to_budget(self) -> None:
-        if self._budget is not None:
-            self._admission = dataclasses.replace(self._admission, budget=self._budget.value)
 
     def waiting_for(self) -> str:
         """The oldest group that no step has taken; where the next step has to wait, what the oldest that is not ready lacks."""
@@ -277,7 +258,6 @@ class Producer:
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
             "dropped": [(index, end.value) for index, end in self._screen.dropped.items()],
-            "age_budget": self._budget and self._budget.state(),
             "kept": [encode(group) for group in kept],
             "making": [encode(group) for group in making],
         }
@@ -289,9 +269,6 @@ class Producer:
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
         self._screen.dropped = {index: End(name) for index, name in state.get("dropped", ())}
-        if self._budget is not None and state.get("age_budget"):
-            self._budget.restore(state["age_budget"])
-            self._keep_to_budget()
         for entry in self._ledger.entries(State.TAKEN):
             entry.handle = -1  # its samples are trained
         kept, making = (

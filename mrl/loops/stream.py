@@ -77,7 +77,6 @@ class StreamLoop(Schedule):
             self._commit_pending()
             self._learn(step)
         self._tell_trained(step)
-        step.metrics |= self._producer.learn_age(step.metrics)
         self.next_step += 1
         self._steps_since_sync += 1
         syncs = self._sync_due(step.number)

@@ -179,10 +179,6 @@ METRICS = {
     "stream/waited": Metric(
         "1", "1 where the step's groups were not there when it asked for them, 0 where they were."
     ),
-    "stream/age_budget": Metric(
-        "versions",
-        "What of stream.max_age was used while the step was made, where stream.age_budget learns it.",
-    ),
     "stream/wait_for_groups_seconds": Metric("s", "Seconds that the step waited for its groups."),
     "stream/segments_per_sample": Metric(
         "segments", "Mean number of segments of a trained sample; 1 is a response that no weight sync met."

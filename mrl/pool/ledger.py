@@ -220,16 +220,13 @@ class Admission:
     """1: strict order; a group may be overtaken by window - 1 later ones."""
     sync_every: int = 1
     """Steps between two weight syncs."""
-    budget: int | None = None
-    """Of max_age, what is used now; None: all. A smaller one admits fewer groups and changes no bound."""
     most_fruitless: int = 0
     """Groups that may be dropped between two batches before none are admitted in their place."""
 
     @property
     def slots(self) -> int:
         """Groups that may be on their way at once."""
-        age = self.max_age if self.budget is None else min(self.budget, self.max_age)
-        return (age + self.sync_every) * self.batch
+        return (self.max_age + self.sync_every) * self.batch
 
     @property
     def age_bound(self) -> int:

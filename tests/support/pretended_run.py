@@ -202,9 +202,6 @@ class StreamSupply(Supply):
     def sync_due(self, *, shared: bool) -> bool:
         return True
 
-    def learn_age(self, row: Any) -> dict[str, float]:
-        return {}
-
     def waiting_for(self) -> str:
         return "nothing is waited for"
 

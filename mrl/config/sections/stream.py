@@ -20,15 +20,6 @@ class PoolSection(Section):
     the run: what a checkpoint needs is in the checkpoint."""
 
 
-class AgeBudgetSection(Section):
-    """The age that generation may run ahead by, learned inside [0, stream.max_age] from the steps' rows; it begins at 1."""
-
-    min_ess: float = Field(default=0.5, gt=0, lt=1)
-    """Effective sample size of the tokens of one age, as a share of them (policy/ess/<age>), below which the budget falls by one."""
-    patience: int = Field(default=4, ge=1)
-    """Steps on end whose groups were not there when they asked for them (stream/waited), after which it rises by one."""
-
-
 class StreamSection(Section):
     """Read by loop.schedule = stream."""
 
@@ -56,7 +47,5 @@ class StreamSection(Section):
     record: bool = True
     """Writes the order in which the driver takes what engines, environments and reward workers bring to `schedule/` of the run's folder,
     for `mrl replay`: about 150 bytes a sample, and what environments said."""
-    age_budget: AgeBudgetSection | None = None
-    """Learns how much of max_age is used; absent: all of it."""
     pool: PoolSection = PoolSection()
     """Where judged groups wait for their step."""

@@ -23,8 +23,6 @@ class Settings:
     steps: int
     tail: float
     """Exponent of the lengths; the smaller the longer the tail."""
-    moves_budget: bool
-    """A controller of the age chooses anew, anywhere in [0, max_age], after each step."""
 
     @classmethod
     def draw(cls, seed: int) -> Settings:
@@ -43,7 +41,6 @@ class Settings:
             filtered=dice.choice([0.0, dice.uniform(0, 0.9)]),
             steps=dice.randint(4, 12),
             tail=dice.choice([1.0, 3.0]),
-            moves_budget=dice.random() < 0.5,
         )
 
 
@@ -160,9 +157,6 @@ class World:
 
     def _end_step(self) -> None:
         self.trained_version += 1
-        if self._settings.moves_budget:
-            budget = self._dice.randint(0, self.admission.max_age)
-            self.admission = dataclasses.replace(self.admission, budget=budget)
         due = self.admission.sync_due(self.ledger, shared=self._settings.shared)
         if due or self._dice.random() < 0.1:  # a checkpoint or a validation syncs too
             self.served_version = self.trained_version
