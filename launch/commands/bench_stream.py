@@ -1,8 +1,8 @@
 """`mrl bench stream`: schedules against each other, on real engines and with the same load.
 
 Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
-hashes. A step of one schedule therefore trains as many tokens as the same step of another (where stream.window is 1),
-and no group is filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
+hashes. A step of one schedule therefore trains as many tokens as the same step of another, and no group is
+filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
 
 Where environments answer, turns end where the policy ends them and rewards are the environments'.
 """
@@ -26,8 +26,8 @@ ROUNDS = 2
 def settings_of(schedule: str) -> list[str]:
     """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
 
-    >>> settings_of("stream:max_age=2:window=4")
-    ['loop.schedule=stream', 'stream.max_age=2', 'stream.window=4']
+    >>> settings_of("stream:max_age=2:sync_every=4")
+    ['loop.schedule=stream', 'stream.max_age=2', 'stream.sync_every=4']
     """
     name, *settings = schedule.split(":")
     return [f"loop.schedule={name}", *(f"{name}.{setting}" for setting in settings)]

@@ -51,8 +51,10 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
 
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     StreamSection: {
-        "age_budget": "set stream.max_age to the largest age you allow",
-        "elastic_slots": "set launch.engine_slots to the engines' share of the slots",
+        "age_budget": "delete it; stream.max_age is the largest age",
+        "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",
+        "window": "delete it; stream.max_age lets generation run further ahead",
+        ("in_flight", "drain"): "set recompute",
     },
 }
 """Section -> a removed setting of it, or (setting, a removed value of it) -> what to do instead."""

@@ -178,11 +178,6 @@ class Config(Section):
                     "stream: only read with loop.schedule = stream; set it, or remove the section"
                 )
             return self
-        if stream.window > loop.prompts_per_step:
-            raise ValueError(
-                f"stream.window = {stream.window} is larger than a batch, loop.prompts_per_step = {loop.prompts_per_step}: more "
-                "overtaking only trains short responses first; raise stream.max_age instead"
-            )
         on_policy = stream.max_age == 0 and stream.sync_every == 1
         if on_policy and self.launch.engine_slots:
             raise ValueError(

@@ -21,7 +21,6 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
-from mrl.errors import RolloutError
 from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
@@ -165,12 +164,10 @@ class Producer:
     # -- around a weight sync ------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """No response is under way afterwards; by stream.in_flight those begun are parked or waited for."""
+        """No response is under way afterwards; those begun are parked."""
         if self._paused:
             return
         start, self._paused = time.monotonic(), True
-        if self._config.stream.in_flight == "drain":
-            self._drain()
         parked = self._in_flight.park()
         self._book()
         self._count("stream/parked", len(parked))
@@ -191,14 +188,6 @@ class Producer:
         self._book()  # verdicts that a validation saw
         self._in_flight.go_on(self._admit(self._admission.room(self._ledger)), self._sampling)
         self._count("stream/park_seconds", time.monotonic() - start)
-
-    def _drain(self) -> None:
-        deadline = time.monotonic() + self._config.loop.phase_deadline_seconds
-        making = [entry.index for entry in self._ledger.entries(State.MAKING)]
-        while self._in_flight.num_unanswered(making) and not self.stranded:
-            self._in_flight.poll(1.0)
-            if time.monotonic() > deadline:
-                raise RolloutError(f"stream.in_flight = drain: {self.waiting_for()}")
 
     # -- parts of a pump -----------------------------------------------------------------------------------------
 

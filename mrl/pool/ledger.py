@@ -6,15 +6,13 @@
 | kept | its turn in a batch | taken |
 | taken | the version made of it, on the engines | freed: trained |
 
-Groups are admitted in the order of their prompts' indices, each once. A step takes
-kept groups in that order. With a window W above 1 a kept group may overtake those that are not ready, where none of them
-has been overtaken W - 1 times.
+Groups are admitted in the order of their prompts' indices, each once. A step takes kept groups in that order.
 
 How many may be on their way at once bounds the age of every token. Slots are (max_age + sync_every) * batch. A group on its
 way holds one; a step holds `batch` from when it takes its groups, however few they are, until the engines serve what it made. So a
-group that is admitted while the engines serve u has at most slots - 1 before it, of which every step uses up `batch`, and at
-most window - 1 groups overtake it: the step that trains it trains at most u + age_bound, and its later tokens are
-younger. A step takes fewer groups only where no other group is on its way. Nothing is ever dropped for its age.
+group that is admitted while the engines serve u has at most slots - 1 before it, of which every step uses up `batch`: the
+step that trains it trains at most u + age_bound, and its later tokens are younger. A step takes fewer groups only where no
+other group is on its way. Nothing is ever dropped for its age.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -55,8 +52,6 @@ class Entry:
     admitted_at: int
     """The version that the engines served then: no token of the group is older."""
     state: State = State.MAKING
-    overtaken: int = 0
-    """Later groups that were taken before it."""
     handle: int = -1
     """Of its samples in the store; -1 before it is kept."""
     trained_at: int = -1
@@ -127,34 +122,16 @@ class Ledger:
         self._free(self._expect(index, State.MAKING), end)
         self.fruitless += 1
 
-    def batch(self, count: int, *, window: int = 1) -> list[int]:
-        """Indices, at most `count`, that a step would take now. Only verdicts and indices decide where `window` is 1."""
-        chosen: list[int] = []
-        left = window - 1
-        overtaking = False
-        for entry in self._entries.values():
-            if entry.state is State.TAKEN:
-                continue
-            if entry.state is State.KEPT and (left > 0 or not overtaking):
-                chosen.append(entry.index)
-                left -= overtaking
-            else:
-                overtaking, left = True, min(left, window - 1 - entry.overtaken)
-            if len(chosen) == count or (overtaking and left <= 0):
-                break
-        return chosen
+    def batch(self, count: int) -> list[int]:
+        """Return the indices, at most `count`, that a step would take now. Only verdicts and indices decide."""
+        ready = itertools.takewhile(lambda entry: entry.state is State.KEPT, self._untaken())
+        return [entry.index for entry in itertools.islice(ready, count)]
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
         """Gives groups of `batch` to the step that trains `version`; their handles."""
         for index in indices:
             self._move(index, State.KEPT, State.TAKEN)
             self._entries[index].trained_at = version
-        last = max(indices, default=-1)
-        for entry in self._entries.values():
-            if entry.index >= last:
-                break
-            if entry.state is not State.TAKEN:
-                entry.overtaken += sum(index > entry.index for index in indices)
         self.fruitless = 0
         self.uncommitted.append(version)
         return [self._entries[index].handle for index in indices]
@@ -201,7 +178,10 @@ class Ledger:
         return {**counts, "entries": entries, "ends": ends, "uncommitted": list(self.uncommitted)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        entries = [Entry(**entry | {"state": State(entry["state"])}) for entry in state["entries"]]
+        entries = [
+            Entry(e["index"], e["admitted_at"], State(e["state"]), e["handle"], e["trained_at"])
+            for e in state["entries"]
+        ]
         self._entries = {entry.index: entry for entry in entries}
         self._num_taken = len(self.entries(State.TAKEN))
         self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
@@ -216,8 +196,6 @@ class Admission:
     batch: int
     """Groups that a step trains on."""
     max_age: int = 0
-    window: int = 1
-    """1: strict order; a group may be overtaken by window - 1 later ones."""
     sync_every: int = 1
     """Steps between two weight syncs."""
     most_fruitless: int = 0
@@ -231,7 +209,7 @@ class Admission:
     @property
     def age_bound(self) -> int:
         """Versions that a trained token may be behind at most."""
-        return self.max_age + self.sync_every - 1 + math.ceil((self.window - 1) / self.batch)
+        return self.max_age + self.sync_every - 1
 
     def room(self, ledger: Ledger) -> int:
         """Groups that may be admitted now."""
@@ -255,7 +233,7 @@ class Admission:
 
         They are fewer than a batch, possibly none, only where the budget is spent and no group is on its way.
         """
-        ready = ledger.batch(self.batch, window=self.window)
+        ready = ledger.batch(self.batch)
         if len(ready) == self.batch:
             return ready
         finished = self.is_spent(ledger) and not ledger.entries(State.MAKING)

@@ -14,7 +14,6 @@ def admission_of(config: Config) -> Admission:
     return Admission(
         batch=batch,
         max_age=config.stream.max_age,
-        window=config.stream.window,
         sync_every=config.stream.sync_every,
         most_fruitless=max(0, limit - batch),
     )

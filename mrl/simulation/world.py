@@ -120,16 +120,13 @@ class World:
         return self.now - start, verdicts, indices
 
     def _wait_for_oldest(self) -> float:
-        """Until the oldest group that is being made is judged, or with a window any; the seconds in which it lacked verdicts
-        alone."""
+        """Until the oldest group that is being made is judged; the seconds in which it lacked verdicts alone."""
         oldest = next(entry.index for entry in self.ledger.entries(State.MAKING))
         answered = None
         while oldest in self.ledger and self.ledger[oldest].state is State.MAKING:
             if answered is None and not self._making[oldest].left:
                 answered = self.now
             self._event()
-            if self.admission.window > 1:
-                break
         return 0.0 if answered is None else self.now - answered
 
     def _learn(self, seconds: float) -> None:

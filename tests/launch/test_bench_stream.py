@@ -47,8 +47,8 @@ def test_rewards_of_a_group_differ_whatever_was_said() -> None:
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
     assert settings_of("on_policy") == ["loop.schedule=on_policy"]
-    more = ["loop.schedule=stream", "stream.max_age=2", "stream.in_flight=drain"]
-    assert settings_of("stream:max_age=2:in_flight=drain") == more
+    more = ["loop.schedule=stream", "stream.max_age=2", "stream.in_flight=keep"]
+    assert settings_of("stream:max_age=2:in_flight=keep") == more
 
 
 @pytest.mark.parametrize(

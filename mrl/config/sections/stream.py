@@ -24,18 +24,15 @@ class StreamSection(Section):
     """Read by loop.schedule = stream."""
 
     max_age: int = Field(default=1, ge=0)
-    """Versions that any trained token may be behind the weights it trains, with window and sync_every at 1. Kept by
-    admitting prompts; nothing is dropped for its age. 0 is on-policy."""
-    window: int = Field(default=1, ge=1)
-    """Groups are trained in the order of their prompts; a finished one may overtake where none of those before it has been
-    overtaken window - 1 times. Above 1 one version is added to the largest age, and short responses come first."""
+    """Versions that any trained token may be behind the weights it trains, with sync_every at 1. Kept by admitting
+    prompts; nothing is dropped for its age. 0 is on-policy."""
     sync_every: int = Field(default=1, ge=1)
     """Most steps between two weight syncs; n adds n - 1 versions to the largest age. A checkpoint, a validation and, on shared
     slots, a batch that is not complete bring the sync forward."""
-    in_flight: Literal["recompute", "keep", "drain"] = "recompute"
+    in_flight: Literal["recompute", "keep"] = "recompute"
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; keep: they go on over the cache as it is, of earlier versions in part, so that their log-probs are of no
-    version exactly; drain: it waits for them."""
+    version exactly."""
     clock: Literal["wall", "logical"] = "wall"
     """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
     run to the bit, resumed or not; whoever is late by the wall is waited for."""

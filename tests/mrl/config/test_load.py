@@ -546,8 +546,10 @@ OLD_NAMES = {
     "rollout.prefix_cache=true": "rollout.prefix_cache: the setting is renamed to enable_prefix_caching",
     "rollout.sleep=true": "rollout.sleep: the setting is renamed to enable_sleep_mode",
     "sync.digests=false": "sync.digests: the setting is renamed to verify (full, wire or off)",
-    "stream.age_budget={patience: 2}": "stream.age_budget: the setting is removed; set stream.max_age",
-    "stream.elastic_slots=true": "stream.elastic_slots: the setting is removed; set launch.engine_slots",
+    "stream.age_budget={patience: 2}": "stream.age_budget: the setting is removed; delete it; stream.max_age is",
+    "stream.window=4": "stream.window: the setting is removed; delete it; stream.max_age lets",
+    "stream.in_flight=drain": "stream.in_flight: 'drain' is removed; set recompute",
+    "stream.elastic_slots=true": "stream.elastic_slots: the setting is removed; delete it; launch.engine_slots is",
 }
 """Override with a name of the last release -> what its error says."""
 

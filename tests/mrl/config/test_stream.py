@@ -12,10 +12,6 @@ from mrl.files import CONFIGS
 
 OWN = ("launch.engine_slots=1", "rollout.tp=1")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "window": (
-        ("stream.window=33",),
-        "stream.window = 33 is larger than a batch, loop.prompts_per_step = 32",
-    ),
     "own slots without age": (
         ("stream.max_age=0", *OWN),
         "set max_age 1 or more, sync_every above 1, or engine_slots 0",
@@ -44,7 +40,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*OWN, "rollout.replace=1", "routing.replay=engine"),
         "rollout.replace = 1 with routing.replay = engine",
     ),
-    "mode": (("stream.in_flight=wait",), "Input should be 'recompute', 'keep' or 'drain'"),
+    "mode": (("stream.in_flight=wait",), "Input should be 'recompute' or 'keep'"),
     "kept on the trainer's slots": (
         ("stream.in_flight=keep",),
         "stream.in_flight = keep with engines on the trainer's slots.*set launch.engine_slots",

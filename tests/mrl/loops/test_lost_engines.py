@@ -77,8 +77,7 @@ class Mortal:
     "words",
     [
         ("stream={max_age: 2, sync_every: 2}",),
-        ("stream={max_age: 1, sync_every: 3, in_flight: drain}",),
-        ("stream={max_age: 2, sync_every: 2, window: 3}",),
+        ("stream={max_age: 1, sync_every: 3}",),
     ],
     ids=str,
 )

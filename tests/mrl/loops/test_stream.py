@@ -125,12 +125,6 @@ def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp
     assert max(row["policy/age_steps"] for row in run.rows()) <= 3
 
 
-def test_drain_waits_for_responses_instead_of_parking_them(tmp_path: Path) -> None:
-    run = finished(tmp_path, STREAM, "stream={max_age: 2, in_flight: drain}", per_poll=1)
-    assert all(row["stream/parked"] == 0 and row["stream/segments_per_sample"] == 1 for row in run.rows())
-    assert max(row["policy/age_steps"] for row in run.rows()) == 2
-
-
 def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path) -> None:
     """Weights, rows and what was trained on: of a store with hardly any memory, and of one that needs no file."""
     words = (STREAM, "stream.max_age=2")

@@ -75,12 +75,10 @@ def run_worlds(count: int, ledger: type[Ledger], admission: type[Admission]) -> 
         World(settings, ledger(), admission(**dataclasses.asdict(settings.admission))).run()
 
 
-def test_length_decides_nothing_in_strict_order() -> None:
+def test_length_decides_nothing() -> None:
     """Given the verdicts, the order of training is that of the prompts, though short groups finish first."""
     for seed in range(40):
-        settings = Settings.draw(seed)
-        strict = dataclasses.replace(settings.admission, window=1)
-        world = World(dataclasses.replace(settings, admission=strict, tail=1.0))
+        world = World(dataclasses.replace(Settings.draw(seed), tail=1.0))
         world.run()
         taken = [index for batch in world.batches for index in batch]
         assert taken == sorted(taken)
@@ -89,15 +87,16 @@ def test_length_decides_nothing_in_strict_order() -> None:
             assert position != sorted(position), "nobody finished out of order: the world shows nothing"
 
 
-def test_a_window_lets_ready_groups_overtake_a_counted_number_of_times() -> None:
+def test_a_ready_group_waits_for_those_before_it() -> None:
     ledger = Ledger()
-    ledger.admit(6, version=0)
-    for index in (1, 2, 3, 4):
+    ledger.admit(4, version=0)
+    for index in (1, 2):
         ledger.keep(index, handle=index)
-    assert [ledger.batch(2, window=w) for w in (1, 2, 3)] == [[], [1], [1, 2]]
-    ledger.take([1, 2], version=0)
-    assert ledger.batch(2, window=3) == [] and ledger[0].overtaken == 2
-    assert ledger.batch(2, window=4) == [3]
+    assert ledger.batch(2) == []
+    ledger.keep(0, handle=0)
+    assert ledger.batch(2) == [0, 1] and ledger.batch(9) == [0, 1, 2]
+    ledger.take([0, 1], version=0)
+    assert ledger.batch(2) == [2]
 
 
 def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None:
@@ -117,8 +116,7 @@ def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None
 
 def test_ages_of_the_bound() -> None:
     bounds = [
-        Admission(batch=4, max_age=a, window=w, sync_every=n).age_bound
-        for a, w, n in ((0, 1, 1), (2, 1, 1), (2, 2, 1), (2, 5, 1), (2, 6, 1), (1, 1, 3))
+        Admission(batch=4, max_age=age, sync_every=steps).age_bound for age, steps in ((0, 1), (2, 1), (1, 3))
     ]
-    assert bounds == [0, 2, 3, 3, 4, 3]
+    assert bounds == [0, 2, 3]
     assert np.all(np.diff([Admission(batch=4, max_age=a).slots for a in range(4)]) == 4)

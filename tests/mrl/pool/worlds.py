@@ -33,7 +33,6 @@ class Settings:
             Admission(
                 batch=batch,
                 max_age=dice.randint(0, 6),
-                window=dice.choice([1, dice.randint(1, batch)]),
                 sync_every=dice.choice([1, 1, 2, 3]),
                 most_fruitless=dice.choice([0, batch, 10 * batch]),
             ),
@@ -177,7 +176,6 @@ class World:
         for fate in (End.FILTERED, End.GIVEN_UP):
             dropped = sum(self._fate(index) is fate for index in self._gone)
             assert self.ledger.ends[fate] == dropped
-        if self._settings.admission.window == 1:
-            kept = [index for index in range(max(taken, default=-1) + 1) if self._fate(index) is None]
-            assert taken == kept, "the order of training depends on more than indices and verdicts"
+        kept = [index for index in range(max(taken, default=-1) + 1) if self._fate(index) is None]
+        assert taken == kept, "the order of training depends on more than indices and verdicts"
         assert self.admission.used(self.ledger) <= self._settings.admission.slots

@@ -75,7 +75,6 @@ def test_amounts_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) 
     ("recipe", "setting", "named"),
     [
         ("qwen3_30b_a3b_tools", "run.seed=0", "remove the section agent"),
-        ("qwen3_30b_a3b", "stream.in_flight=drain", "not drain"),
     ],
 )
 def test_what_is_not_simulated_is_refused(

@@ -36,25 +36,9 @@ def step_seconds(*, admission: Admission, engines: int, trainer_nodes: int, shar
     return sum(row.seconds for row in world.run(4 * updates)) / 4
 
 
-ASYNC = {"window": 64}
-"""Ready groups are taken in any order. One batch of warm-up: twice 64 prompts are on their way."""
 ROWS = {
     "sync, 4 nodes, 150 steps": (22.79 / 150, Admission(64), 8, 4, True),
-    "colocate_async, 4 nodes, 150 steps": (14.72 / 150, Admission(64, max_age=1, **ASYNC), 8, 4, True),
-    "separate_async, 2 + 2 nodes, 150 steps": (
-        14.10 / 150,
-        Admission(16, max_age=4, sync_every=4, **ASYNC),
-        4,
-        2,
-        False,
-    ),
-    "separate_async, 2 + 1 nodes, 100 steps": (
-        13.15 / 100,
-        Admission(16, max_age=4, sync_every=4, **ASYNC),
-        2,
-        2,
-        False,
-    ),
+    "colocate_async, 4 nodes, 150 steps": (14.72 / 150, Admission(64, max_age=1), 8, 4, True),
 }
 """Row -> (hours of a step, rule, engines, nodes of the trainer, whether slots are shared)."""
 

@@ -80,7 +80,6 @@ def drawn(seed: int) -> tuple[Leaves, Admission, Load]:
     admission = Admission(
         batch,
         max_age=dice.randint(0, 5),
-        window=dice.choice([1, 1, batch]),
         sync_every=dice.choice([1, 1, 2, 3]),
         most_fruitless=10 * batch,
     )
@@ -103,7 +102,7 @@ def test_ages_stay_within_the_bound_and_each_prompt_comes_once(seeds: range) -> 
         alive = len(ledger.entries(State.MAKING, State.KEPT))
         assert taken + ledger.ends[End.FILTERED] + alive == ledger.next_index
         kept = [i for i in range(ledger.next_index) if load.is_kept(i) and i not in ledger][:taken]
-        if admission.window == 1 and not ledger.uncommitted:
+        if not ledger.uncommitted:
             tokens = sum(sum(load.lengths(i)) + load.samples * load.prompt_tokens for i in kept)
             assert tokens == sum(row.tokens for row in rows)
             assert sum(sum(row.ages.values()) for row in rows) == sum(sum(load.lengths(i)) for i in kept)
