@@ -33,7 +33,7 @@ from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import AsTheyCome, RewardWorkers
+from mrl.loops.arrivals.as_they_come import Arrivals, RewardWorkers
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
 from mrl.loops.checkpoints import Checkpoints
@@ -219,7 +219,7 @@ def _loop(
         clock,
         run_seed=0,
         lengths=_lengths(options, config),
-        arrivals=Recording(AsTheyCome(), record),
+        arrivals=Recording(Arrivals(), record),
     )
     deadline = config.loop.phase_deadline_seconds
     collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)

@@ -27,7 +27,7 @@ from mrl.config.root import Config
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.placement import node_strategies
-from mrl.loops.arrivals.as_they_come import Environments
+from mrl.loops.arrivals.as_they_come import Environments, Rollout
 from mrl.loops.episodes import Episodes, Rules
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
@@ -41,7 +41,7 @@ from mrl.tokenizer_folder import load_tokenizer
 LETTERS = "Guess my number from 1 to 64. Say a number. higher lower 0123456789"
 
 
-class StubEngines:
+class StubEngines(Rollout):
     """Turns of random tokens, each a fixed time after it was asked for."""
 
     def __init__(self, seconds: float, num_tokens: int, vocab_size: int) -> None:

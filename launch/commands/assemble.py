@@ -52,7 +52,7 @@ from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
-from mrl.pool.store import Store
+from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import Engines
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout import worker_forks
@@ -77,7 +77,7 @@ class Parts:
     reward_workers: RewardWorkers
     dataset: Dataset
     prompts: PromptStream
-    store: Store | None
+    store: FileStore | None
     """Of judged groups; None where the schedule keeps none."""
     episodes: Episodes | None
     """Where samples are such."""

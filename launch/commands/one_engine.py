@@ -10,6 +10,7 @@ from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.launch.commands.acting import Acting, opened
 from mrl.launch.commands.engines import with_engines
+from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
@@ -55,7 +56,7 @@ def collecting(
         engine.close()
 
 
-class _OneEngine:
+class _OneEngine(Rollout):
     """An engine of this process as the loop sees engines."""
 
     def __init__(self, engine: RolloutEngine, texts: Texts) -> None:

@@ -22,7 +22,7 @@ from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
-from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
@@ -216,7 +216,7 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
 
 def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
     """The run's clock, which is recorded where that is asked."""
-    config, clock = parts.config, AsTheyCome()
+    config, clock = parts.config, Arrivals()
     if config.stream.clock == "logical":
         clock = EngineTime(config.stream, deadline_seconds=config.loop.phase_deadline_seconds)
     if not config.records_schedule:

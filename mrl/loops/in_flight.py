@@ -19,8 +19,6 @@ from typing import Any
 
 from mrl.loops.arrivals.as_they_come import (
     Arrivals,
-    AsTheyCome,
-    PatientRollout,
     RewardWorkers,
     Rollout,
 )
@@ -28,7 +26,6 @@ from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
-from mrl.rollout.stint import Beats
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
 CALL_SHARE, MOST_CALL_SECONDS = 0.05, 10.0
@@ -64,7 +61,7 @@ class InFlight:
     ) -> None:
         """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it. `episodes`:
         of the prompts that they include. `arrivals`: who decides what is taken next; by default all that is there."""
-        self.arrivals = arrivals or AsTheyCome()
+        self.arrivals = arrivals or Arrivals()
         self._clock, self._lengths, self._episodes = clock, lengths, episodes
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
@@ -81,8 +78,7 @@ class InFlight:
         """Such turns."""
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
-        if isinstance(rollout, PatientRollout):
-            rollout.repeat(self.arrivals.beats)
+        rollout.repeat(self.arrivals.beats)
 
     def pumps(self, *, room: int, beside: bool, timeout_seconds: float) -> bool:
         """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals)."""
@@ -91,9 +87,8 @@ class InFlight:
     def let_calls_last(self, step_seconds: float, awaited: int) -> None:
         """Each call of an engine costs the driver the same, whatever it brings: a few in a step that takes so long are enough, as long as
         the last response to the prompts up to the index `awaited` ends one. Environments are not kept waiting."""
-        if isinstance(self._rollout, PatientRollout):
-            seconds = min(MOST_CALL_SECONDS, CALL_SHARE * step_seconds) if self._episodes is None else 0.0
-            self._rollout.be_patient(self.arrivals.patience(seconds), awaited)
+        seconds = min(MOST_CALL_SECONDS, CALL_SHARE * step_seconds) if self._episodes is None else 0.0
+        self._rollout.be_patient(self.arrivals.patience(seconds), awaited)
 
     # -- to the engines ------------------------------------------------------------------------------------------
 
@@ -105,7 +100,7 @@ class InFlight:
         """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
         self._resting = set(self._making)
         responses = self._rollout.park()
-        self.arrivals.parked(responses, self._take_beats())
+        self.arrivals.parked(responses, self._rollout.take_beats())
         self._answered(responses)
         return self._drafts.parked()
 
@@ -176,11 +171,8 @@ class InFlight:
         engines = self.arrivals.engines(self._rollout, timeout_seconds)
         responses = self._rollout.take(engines)
         # Calls that were over before the engines went on are told with the next ones.
-        self.arrivals.brought(engines, responses, self._take_beats() if engines else ())
+        self.arrivals.brought(engines, responses, self._rollout.take_beats() if engines else ())
         self._go_on_elsewhere(responses)
-
-    def _take_beats(self) -> Beats:
-        return self._rollout.take_beats() if isinstance(self._rollout, PatientRollout) else ()
 
     def _go_on_elsewhere(self, responses: Sequence[Response]) -> None:
         """Takes responses, of which those that an engine gave up are asked again where engines serve."""

@@ -4,7 +4,7 @@
 |---|---|
 | prompts are admitted and asked | Admission, Ledger, InFlight |
 | responses go to the reward workers, verdicts come back | InFlight |
-| whole groups are filtered; those worth training on are stored, the others give their slot back | Screen, Store, Ledger |
+| whole groups are filtered; those worth training on are stored, the others give their slot back | Screen, FileStore, Ledger |
 
 A pump does what can be done now and returns. Around a weight sync the producer is paused: unfinished responses are parked,
 nothing is asked, and `resume` goes on with both.
@@ -27,10 +27,10 @@ from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, newest_version
 from mrl.observe.ledger_log import Standing
+from mrl.pool.file_store import FileStore
 from mrl.pool.group_bytes import decode, encode
 from mrl.pool.ledger import End, Entry, Ledger, State
 from mrl.pool.room import admission_of
-from mrl.pool.store import Store
 from mrl.samples import Group, Prompt
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Batch:
 class Producer:
     """One run's, over its stream of prompts."""
 
-    def __init__(self, config: Config, prompts: PromptStream, in_flight: InFlight, store: Store) -> None:
+    def __init__(self, config: Config, prompts: PromptStream, in_flight: InFlight, store: FileStore) -> None:
         self._config, self._prompts, self._in_flight, self._store = config, prompts, in_flight, store
         self._screen, self._sampling = Screen(config), sampling_of(config)
         self._ledger, self._admission = Ledger(), admission_of(config)

@@ -36,7 +36,8 @@ class _File:
 
 
 class FileStore:
-    """A pool.Store."""
+    """The judged groups of a run until they are released, in memory and then in files. A handle is a number that is never used
+    again."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
-from mrl.loops.arrivals.as_they_come import AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.group_supply import Supplied
@@ -187,7 +187,7 @@ class Supply:
 class StreamSupply(Supply):
     """The same for a stream, whose engines go on serving until they are parked, also beside the trainer."""
 
-    stranded, arrivals = False, AsTheyCome()
+    stranded, arrivals = False, Arrivals()
 
     def take(self, version: int) -> Batch:  # type: ignore[override]
         return Batch(self._serve(version), version, {})

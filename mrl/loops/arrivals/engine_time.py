@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from mrl.agents.answer import Answer
 from mrl.config.sections.stream import StreamSection
 from mrl.errors import RewardError
-from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests, Environments, RewardWorkers, Rollout
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
 from mrl.rollout.stint import Beats
 from mrl.samples import Verdict
 
 
-class EngineTime(AsTheyCome):
+class EngineTime(Arrivals):
     """One run's. A look is one poll of the driver."""
 
     def __init__(self, section: StreamSection, *, deadline_seconds: float) -> None:

@@ -113,9 +113,6 @@ class Replaying(Arrivals):
             _, recorded, _ = self._next("took", "responses")
             self._compare(recorded, responses)
 
-    def said(self, answers: Sequence[Answer]) -> None:
-        pass
-
     @property
     def awaits_environments(self) -> bool:
         """As the run that was recorded."""
@@ -131,12 +128,6 @@ class Replaying(Arrivals):
     def parked(self, responses: Sequence[Response], beats: Beats) -> None:
         recorded, _ = self._next("park", "to park")
         self._compare(recorded, responses)
-
-    def answered(self, names: Sequence[str], *, rests: bool) -> None:
-        pass
-
-    def goes_on(self) -> None:
-        pass
 
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         moved, self._moved = self._moved, False

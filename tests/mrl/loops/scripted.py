@@ -10,6 +10,7 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
+from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
@@ -34,7 +35,7 @@ def useful(*prompts: int) -> Reward:
     return lambda prompt, sample: float(sample % 2) if prompt in prompts else 1.0
 
 
-class ScriptedRollout:
+class ScriptedRollout(Rollout):
     """Answers a few requests at each poll, the last requested first."""
 
     def __init__(self, *, at_once: int = 3, status: Status = Status.FINISHED) -> None:

@@ -28,7 +28,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import Arrivals, AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -378,7 +378,7 @@ class TableRun:
         first_step: int = 0,
         should_stop: Callable[[], str | None] = lambda: None,
         episodes: Callable[[], Episodes] | None = None,
-        arrivals: Callable[[], Arrivals] = AsTheyCome,
+        arrivals: Callable[[], Arrivals] = Arrivals,
         dice: random.Random | None = None,
     ) -> None:
         """`episodes`: makes what answers the policy's turns, whose rewards are then the run's. `arrivals`: makes what decides when

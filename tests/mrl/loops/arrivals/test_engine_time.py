@@ -12,7 +12,7 @@ import torch
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError, WorkerLost
-from mrl.loops.arrivals.as_they_come import AsTheyCome
+from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
@@ -48,7 +48,7 @@ def table_run(settings: Config, seed: int, *, wall: bool = False, acts: bool = F
     folder.mkdir(parents=True, exist_ok=True)
 
     def clock() -> Any:
-        inner = AsTheyCome() if wall else EngineTime(settings.stream, deadline_seconds=5)
+        inner = Arrivals() if wall else EngineTime(settings.stream, deadline_seconds=5)
         return Recording(inner, ScheduleFile(folder, Header({}, 1, "", [])))
 
     episodes = (lambda: episodes_of(seed)) if acts else None

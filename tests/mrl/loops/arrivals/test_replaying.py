@@ -16,7 +16,7 @@ import torch
 from mrl.agents.episode import EndedBy
 from mrl.config.sections.stream import StreamSection
 from mrl.errors import ReplayError, WorkerLost
-from mrl.loops.arrivals.as_they_come import AsTheyCome, Digests
+from mrl.loops.arrivals.as_they_come import Arrivals, Digests
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.replaying import NoEnvironments, Replaying
@@ -64,7 +64,7 @@ def table_run(
 def recorded(folder: Path, *words: str) -> TableRun:
     (folder / "run").mkdir()
     file = ScheduleFile(folder / "run", Header({}, 1, code_digest(), ["cpu"]))
-    run = table_run(folder, "run", 1, lambda: Recording(AsTheyCome(), file), *words)
+    run = table_run(folder, "run", 1, lambda: Recording(Arrivals(), file), *words)
     assert run.finished() == "done"
     return run
 
@@ -83,7 +83,7 @@ def test_a_replay_of_episodes_asks_no_environment(lateness: int, clock: str, tmp
     """Their answers are in the record: one that comes later, or says something else, changes nothing."""
     (tmp_path / "run").mkdir()
     file = ScheduleFile(tmp_path / "run", Header({"stream": {"clock": clock}}, 1, code_digest(), ["cpu"]))
-    arrivals = AsTheyCome() if clock == "wall" else EngineTime(StreamSection(), deadline_seconds=5)
+    arrivals = Arrivals() if clock == "wall" else EngineTime(StreamSection(), deadline_seconds=5)
     faults = {"0.1/0": EndedBy.ENV_CRASHED}
     first = table_run(
         tmp_path,
@@ -147,7 +147,7 @@ def test_a_replay_is_the_run_to_the_bit_whatever_the_speed(split: str, tmp_path:
     assert samples(again) == samples(first)
     assert torch.equal(again.train.table, first.train.table)
     assert replay.compared["responses"] > 100 and replay.compared["weights"] == STEPS + 1
-    other = table_run(tmp_path, "other", 2, AsTheyCome, *words)
+    other = table_run(tmp_path, "other", 2, Arrivals, *words)
     assert other.finished() == "done"
     assert samples(other) != samples(first)
 
@@ -160,7 +160,7 @@ def test_a_replay_validates_where_the_run_owed_it(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
 
     def clock() -> Recording:
-        return Recording(AsTheyCome(), ScheduleFile(tmp_path / "run", header))
+        return Recording(Arrivals(), ScheduleFile(tmp_path / "run", header))
 
     run = table_run(tmp_path, "run", 1, clock, *words)
     run.loop.start()
@@ -287,5 +287,5 @@ def test_digests_are_asked_only_where_someone_reads_them() -> None:
         raise AssertionError("asked")
 
     ask: Digests = never
-    AsTheyCome().starts(0, ask)
-    AsTheyCome().trained(1, [0], ask)
+    Arrivals().starts(0, ask)
+    Arrivals().trained(1, [0], ask)
