@@ -1,4 +1,4 @@
-"""The table of docs/design/training.md: the largest difference of a log-prob, by family and layout.
+"""The figures of docs/design/training.md: the largest difference of a log-prob, by family and layout.
 
 python -m pytest tests/mrl/training/test_family_matrix.py -k trains -m "" --junitxml=gaps.xml
 python -m tests.mrl.training.gaps gaps.xml ...
