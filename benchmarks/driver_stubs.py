@@ -23,8 +23,9 @@ from mrl.rollout.pace import Pace as EnginePace
 from mrl.rollout.request import Request, Response, prompt_digest, sample_of
 from mrl.rollout.texts import Texts
 from mrl.rollout.waiting import Waiting
-from mrl.samples import Role, Segment, Status, TrainBatch
+from mrl.samples import Segment, Status, TrainBatch
 from mrl.tokenizer_folder import load_tokenizer
+from mrl.training.pass_options import PassOptions
 
 POOL_TOKENS = 1 << 20
 """Random tokens of an engine; each response is a part of them."""
@@ -126,15 +127,17 @@ class StubTrainActor(TrainActor):
         self.worker, self._pace = StubRank(pace), pace
 
     def accumulate(
-        self, shard: TrainBatch, divisors: dict[str, float], *, with_reference: bool
+        self, shard: TrainBatch, divisors: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
         """The policy has not moved: the engine's log-probs are the trainer's."""
-        assert not with_reference
+        assert not options.with_reference
         time.sleep(self._pace.update_seconds)
         logprobs = shard.arrays["rollout_logprobs"]
         return {"loss": 0.0}, {"logprobs": logprobs}
 
-    def update(self, shard: TrainBatch, divisors: Mapping[str, float], role: Role) -> dict[str, float]:
+    def update(
+        self, shard: TrainBatch, divisors: Mapping[str, float], options: PassOptions
+    ) -> dict[str, float]:
         raise AssertionError("one update a step measures the engine too, and goes through accumulate")
 
     def close(self) -> None: ...

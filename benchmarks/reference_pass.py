@@ -22,6 +22,7 @@ from benchmarks.balance import LONGEST, free_port, ragged, write_model
 from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import LayoutSection, TrainingSection
+from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
 
 STAGES = 2
@@ -69,12 +70,12 @@ def stage(
     count = {"num_tokens": int(batch.loss_mask.sum())}
 
     def apart() -> None:
-        worker.forward(batch, role="reference")
+        worker.forward(batch, PassOptions(role="reference"))
         _together()  # the driver has the arrays of all ranks before it sends the update
         worker.accumulate(batch, cross_entropy, count)
 
     def beside() -> None:
-        worker.accumulate(batch, cross_entropy, count, with_reference=True)
+        worker.accumulate(batch, cross_entropy, count, PassOptions(with_reference=True))
 
     took = np.array([[_seconds(each) for each in (apart, beside)] for _ in range(rounds + 1)])[1:]
     calls = _calls(worker, lambda: worker.forward(batch))

@@ -24,6 +24,7 @@ from mrl.loops.schedule import Schedule
 from mrl.rollout.request import Round
 from mrl.samples import Group, Prompt
 from mrl.training.batch import pack
+from mrl.training.pass_options import PassOptions
 
 
 def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
@@ -61,7 +62,8 @@ class _Bench:
         self._groups = groups
 
     def _floor(self) -> dict[str, float]:
-        parts, temperature = self._parts, self._parts.config.rollout.temperature
+        parts = self._parts
+        options = PassOptions(temperature=parts.config.rollout.temperature)
         start = time.monotonic()
         self._generate([group.prompt for group in self._groups])
         generated = time.monotonic()
@@ -69,12 +71,12 @@ class _Bench:
         batch = pack(trainable(self._groups), with_routes=parts.config.routing.replay == "engine")
         packed = time.monotonic()
         if parts.config.algorithm.recomputes_policy:
-            forward = parts.hybrid.train.forward(batch, role="policy", temperature=temperature)
+            forward = parts.hybrid.train.forward(batch, options)
             batch = batch.with_arrays(old_logprobs=forward["logprobs"])
         forwarded = time.monotonic()
         batch = batch.with_arrays(advantages=np.zeros(batch.num_tokens, np.float32))
         packed_again = time.monotonic()
-        parts.hybrid.train.update(batch, denominators(batch))
+        parts.hybrid.train.update(batch, denominators(batch), options)
         return {
             "generate": generated - start,
             "recompute": forwarded - packed,

@@ -19,6 +19,7 @@ from mrl.launch.workers import route_blocks
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
+from mrl.training.pass_options import PassOptions
 from mrl.training.preload import preload, without_wandb
 
 if TYPE_CHECKING:
@@ -95,64 +96,43 @@ class TrainActor:
         gc.collect()
         gc.freeze()  # as the driver does
 
-    def forward(
-        self,
-        batch: TrainBatch,
-        *,
-        role: Role,
-        teacher: str,
-        temperature: float,
-        with_router_margins: bool,
-        with_reference: bool,
-    ) -> dict[str, np.ndarray] | None:
+    def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray] | None:
         """MegatronWorker.forward() of a batch that brings handles of its routes, as far as the driver reads it."""
-        arrays = self.worker.forward(
-            self._with_routes(batch, role),
-            role=role,
-            teacher=teacher,
-            temperature=temperature,
-            with_router_margins=with_router_margins,
-            with_reference=with_reference,
-        )
+        arrays = self.worker.forward(self._with_routes(batch, options.role), options)
         return None if arrays is None else _sent(arrays)
 
     def forward_recording(
-        self, batch: TrainBatch, *, temperature: float
+        self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], list[Routes]] | None:
-        """forward() of the policy with router margins, and the routes of the batch's samples; the block stays here."""
-        arrays = self.worker.forward(
-            batch, temperature=temperature, with_router_margins=True, record_routes=True
-        )
+        """Return forward() of the policy, and the routes of the batch's samples; the block stays here."""
+        arrays = self.worker.forward(batch, dataclasses.replace(options, record_routes=True))
         if arrays is None:
             return None
         block = route_blocks.kept(arrays.pop("routes"))
         return _sent(arrays), route_blocks.of_samples(block, batch.lengths().tolist())
 
-    def update(self, batch: TrainBatch, denominators: Mapping[str, float], role: Role) -> dict[str, float]:
-        """One optimizer step of a role with its configured objective."""
-        temperature = self._config.rollout.temperature
+    def update(
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
+    ) -> dict[str, float]:
+        """Take one optimizer step of a role with its configured objective."""
         return self.worker.update(
-            self._with_routes(batch, role),
-            self._objectives[role],
+            self._with_routes(batch, options.role),
+            self._objectives[options.role],
             denominators,
-            role=role,
-            temperature=temperature,
+            options,
             distillation=self._config.algorithm.distillation_in_updates,
         )
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """The first half of the policy's update, with the log-probs it was computed from, and the router margins where the
-        policy chose experts itself."""
+        """Run the first half of the policy's update; also return the log-probs it was computed from."""
         metrics, arrays = self.worker.accumulate(
             self._with_routes(batch, "policy"),
             self._objectives["policy"],
             denominators,
-            temperature=self._config.rollout.temperature,
-            with_router_margins=self._config.routing.replay != "engine",
+            options,
             distillation=self._config.algorithm.distillation_in_updates,
-            with_reference=with_reference,
         )
         return metrics, None if arrays is None else _sent(arrays)
 

@@ -29,9 +29,10 @@ from mrl.launch.workers.train_actor import TrainActor
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.routes import Routes
-from mrl.samples import Role, TrainBatch
+from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import merge
+from mrl.training.pass_options import PassOptions
 from mrl.training.preload import CPU_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -99,38 +100,16 @@ class TrainGroup(ActorGroup[TrainActor]):
 
     # -- passes and updates --------------------------------------------------------------------------------------
 
-    def forward(
-        self,
-        batch: TrainBatch,
-        *,
-        role: Role,
-        teacher: str = "",
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
-        with_reference: bool = False,
-    ) -> dict[str, np.ndarray]:
-        """Per-token arrays [N] of one role: logprobs (and router_margin), or a critic's values. `teacher`: its folder;
-        `with_reference`: the policy's bring ref_logprobs."""
-        parts, results = self._on_shards(
-            batch,
-            lambda actor, shard: actor.forward(
-                shard,
-                role=role,
-                teacher=teacher,
-                temperature=temperature,
-                with_router_margins=with_router_margins,
-                with_reference=with_reference,
-            ),
-        )
+    def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
+        """Return per-token arrays [N] of one role: log-probs and what the options add, or a critic's values."""
+        parts, results = self._on_shards(batch, lambda actor, shard: actor.forward(shard, options))
         return self._merged(batch, parts, results)
 
     def forward_recording(
-        self, batch: TrainBatch, *, temperature: float
+        self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
-        """forward() of the policy with router margins, and the batch with the routes that its samples took."""
-        parts, results = self._on_shards(
-            batch, lambda actor, shard: actor.forward_recording(shard, temperature=temperature)
-        )
+        """Return forward() of the policy, and the batch with the routes that its samples took."""
+        parts, results = self._on_shards(batch, lambda actor, shard: actor.forward_recording(shard, options))
         shards = [result for result in results if result is not None]
         taken: dict[int, Routes] = {}
         for part, (_, routes) in zip(parts, shards, strict=True):
@@ -139,21 +118,21 @@ class TrainGroup(ActorGroup[TrainActor]):
         return arrays, dataclasses.replace(batch, routes=tuple(taken[b] for b in range(batch.num_samples)))
 
     def update(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> dict[str, float]:
         """One optimizer step of a role over the batch; its metrics are sums over ranks divided by their
         denominators."""
         divisors, self.has_moved = dict(denominators), True
-        return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, role))[1][0]
+        return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, options))[1][0]
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """The policy's update without its optimizer step: what forward() gives, with 0 for tokens that are
         not trained on, and the metrics so far. No parameter changes before step()."""
         divisors = dict(denominators)
         parts, results = self._on_shards(
-            batch, lambda actor, shard: actor.accumulate(shard, divisors, with_reference=with_reference)
+            batch, lambda actor, shard: actor.accumulate(shard, divisors, options)
         )
         metrics, arrays = zip(*results, strict=True)
         return self._merged(batch, parts, arrays), metrics[0]

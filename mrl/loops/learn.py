@@ -30,6 +30,7 @@ from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
 from mrl.training.batch import ages, first_versions, minibatches, pack
+from mrl.training.pass_options import PassOptions
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""
@@ -38,29 +39,20 @@ METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 class Trainer(Saver, Protocol):
     """All trainer ranks as one object."""
 
-    def forward(
-        self,
-        batch: TrainBatch,
-        *,
-        role: Role,
-        teacher: str = "",
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
-        with_reference: bool = False,
-    ) -> dict[str, np.ndarray]: ...
+    def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]: ...
 
     def forward_recording(
-        self, batch: TrainBatch, *, temperature: float
+        self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
-        """The policy's forward() with router margins, and the batch with the routes it took."""
+        """The policy's forward(), and the batch with the routes it took."""
         ...
 
     def update(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> dict[str, float]: ...
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
 
     def step(self) -> dict[str, float]: ...
@@ -99,6 +91,14 @@ class Learner:
     def __init__(self, config: Config, train: Trainer, clock: PhaseClock) -> None:
         self._config, self._train, self._clock = config, train, clock
         self._algorithm = AlgorithmState.of(config.algorithm)
+        self._plain = PassOptions(temperature=config.rollout.temperature)
+        self._measuring = dataclasses.replace(
+            self._plain,
+            # Routes of the engine leave routers no choice, so no near-tie of theirs explains a difference.
+            with_router_margins=not self._takes_routes_of_engine,
+            with_reference=config.algorithm.needs_reference,
+        )
+        """The pass that measures the engine; it brings the reference's log-probs if the algorithm needs them."""
 
     def learn(self, step: Step) -> None:
         """The three phases once; nothing where the step has no groups. BadNumbers where a number is NaN or infinite."""
@@ -132,7 +132,7 @@ class Learner:
                 if distillation.estimator == "sampled":
                     arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
             if self._config.algorithm.needs_values:
-                arrays["values"] = self._train.forward(batch, role="critic")["values"]
+                arrays["values"] = self._forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
             nan_guard.check_batch(step.batch, step.batch.arrays)
 
@@ -165,21 +165,17 @@ class Learner:
     def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
         """The arrays of policy and reference; and the batch, with the routes that were taken where later passes are to take
         them too: the reference's, then, is such a pass."""
-        temperature, reference = self._config.rollout.temperature, self._config.algorithm.needs_reference
         if self._config.routing.replay != "trainer":
-            margins = not self._takes_routes_of_engine
-            return batch, self._train.forward(
-                batch,
-                role="policy",
-                temperature=temperature,
-                with_router_margins=margins,
-                with_reference=reference,
-            )
-        policy, batch = self._train.forward_recording(batch, temperature=temperature)
-        if reference:
-            said = self._train.forward(batch, role="reference", temperature=temperature)
-            policy["ref_logprobs"] = said["logprobs"]
+            return batch, self._train.forward(batch, self._measuring)
+        recording = dataclasses.replace(self._measuring, with_reference=False)
+        policy, batch = self._train.forward_recording(batch, recording)
+        if self._measuring.with_reference:
+            policy["ref_logprobs"] = self._forward(batch, role="reference")["logprobs"]
         return batch, policy
+
+    def _forward(self, batch: TrainBatch, *, role: Role, teacher: str = "") -> dict[str, np.ndarray]:
+        """Return what another model than the policy computes for the batch."""
+        return self._train.forward(batch, dataclasses.replace(self._plain, role=role, teacher=teacher))
 
     def _teacher_logprobs(self, batch: TrainBatch, folders: Sequence[str]) -> np.ndarray:
         """[N] float32 log-probs of each sample's tokens by its teacher; 0 where it has none."""
@@ -187,12 +183,7 @@ class Learner:
         for number, folder in enumerate(folders):
             own = np.flatnonzero(batch.samples[TEACHER] == number)
             if len(own):
-                said = self._train.forward(
-                    batch.select(own),
-                    role="teacher",
-                    teacher=folder,
-                    temperature=self._config.rollout.temperature,
-                )
+                said = self._forward(batch.select(own), role="teacher", teacher=folder)
                 logprobs[batch.positions(own)] = said["logprobs"]
         return logprobs
 
@@ -208,7 +199,7 @@ class Learner:
             if role == "policy" and not self._recomputes_policy(step):
                 figures = self._measured_update(step, part, divisors)
             else:
-                figures = self._train.update(part, divisors, role=role)
+                figures = self._train.update(part, divisors, dataclasses.replace(self._plain, role=role))
             nan_guard.check_update(part, figures, role)
             prefix = METRIC_PREFIXES[role]
             metrics |= {n if "/" in n else f"{prefix}/{n}": value for n, value in figures.items()}
@@ -218,8 +209,7 @@ class Learner:
         self, step: Step, batch: TrainBatch, divisors: Mapping[str, float]
     ) -> dict[str, float]:
         """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
-        reference = self._config.algorithm.needs_reference
-        policy, metrics = self._train.accumulate(batch, divisors, with_reference=reference)
+        policy, metrics = self._train.accumulate(batch, divisors, self._measuring)
         metrics |= self._mismatch(step, batch, policy)
         step.batch = batch.with_arrays(**(kept := _kept(policy)))
         nan_guard.check_batch(step.batch, kept)
@@ -244,7 +234,7 @@ class Learner:
 
     @property
     def _takes_routes_of_engine(self) -> bool:
-        """Whether passes choose the engine's experts, so that no near-tie of theirs explains a difference."""
+        """Whether passes choose the engine's experts."""
         return self._config.routing.replay == "engine"
 
     def _recomputes_policy(self, step: Step) -> bool:

@@ -43,6 +43,7 @@ from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lesson, Lessons
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
+from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
@@ -103,20 +104,19 @@ class Passes:
     def forward(
         self,
         batch: TrainBatch,
+        options: PassOptions,
         *,
-        temperature: float,
-        with_router_margins: bool,
-        record_routes: bool = False,
         reference: InPlace | None = None,
     ) -> dict[str, np.ndarray] | None:
-        """Log-probs and entropy (critic: values) [N] of all tokens but segments' first; None on ranks
-        without. `record_routes`: also `routes` [N, layers, k], as mrl/routes.py says. `reference`: also `ref_logprobs` [N]."""
+        """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, and what the
+        options add; None on ranks without. `reference`: `ref_logprobs` [N] too."""
         prepared = self._prepare(batch, all_tokens=True)
-        said = {} if reference is None else self._said_by(reference, batch, prepared, temperature)
-        margins = self._no_margins(prepared) if with_router_margins else []
-        with torch.no_grad(), self._choices(batch, prepared, record=record_routes):
-            outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=margins)
-            routes = {"routes": self.replay.rows(batch, prepared)} if record_routes else {}
+        said = {} if reference is None else self._said_by(reference, batch, prepared, options.temperature)
+        margins = self._no_margins(prepared) if options.with_router_margins else []
+        loss = self._forward_loss(options.temperature)
+        with torch.no_grad(), self._choices(batch, prepared, record=options.record_routes):
+            outputs = self._run(prepared, loss, forward_only=True, margins=margins)
+            routes = {"routes": self.replay.rows(batch, prepared)} if options.record_routes else {}
         arrays = self._arrays_of(batch, prepared, outputs, margins)
         return None if arrays is None else arrays | routes | said
 
@@ -135,11 +135,11 @@ class Passes:
         )
 
     def lesson(
-        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, *, temperature: float
+        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, options: PassOptions
     ) -> Lesson | None:
-        """What today's parameters say of the trained tokens of the batch's samples `own` [S], as a teacher's; None on ranks
-        without an output layer."""
-        part, vocabulary = batch.select(own), self._vocabulary(temperature)
+        """Return what today's parameters say of the trained tokens of the batch's samples `own` [S], as a
+        teacher's; None on ranks without an output layer."""
+        part, vocabulary = batch.select(own), self._vocabulary(options.temperature)
         prepared = self._prepare(part, all_tokens=False)
 
         def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, ...]:
@@ -170,9 +170,8 @@ class Passes:
         batch: TrainBatch,
         objective: Objective,
         denominators: Mapping[str, Any],
+        options: PassOptions,
         *,
-        temperature: float,
-        with_router_margins: bool = False,
         taught: Lessons | None = None,
         reference: InPlace | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
@@ -181,12 +180,12 @@ class Passes:
         weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
-        said = {} if reference is None else self._said_by(reference, batch, prepared, temperature)
+        said = {} if reference is None else self._said_by(reference, batch, prepared, options.temperature)
         batch = batch.with_arrays(**said)
         self.expert_load.clear()
-        margins = self._no_margins(prepared) if with_router_margins else []
+        margins = self._no_margins(prepared) if options.with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
-        loss = self._objective_loss(batch, objective, denominators, temperature, outputs, taught)
+        loss = self._objective_loss(batch, objective, denominators, options.temperature, outputs, taught)
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         arrays = self._arrays_of(batch, prepared, outputs, margins)

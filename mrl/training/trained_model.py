@@ -21,7 +21,6 @@ from megatron.core.distributed import (
 from torch import Tensor
 
 from mrl.algorithms.losses import gradient_frac
-from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
@@ -38,8 +37,9 @@ from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import folder, values
-from mrl.training.lessons import Lesson, Lessons
+from mrl.training.lessons import Lessons
 from mrl.training.optimizer import Optimizer
+from mrl.training.pass_options import PassOptions
 from mrl.training.passes import InPlace, Objective, Passes
 from mrl.training.platform.parallel import reduce_metrics
 from mrl.training.platform.parameter_memory import ParameterMemory
@@ -100,7 +100,7 @@ class TrainedModel:
         taken = None if self._reduction is None else self._reduction.take
         self.adapters = Adapters(pairs, self.memory, device=device, taken=taken) if pairs else None
         """What is trained, where training.lora says so; the parameters have it merged."""
-        self._passes = Passes(
+        self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
         moves_biases = training.router_bias == "sign" and not value_labels
@@ -204,62 +204,31 @@ class TrainedModel:
         self._folder = None
         self.memory.note_change()
 
-    def forward(
-        self,
-        batch: TrainBatch,
-        *,
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
-        record_routes: bool = False,
-        reference: InPlace | None = None,
-    ) -> dict[str, np.ndarray] | None:
-        """What MegatronWorker.forward() returns, by today's parameters; and by the `reference`, where it is given."""
-        return self._passes.forward(
-            batch,
-            temperature=temperature,
-            with_router_margins=with_router_margins,
-            record_routes=record_routes,
-            reference=reference,
-        )
-
-    def lesson(
-        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, *, temperature: float
-    ) -> Lesson | None:
-        """What today's parameters, a teacher's, leave for an update over the batch's samples `own` [S]."""
-        return self._passes.lesson(batch, own, section, temperature=temperature)
-
     def accumulate(
         self,
         batch: TrainBatch,
         objective: Objective,
         denominators: Mapping[str, Any],
+        options: PassOptions,
         *,
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
         taught: Lessons | None = None,
         reference: InPlace | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """Makes gradients for step(); returns their metrics, and what forward() returns by the same weights."""
+        """Make gradients for step(); return their metrics, and what a forward pass by these weights returns."""
         for model in self._models:
             model.zero_grad_buffer()
         if self._reduction is not None:
             self._reduction.begin()
         self.optimizer.zero_grad()
-        parts, arrays = self._passes.forward_backward(
-            batch,
-            objective,
-            denominators,
-            temperature=temperature,
-            with_router_margins=with_router_margins,
-            taught=taught,
-            reference=reference,
+        parts, arrays = self.passes.forward_backward(
+            batch, objective, denominators, options, taught=taught, reference=reference
         )
         parts = parts if self.place.tp == self.place.cp == 0 else []
         metrics = gradient_frac(reduce_metrics(parts, device=self.device))
         if not self._is_critic:
-            metrics |= self._passes.expert_load.metrics()
+            metrics |= self.passes.expert_load.metrics()
         if batch.routes is not None and not self._is_critic:
-            metrics |= self._passes.replay.metrics()
+            metrics |= self.passes.replay.metrics()
         self._loss = metrics.get("loss", float("nan"))
         return metrics, arrays
 
@@ -272,7 +241,7 @@ class TrainedModel:
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
         self.merge()
         if self._bias_rate and not result.skipped:
-            self._passes.expert_load.even_out(self._bias_rate)
+            self.passes.expert_load.even_out(self._bias_rate)
         self._loss = float("nan")
         return {
             "grad_norm": result.grad_norm,

@@ -35,6 +35,7 @@ from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, folder
 from mrl.training.lessons import Lessons
+from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.passes import InPlace, Objective
 from mrl.training.platform import device_memory
 from mrl.training.platform.parallel import joined, start_process_groups, stop_process_groups
@@ -150,104 +151,77 @@ class MegatronWorker:
             self.policy.load_parameters(path)
             return functools.partial(memory.holding, memory.snapshot())
 
-    def forward(
-        self,
-        batch: TrainBatch,
-        *,
-        role: Role = "policy",
-        teacher: str = "",
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
-        record_routes: bool = False,
-        with_reference: bool = False,
-    ) -> dict[str, np.ndarray] | None:
-        """Log-probs and entropy [N] of this shard (and `router_margin`), at the sampling temperature.
+    def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> dict[str, np.ndarray] | None:
+        """Return log-probs and entropy [N] of this shard, and what the options ask for besides.
 
         The critic gives `values` [N], a reward model of K heads [N, K]: entry t is the value of the state before token t, 0 for a
         segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
-        Entropies are in nats. The router margin of a token is the smallest gap in a router's choice
-        (RecordingRouter) over all layers and its prefix. `teacher`: the folder of the role teacher's. Policy and reference
-        take the batch's routes, where it has any; teachers choose their own experts;
-        with `record_routes` they choose by themselves, and `routes` [N, layers, k] (mrl/routes.py) says what.
-        `with_reference`: the policy's pass brings `ref_logprobs` too.
+        Entropies are in nats. Policy and reference take the batch's routes, if it has any; teachers choose their
+        own experts.
         """
-        if role == "critic":
-            return self._trained(role).forward(batch)
-        if role == "teacher":
+        if options.role == "critic":
+            return self._trained("critic").passes.forward(batch, options)
+        if options.role == "teacher":
             batch = dataclasses.replace(batch, routes=None)
-        with self._acting_as(role, teacher):
-            return self.policy.forward(
-                batch,
-                temperature=temperature,
-                with_router_margins=with_router_margins,
-                record_routes=record_routes,
-                reference=self._reference(with_reference),
-            )
+        with self._acting_as(options.role, options.teacher):
+            return self.policy.passes.forward(batch, options, reference=self._reference(options))
 
     def update(
         self,
         batch: TrainBatch,
         objective: Objective,
         denominators: Mapping[str, Any],
+        options: PassOptions = DEFAULTS,
         *,
-        role: Role = "policy",
-        temperature: float = 1.0,
         lr: float | None = None,
         distillation: DistillationSection | None = None,
     ) -> dict[str, float]:
-        """One optimizer step of the policy or the critic over this shard; the same metrics on all ranks.
+        """Take one optimizer step of the policy or the critic over this shard; return metrics, the same on all ranks.
 
-        The policy takes the batch's routes, where it has any: `routing/...` then says how far its own choices agree (replay.py).
+        The policy takes the batch's routes, if it has any: `routing/...` then says how far its own choices agree
+        (replay.py).
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest,
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
         (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is
         skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
         values=[n]. With `distillation` the policy's teachers say first what they would, at every token, and the objective is called with divergence=[n] too.
         """
-        model, taught = self._trained(role), None
-        if role == "policy" and distillation is not None:
-            taught = self._lessons(batch, distillation, temperature)
-        metrics, _ = model.accumulate(batch, objective, denominators, temperature=temperature, taught=taught)
-        return metrics | model.step(lr=lr)
+        metrics, _ = self.accumulate(batch, objective, denominators, options, distillation=distillation)
+        return metrics | self._trained(options.role).step(lr=lr)
 
     def accumulate(
         self,
         batch: TrainBatch,
         objective: Objective,
         denominators: Mapping[str, Any],
+        options: PassOptions = DEFAULTS,
         *,
-        temperature: float = 1.0,
-        with_router_margins: bool = False,
         distillation: DistillationSection | None = None,
-        with_reference: bool = False,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """The first half of the policy's update(): metrics, and gradients for step(); no parameter changes.
+        """Run the first half of update(): return metrics and leave gradients for step(); no parameter changes.
 
-        Beside them what forward() returns, by the same weights, with 0 for tokens that are not trained on. `with_reference`: its
-        log-probs are made before, and the objective finds them in `arrays`.
+        Also return what forward() returns, by the same weights, with 0 for tokens that are not trained on. The
+        reference's log-probs, if the options ask for them, are made before: the objective finds them in `arrays`.
         """
-        return self.policy.accumulate(
-            batch,
-            objective,
-            denominators,
-            temperature=temperature,
-            with_router_margins=with_router_margins,
-            taught=None if distillation is None else self._lessons(batch, distillation, temperature),
-            reference=self._reference(with_reference),
+        taught = None
+        if options.role == "policy" and distillation is not None:
+            taught = self._lessons(batch, distillation, options)
+        return self._trained(options.role).accumulate(
+            batch, objective, denominators, options, taught=taught, reference=self._reference(options)
         )
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
         """The second half of the policy's update(): one optimizer step along the gradients that wait."""
         return self.policy.step(lr=lr)
 
-    def _lessons(self, batch: TrainBatch, section: DistillationSection, temperature: float) -> Lessons:
+    def _lessons(self, batch: TrainBatch, section: DistillationSection, options: PassOptions) -> Lessons:
         """One pass of each teacher over its samples of the shard."""
         numbers, found = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
             with self._acting_as("teacher", path):
                 own = np.flatnonzero(numbers == number)
-                found.append(self.policy.lesson(batch, own, section, temperature=temperature))
+                found.append(self.policy.passes.lesson(batch, own, section, options))
         return Lessons(section, [lesson for lesson in found if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:
@@ -257,8 +231,8 @@ class MegatronWorker:
             raise ConfigError("there is no critic on this worker; call add_critic() first")
         return self.critic
 
-    def _reference(self, wanted: bool) -> InPlace | None:
-        return functools.partial(self._acting_as, "reference") if wanted else None
+    def _reference(self, options: PassOptions) -> InPlace | None:
+        return functools.partial(self._acting_as, "reference") if options.with_reference else None
 
     @contextlib.contextmanager
     def _acting_as(self, role: Role, teacher: str = "") -> Iterator[None]:

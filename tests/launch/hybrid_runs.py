@@ -28,6 +28,7 @@ from mrl.samples import Group
 from mrl.training.batch import ages, pack
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
+from mrl.training.pass_options import PassOptions
 from tests.launch.standing import standing
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
@@ -120,14 +121,14 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         groups = groups_of(prompts, sampled(hybrid, prompts), version)
         hybrid.rest()
         batch = pack(groups, with_routes=replays)
-        forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+        forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         served = ages(groups, version=version) == 0
         margins = None if replays else forward["router_margin"]
         found = measure(batch, forward["logprobs"], margins, served=served, margin=1e-5)
         assert found["policy/rollout_logprob_diff_max"] < limit, found
         batch = batch.with_arrays(old_logprobs=forward["logprobs"])
         batch, _ = shape_and_estimate(config.algorithm, batch, groups)
-        metrics = hybrid.train.update(batch, denominators(batch))
+        metrics = hybrid.train.update(batch, denominators(batch), PassOptions())
         assert metrics["grad_norm"] > 0
         moved = hybrid.sync(version + 1)
         assert not moved.get("sync/fallback_bytes"), moved  # the gathering mode has no plan to fall back from
@@ -140,7 +141,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     responses = sampled(hybrid, prompts)
     hybrid.rest()
     batch = pack(groups_of(prompts, responses, 2), with_routes=replays)
-    forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+    forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
     shards = str(tmp_path / "shards")
     hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
     used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))

@@ -36,6 +36,7 @@ from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.batch import ages, first_versions, pack
+from mrl.training.pass_options import PassOptions
 from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
 from tests.support.samples import verdict_of
 
@@ -144,7 +145,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     batch, served = pack(groups), ages(groups, version=hybrid.version) == 0
     loads = [batch.lengths()[part].sum() for part in hybrid.train.dealer(batch)[1]]
     assert max(loads) > min(loads), "the lengths were to be uneven"
-    forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+    forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
     found = measure(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
     assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
     hybrid.sync(hybrid.version + 1)
@@ -253,14 +254,14 @@ def gaps(
     hybrid.rest()
     for version, folder in saved.items():
         hybrid.train.load_checkpoint(folder)
-        forward = hybrid.train.forward(batch, role="policy", temperature=1.0, with_router_margins=True)
+        forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         margins = forward["router_margin"]
         for tokens_of in saved:
             found[version, tokens_of] = measure(
                 batch, forward["logprobs"], margins, served=age == newest - tokens_of, margin=1e-5
             )
         began = (age == newest - version) & (first_versions(groups) == version)
-        taken = hybrid.train.forward(pack(groups, with_routes=True), role="policy", temperature=1.0)
+        taken = hybrid.train.forward(pack(groups, with_routes=True), PassOptions())
         if began.any():  # the last version began none
             routed = measure(batch, taken["logprobs"], None, served=began, margin=0.0)
             assert routed["policy/rollout_logprob_diff_max"] < 1e-5, (version, routed)

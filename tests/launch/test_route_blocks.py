@@ -15,6 +15,7 @@ from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import PhaseClock
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from tests.support.pretended_ray import PretendedRay, Reference
 from tests.support.pretended_run import AnyWhere
 from tests.support.samples import make_batch
@@ -36,15 +37,19 @@ class Worker:
     def __init__(self, config: Config, rank: int) -> None:
         self._rank, self._place = rank, config.training.layout.sizes().place(rank)
 
-    def forward(self, batch: TrainBatch, *, record_routes: bool = False, **options: Any) -> Any:
+    def forward(self, batch: TrainBatch, options: PassOptions) -> Any:
         SEEN.append((self._rank, "forward", batch))
         if self._place.tp:
             return None
         routes = np.repeat(batch.tokens.astype(np.uint8)[:, None, None], 2, axis=1)
-        return {"logprobs": batch.tokens.astype(np.float32)} | ({"routes": routes} if record_routes else {})
+        return {"logprobs": batch.tokens.astype(np.float32)} | (
+            {"routes": routes} if options.record_routes else {}
+        )
 
-    def update(self, batch: TrainBatch, *arguments: Any, role: str, **options: Any) -> dict[str, float]:
-        SEEN.append((self._rank, role, batch))
+    def update(
+        self, batch: TrainBatch, objective: Any, divisors: Any, options: PassOptions, **others: Any
+    ) -> dict[str, float]:
+        SEEN.append((self._rank, options.role, batch))
         return {}
 
 
@@ -70,7 +75,7 @@ def prepare(actor: TrainActor, worker: Any) -> None:
 
 def test_each_rank_reads_the_rows_of_its_samples_and_the_driver_none(group: TrainGroup) -> None:
     batch = make_batch([(2, 5), (1, 3), (4, 9), (1, 1), (3, 2), (2, 2)])
-    arrays, recorded = group.forward_recording(batch, temperature=1.0)
+    arrays, recorded = group.forward_recording(batch, PassOptions())
     np.testing.assert_array_equal(arrays["logprobs"], batch.tokens)
     assert recorded.routes is not None
     assert [len(routes) for routes in recorded.routes] == (batch.lengths() - 1).tolist()
@@ -78,7 +83,7 @@ def test_each_rank_reads_the_rows_of_its_samples_and_the_driver_none(group: Trai
     assert all(isinstance(piece.block, Reference) for piece in pieces)
     assert len({id(piece.block) for piece in pieces}) == 2, "one block of each shard"
     SEEN.clear()
-    group.update(recorded.select(np.array([5, 1, 2])), {}, role="policy")
+    group.update(recorded.select(np.array([5, 1, 2])), {}, PassOptions())
     seen = [
         (name, own.layers([1]))
         for _, _, part in SEEN
@@ -92,7 +97,7 @@ def test_each_rank_reads_the_rows_of_its_samples_and_the_driver_none(group: Trai
 
 
 def test_a_critic_is_given_none(group: TrainGroup) -> None:
-    _, recorded = group.forward_recording(make_batch([(2, 5), (1, 3)]), temperature=1.0)
+    _, recorded = group.forward_recording(make_batch([(2, 5), (1, 3)]), PassOptions())
     SEEN.clear()
-    group.update(recorded, {}, role="critic")
+    group.update(recorded, {}, PassOptions(role="critic"))
     assert len(SEEN) == 4 and all(part.routes is None for _, _, part in SEEN)

@@ -14,6 +14,7 @@ from mrl.launch.workers.two_pools import TwoPools
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.training.batch import pack
+from mrl.training.pass_options import PassOptions
 from tests.launch.hybrid_runs import agree, groups_of, pairs_of_prompts, running, sampled, tiny_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -50,7 +51,7 @@ def assert_both_work_at_once(pools: TwoPools) -> None:
     """Responses arrive while the driver waits for trainer ranks, and what those compute is the same."""
     prompts = pairs_of_prompts()
     batch = pack(groups_of(prompts, sampled(pools, prompts), 2))
-    alone = pools.train.forward(batch, role="policy")["logprobs"]
+    alone = pools.train.forward(batch, PassOptions())["logprobs"]
     found: list[Response] = []
 
     def pump() -> list:
@@ -62,6 +63,6 @@ def assert_both_work_at_once(pools: TwoPools) -> None:
     deadline = time.monotonic() + SECONDS
     with pools.train.meanwhile(pump):
         while len(found) < 4 * len(prompts):
-            assert (pools.train.forward(batch, role="policy")["logprobs"] == alone).all()
+            assert (pools.train.forward(batch, PassOptions())["logprobs"] == alone).all()
             assert time.monotonic() < deadline, f"{len(found)} responses in {SECONDS:g} s"
     assert all((np.asarray(response.policy_versions) == 2).all() for response in found)

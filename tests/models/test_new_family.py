@@ -15,6 +15,7 @@ from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
+from mrl.training.pass_options import PassOptions
 from tests import tiny_models
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import check_forward
@@ -72,7 +73,7 @@ def forward(rank: int, world: int, port: int, folder: str, layout: dict[str, int
     FAMILIES[Mistral.model_type] = Mistral()
     at = scenarios.worker(rank, world, port, folder, layout)
     samples, shard = scenarios.shard_of(tiny_models.random_batch(10, seed=1), at)
-    return {"samples": samples, "arrays": at.forward(shard, temperature=scenarios.TEMPERATURE)}
+    return {"samples": samples, "arrays": at.forward(shard, PassOptions(temperature=scenarios.TEMPERATURE))}
 
 
 @pytest.mark.integration

@@ -21,11 +21,13 @@ from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
 from mrl.config.sections.critic import CriticSection
+from mrl.config.sections.distillation import DistillationSection
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.kept import Kept
 from mrl.rollout.part import Part
 from mrl.samples import Role, TrainBatch
 from mrl.training.optimizer import Optimizer
+from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.platform.host_copies import HostCopies
 from mrl.training.platform.parameter_memory import ParameterMemory
 from mrl.training.trained_model import TrainedModel
@@ -87,10 +89,11 @@ class PretendedWorker(MegatronWorker):
         self._ledger.mark("weights sent", self._rank)
         self.policy.memory.release()
 
-    def forward(self, batch: TrainBatch, *, role: str = "policy", teacher: str = "", **asked: Any) -> Any:
-        if asked.get("with_reference"):
-            self.forward(batch, role="reference")
-        acting = contextlib.nullcontext() if role == "critic" else self._acting_as(role, teacher)  # type: ignore[arg-type]
+    def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> Any:
+        role = options.role
+        if options.with_reference:
+            self.forward(batch, PassOptions(role="reference"))
+        acting = contextlib.nullcontext() if role == "critic" else self._acting_as(role, options.teacher)
         with acting:
             self._work("log-probs", {"working": self._estimate.slot.log_prob_working})
         if self.place.tp or self.place.cp or self.place.pp < self.layout.pp - 1:
@@ -101,24 +104,31 @@ class PretendedWorker(MegatronWorker):
             "logprobs": batch.arrays["rollout_logprobs"],
             "entropy": np.ones(batch.num_tokens, np.float32),
         }
-        if asked.get("with_reference"):
+        if options.with_reference:
             found["ref_logprobs"] = batch.arrays["rollout_logprobs"]
         return found | {"router_margin": np.ones(batch.num_tokens, np.float32)}
 
     def update(
-        self, batch: TrainBatch, *arguments: Any, role: Role = "policy", **options: Any
+        self, batch: TrainBatch, objective: Any, denominators: Any, options: PassOptions, **others: Any
     ) -> dict[str, float]:
-        self.accumulate(batch)
-        return self._stepped(role)
+        self.accumulate(batch, objective, denominators, options)
+        return self._stepped(options.role)
 
-    def accumulate(self, batch: TrainBatch, *arguments: Any, **options: Any) -> Any:
-        kept, section = self._stage.activations, options.get("distillation")
+    def accumulate(
+        self,
+        batch: TrainBatch,
+        objective: Any,
+        denominators: Any,
+        options: PassOptions,
+        distillation: DistillationSection | None = None,
+    ) -> Any:
+        kept, section = self._stage.activations, distillation
         for path in () if section is None else section.folders:
             assert (batch.samples[TEACHER] >= 0).all()
-            self.forward(batch, role="teacher", teacher=path)
+            self.forward(batch, PassOptions(role="teacher", teacher=path))
         lessons = 0 if section is None else self._estimate.slot.lessons
         self._work("update", {"activations": kept.kept, "working": kept.working, "teachers": lessons})
-        return {"loss": 0.0}, self.forward(batch, with_reference=options.get("with_reference", False))
+        return {"loss": 0.0}, self.forward(batch, options)
 
     def step(self, **options: Any) -> dict[str, float]:
         return self._stepped("policy")

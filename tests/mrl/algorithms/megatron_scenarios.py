@@ -19,6 +19,7 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.policy_loss import Kimi15Loss
 from mrl.loops.mismatch import measure
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, worker
 
@@ -69,11 +70,13 @@ def update_with_each(
     metrics = []
     for tree in configs:
         objective = Objective(AlgorithmSection.model_validate(tree))
-        metrics.append(at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=0.0))
+        metrics.append(
+            at.update(shard, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=0.0)
+        )
     before = digest_parameters(at.policy)
     differences = [_without_a_pass(at, shard, tree, denominators) for tree in WITHOUT_A_PASS]
     assert before == digest_parameters(at.policy)
-    moved = at.update(shard, objective, denominators, temperature=TEMPERATURE, lr=1e-3)
+    moved = at.update(shard, objective, denominators, PassOptions(temperature=TEMPERATURE), lr=1e-3)
     assert np.isfinite(moved["grad_norm"])
     return {"metrics": metrics, "moved": before != digest_parameters(at.policy), "differences": differences}
 
@@ -89,11 +92,13 @@ def _without_a_pass(
     objective = Objective(AlgorithmSection.model_validate(tree))
     without = {name: array for name, array in shard.arrays.items() if name != "old_logprobs"}
     shard, served = dataclasses.replace(shard, arrays=without), np.ones(shard.num_tokens, np.bool_)
-    passed = _of_all_ranks(at, at.forward(shard, temperature=TEMPERATURE, with_router_margins=True))
+    passed = _of_all_ranks(
+        at, at.forward(shard, PassOptions(temperature=TEMPERATURE, with_router_margins=True))
+    )
     found = []
     for batch in (shard.with_arrays(old_logprobs=passed["logprobs"]), shard):
         metrics, arrays = at.accumulate(
-            batch, objective, denominators, temperature=TEMPERATURE, with_router_margins=True
+            batch, objective, denominators, PassOptions(temperature=TEMPERATURE, with_router_margins=True)
         )
         gradient = torch.cat([buffer.grad_data.flatten() for buffer in at.policy.memory.buffers])
         found.append((metrics, gradient, arrays))
@@ -136,15 +141,19 @@ def reference_beside(
     _, shard = shard_of(batch, at)
     at.snapshot_reference()
     count = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": float(batch.num_samples)}
-    at.update(shard, cross_entropy, count, temperature=TEMPERATURE, lr=1e-2)
+    at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE), lr=1e-2)
     digest = digest_parameters(at.policy)
-    said = at.forward(shard, role="reference", temperature=TEMPERATURE)
-    plain = at.forward(shard, temperature=TEMPERATURE)
-    beside = at.forward(shard, temperature=TEMPERATURE, with_reference=True)
+    said = at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE))
+    plain = at.forward(shard, PassOptions(temperature=TEMPERATURE))
+    beside = at.forward(shard, PassOptions(temperature=TEMPERATURE, with_reference=True))
     objective, gradients, found = Objective(AlgorithmSection.model_validate(KL)), [], []
     known = shard.with_arrays(ref_logprobs=_of_all_ranks(at, said)["logprobs"])
     for given, wanted in ((known, False), (shard, True)):
-        found.append(at.accumulate(given, objective, count, temperature=TEMPERATURE, with_reference=wanted))
+        found.append(
+            at.accumulate(
+                given, objective, count, PassOptions(temperature=TEMPERATURE, with_reference=wanted)
+            )
+        )
         gradients.append(torch.cat([b.grad_data.flatten() for b in at.policy.memory.buffers]).numpy())
     return {
         "forward": (said, plain, beside),
@@ -164,7 +173,7 @@ def undrained(
     at.snapshot_reference()
     begun: list[int] = []
     at.policy.chunks.models[0].register_forward_pre_hook(lambda *_: begun.append(at.place.pp))
-    at.forward(batch, temperature=TEMPERATURE)
+    at.forward(batch, PassOptions(temperature=TEMPERATURE))
     each, swap = len(begun), at._frozen["reference"]
 
     @contextlib.contextmanager
@@ -180,7 +189,7 @@ def undrained(
 
     at.policy.chunks.models[0].register_forward_pre_hook(first)
     at._frozen["reference"] = stays
-    at.forward(batch, temperature=TEMPERATURE, with_reference=True)
+    at.forward(batch, PassOptions(temperature=TEMPERATURE, with_reference=True))
     return len(begun) - each
 
 

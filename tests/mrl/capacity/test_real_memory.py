@@ -13,6 +13,7 @@ from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -96,7 +97,7 @@ def measure_critic(
         store=f"tcp://127.0.0.1:{port}",
     )
     worker.add_critic(CriticSection())
-    worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, role="critic")
+    worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, PassOptions(role="critic"))
     critic = worker.critic
     assert critic is not None
     buffers = critic.memory.buffers

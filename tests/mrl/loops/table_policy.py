@@ -48,13 +48,13 @@ from mrl.routes import Routes, Rows
 from mrl.samples import (
     Group,
     Prompt,
-    Role,
     Sample,
     Status,
     TrainBatch,
     Verdict,
     VerdictKind,
 )
+from mrl.training.pass_options import PassOptions
 from tests.support.samples import make_response
 from tests.support.table_environment import Returns, digits
 
@@ -104,14 +104,15 @@ class TableRanks:
         self.dice: random.Random | None = None
         """How often it is pumped, where that is no function of the run."""
 
-    def forward(self, batch: TrainBatch, *, role: Role, **options: Any) -> dict[str, np.ndarray]:
+    def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
+        role = options.role
         self.called.append(f"forward {role}" + " with routes" * (batch.routes is not None))
         if role == "critic":
             return {"values": np.zeros(batch.num_tokens, np.float32)}
         with torch.no_grad():
             logprobs, entropy = _both(self.table if role == "policy" else self.reference, batch)
         found = {"logprobs": logprobs.numpy(), "entropy": entropy.numpy()}
-        return found | self._said(batch, options.get("with_reference", False))
+        return found | self._said(batch, options.with_reference)
 
     def _said(self, batch: TrainBatch, wanted: bool) -> dict[str, np.ndarray]:
         if not wanted:
@@ -120,28 +121,28 @@ class TableRanks:
         return {"ref_logprobs": _both(self.reference, batch)[0].numpy()}
 
     def forward_recording(
-        self, batch: TrainBatch, *, temperature: float
+        self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
         """The routes of sample b are one row, b."""
         block = np.arange(batch.num_samples)[:, None, None]
         routes = tuple(Routes((Rows(block, b, b + 1),)) for b in range(batch.num_samples))
-        return self.forward(batch, role="policy"), dataclasses.replace(batch, routes=routes)
+        return self.forward(batch, options), dataclasses.replace(batch, routes=routes)
 
     def update(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, role: Role = "policy"
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> dict[str, float]:
-        if role == "critic":
+        if options.role == "critic":
             return {"skipped": 0.0}
-        _, metrics = self.accumulate(batch, denominators)
+        _, metrics = self.accumulate(batch, denominators, options)
         return metrics | self.step()
 
     def accumulate(
-        self, batch: TrainBatch, denominators: Mapping[str, float], *, with_reference: bool = False
+        self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         if self.dies is not None:
             raise self.dies
         self.called.append("update")
-        batch = batch.with_arrays(**(said := self._said(batch, with_reference)))
+        batch = batch.with_arrays(**(said := self._said(batch, options.with_reference)))
         if self._pump is not None:
             for _ in range(self.dice.randint(0, 6) if self.dice else 3):
                 self._pump()

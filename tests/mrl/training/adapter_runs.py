@@ -10,6 +10,7 @@ import torch
 from mrl.algorithms.objective import cross_entropy
 from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.model import ModelSection
+from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, export, shard_of, train, worker
@@ -24,19 +25,19 @@ def life(
     result: dict[str, Any] = {"loaded": digest_parameters(at.policy), "held": held(at)}
     result["samples"], shard = shard_of(random_batch(10, seed=1), at)
     at.snapshot_reference()
-    result["before"] = at.forward(shard, temperature=TEMPERATURE)
-    result["reference_before"] = at.forward(shard, role="reference", temperature=TEMPERATURE)
+    result["before"] = at.forward(shard, PassOptions(temperature=TEMPERATURE))
+    result["reference_before"] = at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE))
     result["metrics"] = train(at, 2)
-    result["arrays"] = at.forward(shard, temperature=TEMPERATURE)
+    result["arrays"] = at.forward(shard, PassOptions(temperature=TEMPERATURE))
     result["digest"] = digest_parameters(at.policy)
-    result["reference"] = at.forward(shard, role="reference", temperature=TEMPERATURE)
+    result["reference"] = at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE))
     result["swapped"] = digest_parameters(at.policy)
     at.save_checkpoint(Path(out, "step-000002"), {"position": 2})
     export(at, Path(out, "merged"))
     result["more"], result["end"] = train(at, 2), digest_parameters(at.policy)
     at.policy.memory.lease()
     try:
-        at.forward(shard, role="reference")
+        at.forward(shard, PassOptions(role="reference"))
     except RuntimeError as error:
         result["leased"] = str(error)
     return result
@@ -84,7 +85,7 @@ def restricted_step(
     full.load_hf(model.path)
     batch = random_batch(10, seed=2)
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    metrics = [m.accumulate(batch, cross_entropy, count)[0] for m in (at.policy, full)]
+    metrics = [m.accumulate(batch, cross_entropy, count, PassOptions())[0] for m in (at.policy, full)]
     assert metrics[0]["loss"] == metrics[1]["loss"], metrics
     return max(_differences(at.policy, full))
 

@@ -13,6 +13,7 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.critic import CriticOptimizerSection, CriticSection
 from mrl.errors import MrlError
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import HEAD, TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import digest_parameters, shard_of, train, worker
@@ -64,21 +65,21 @@ def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
     _, shard = shard_of(batch, at)
     count = {"num_tokens": int(batch.loss_mask.sum()), "num_sequences": batch.num_samples}
     objective = ValueObjective(AlgorithmSection.model_validate({"value": {"clip": None}}))
-    return [at.update(shard, objective, count, role="critic") for _ in range(steps)]
+    return [at.update(shard, objective, count, PassOptions(role="critic")) for _ in range(steps)]
 
 
 def values_and_updates(rank: int, world: int, port: int, folder: str, layout: dict[str, int]) -> Any:
     """Values, two updates, values again; the policy's parameters are left alone, and the critic's by the policy."""
     at = with_critic(rank, world, port, folder, layout, head=head_weight())
     mine, shard = shard_of(batch_with_returns(), at)
-    policy, before = digest_parameters(at.policy), at.forward(shard, role="critic")
+    policy, before = digest_parameters(at.policy), at.forward(shard, PassOptions(role="critic"))
     first = update(at, 1)
     gradients = {name: p.main_grad.clone() for name, p in named(at).items()} if world == 1 else {}
     metrics = first + update(at, 1)
-    after = at.forward(shard, role="critic")
+    after = at.forward(shard, PassOptions(role="critic"))
     alone = policy == digest_parameters(at.policy)
     train(at, 1)
-    again = at.forward(shard, role="critic")
+    again = at.forward(shard, PassOptions(role="critic"))
     still = after is None or np.array_equal(after["values"], again["values"])  # type: ignore[index]
     return {
         "samples": mine,
@@ -95,7 +96,7 @@ def save_and_resume(
 ) -> dict[str, Any]:
     """A fresh head, a step of both, a save, another critic step; then back to the save and the same step again."""
     at = with_critic(rank, world, port, folder, layout, head=None)
-    fresh = at.forward(shard_of(batch_with_returns(), at)[1], role="critic")
+    fresh = at.forward(shard_of(batch_with_returns(), at)[1], PassOptions(role="critic"))
     train(at, 1)
     update(at, 1)
     at.save_checkpoint(Path(out, "step-000001"), {"next_step": 2})

@@ -16,6 +16,7 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.loops.learn import denominators
 from mrl.training.divergence import Vocabulary, divergence
+from mrl.training.pass_options import PassOptions
 from mrl.training.top_tokens import top_divergence, top_tokens
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.tiny_models import random_batch
@@ -31,11 +32,16 @@ def teachers_beside_a_policy(
     train(at, 1)
     digest = digest_parameters(at.policy)
     mine, shard = shard_of(random_batch(10, seed=1), at)
-    said = [at.forward(shard, role="teacher", teacher=path, temperature=TEMPERATURE) for path in teachers]
-    one = at.forward(shard.select(np.arange(min(1, len(mine)))), role="teacher", teacher=teachers[0])
+    said = [
+        at.forward(shard, PassOptions(role="teacher", teacher=path, temperature=TEMPERATURE))
+        for path in teachers
+    ]
+    one = at.forward(
+        shard.select(np.arange(min(1, len(mine)))), PassOptions(role="teacher", teacher=teachers[0])
+    )
     refused = ""
     try:
-        at.forward(shard, role="teacher", teacher="nobody")
+        at.forward(shard, PassOptions(role="teacher", teacher="nobody"))
     except ValueError as error:
         refused = str(error)
     same = digest == digest_parameters(at.policy)
@@ -82,5 +88,9 @@ def exact_step(
     config = AlgorithmSection(aggregation={"mode": "token_mean"}, distillation=section)  # type: ignore[arg-type]
     _, shard = shard_of(batch, at)
     return at.update(
-        shard, Objective(config), denominators(batch), temperature=TEMPERATURE, distillation=section
+        shard,
+        Objective(config),
+        denominators(batch),
+        PassOptions(temperature=TEMPERATURE),
+        distillation=section,
     )

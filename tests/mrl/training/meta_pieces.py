@@ -47,6 +47,7 @@ from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lessons
 from mrl.training.packing import pack_microbatches
+from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
@@ -357,7 +358,7 @@ def lessons(section: DistillationSection, *, split: bool) -> None:
     vocabulary = Vocabulary(VOCAB - 1, 0.7, CHUNK, types.SimpleNamespace() if split else None)
     rank._vocabulary = lambda temperature: vocabulary  # type: ignore[method-assign]
     own = np.arange(BATCH.num_samples - 1)
-    lesson = rank.lesson(read(), own, section, temperature=0.7)
+    lesson = rank.lesson(read(), own, section, PassOptions(temperature=0.7))
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)

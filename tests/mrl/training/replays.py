@@ -11,6 +11,7 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.errors import MrlError
 from mrl.routes import Routes, Rows
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from tests.mrl.training.scenarios import TEMPERATURE, shard_of, worker
 from tests.tiny_models import random_batch
 
@@ -48,13 +49,13 @@ def record_and_replay(
     at.snapshot_reference()
     found = {
         "samples": mine,
-        "recorded": at.forward(plain, temperature=TEMPERATURE, record_routes=True),
-        "given": at.forward(shard, temperature=TEMPERATURE),
-        "reference": at.forward(shard, role="reference", temperature=TEMPERATURE),
+        "recorded": at.forward(plain, PassOptions(temperature=TEMPERATURE, record_routes=True)),
+        "given": at.forward(shard, PassOptions(temperature=TEMPERATURE)),
+        "reference": at.forward(shard, PassOptions(role="reference", temperature=TEMPERATURE)),
     }
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    found["metrics"] = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
-    found["after"] = at.forward(shard, temperature=TEMPERATURE)
+    found["metrics"] = at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE))
+    found["after"] = at.forward(shard, PassOptions(temperature=TEMPERATURE))
     return found
 
 
@@ -63,7 +64,7 @@ def replay_own(rank: int, world: int, port: int, folder: str, layout: dict[str, 
     routes that are not whole."""
     at = worker(rank, world, port, folder, layout, replays=True)
     batch = random_batch(10, seed=1)
-    first = at.forward(batch, record_routes=True)
+    first = at.forward(batch, PassOptions(record_routes=True))
     assert first is not None
     given = with_routes(batch, first["routes"])
     count = {"num_tokens": int(batch.loss_mask.sum())}

@@ -32,6 +32,7 @@ from mrl.training.checkpoint.saving import Save
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
 from mrl.training.hf import values as hf_values
+from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
@@ -125,7 +126,9 @@ def train(at: MegatronWorker, steps: int, *, seed: int = 1) -> list[dict[str, fl
     batch = random_batch(10, seed=seed)
     _, shard = shard_of(batch, at)
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    return [at.update(shard, cross_entropy, count, temperature=TEMPERATURE) for _ in range(steps)]
+    return [
+        at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE)) for _ in range(steps)
+    ]
 
 
 def export(at: MegatronWorker, out: str | Path) -> None:
@@ -144,7 +147,7 @@ def forward_update_export(
     at = worker(rank, world, port, folder, layout, **changes)
     export(at, Path(out, "loaded"))
     mine, shard = shard_of(random_batch(10, seed=1), at)
-    arrays = at.forward(shard, temperature=TEMPERATURE, with_router_margins=True)
+    arrays = at.forward(shard, PassOptions(temperature=TEMPERATURE, with_router_margins=True))
     metrics = train(at, 2)
     export(at, Path(out, "trained"))
     return {
@@ -158,7 +161,7 @@ def forward_update_export(
 
 def logprobs_of(rank: int, world: int, port: int, folder: str, dtype: str, batch: TrainBatch) -> np.ndarray:
     """[N] of one rank."""
-    return worker(rank, world, port, folder, {}, dtype=dtype).forward(batch, temperature=1.0)["logprobs"]
+    return worker(rank, world, port, folder, {}, dtype=dtype).forward(batch)["logprobs"]
 
 
 def kept_hidden_states(
@@ -232,15 +235,15 @@ def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[s
     before = at.forward(shard)
     errors = []
     try:
-        at.forward(shard, role="reference")
+        at.forward(shard, PassOptions(role="reference"))
     except ValueError as error:
         errors.append(str(error))
     at.snapshot_reference()
     train(at, 2)
     digest = digest_parameters(at.policy)
-    reference, policy = at.forward(shard, role="reference"), at.forward(shard)
+    reference, policy = at.forward(shard, PassOptions(role="reference")), at.forward(shard)
     at.policy.memory.lease()
-    for action in (lambda: at.forward(shard, role="reference"), at.offload):
+    for action in (lambda: at.forward(shard, PassOptions(role="reference")), at.offload):
         try:
             action()
         except RuntimeError as error:
@@ -255,7 +258,7 @@ def reference_of(rank: int, world: int, port: int, folder: str, layout: dict[str
     at = worker(rank, world, port, folder, layout)
     at.snapshot_reference(path)
     batch = random_batch(10, seed=1)
-    return {"reference": at.forward(batch, role="reference"), "policy": at.forward(batch)}
+    return {"reference": at.forward(batch, PassOptions(role="reference")), "policy": at.forward(batch)}
 
 
 def offload_and_reload(
@@ -424,15 +427,15 @@ def poisoned_update(rank: int, world: int, port: int, folder: str, layout: dict[
 
     count = {"num_tokens": int(batch.loss_mask.sum())}
     before = digest_parameters(at.policy)
-    bad = at.update(shard, poison, count, temperature=TEMPERATURE)
+    bad = at.update(shard, poison, count, PassOptions(temperature=TEMPERATURE))
     unchanged = before == digest_parameters(at.policy)
-    good = at.update(shard, cross_entropy, count, temperature=TEMPERATURE)
+    good = at.update(shard, cross_entropy, count, PassOptions(temperature=TEMPERATURE))
     digest = digest_parameters(at.policy)
     masked = dataclasses.replace(shard, loss_mask=np.zeros_like(shard.loss_mask))
     nothing = at.update(masked, cross_entropy, {"num_tokens": 1})
     unchanged = unchanged and digest == digest_parameters(at.policy)
     lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
-    alone = at.update(lonely, cross_entropy, count, temperature=TEMPERATURE)
+    alone = at.update(lonely, cross_entropy, count, PassOptions(temperature=TEMPERATURE))
     return {"bad": bad, "unchanged": unchanged, "good": good, "nothing": nothing, "alone": alone}
 
 

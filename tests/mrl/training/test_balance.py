@@ -21,6 +21,7 @@ from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost, deal, waiting_share
 from mrl.training.batch import merge
 from mrl.training.packing import count_microbatches, pack_microbatches
+from mrl.training.pass_options import PassOptions
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import batch_of_tokens, random_batch, write_model
@@ -126,8 +127,8 @@ def passes_of_dealings(
     for rank_of, microbatches in dealings(batch, at.layout.dp):
         mine = np.flatnonzero(rank_of == at.place.dp)
         shard = dataclasses.replace(batch, microbatches=microbatches).select(mine)
-        arrays = at.forward(shard, temperature=scenarios.TEMPERATURE)
-        metrics = at.update(shard, cross_entropy, count, temperature=scenarios.TEMPERATURE)
+        arrays = at.forward(shard, PassOptions(temperature=scenarios.TEMPERATURE))
+        metrics = at.update(shard, cross_entropy, count, PassOptions(temperature=scenarios.TEMPERATURE))
         found.append({"mine": mine, "arrays": arrays, "metrics": metrics})
     return found
 
@@ -153,7 +154,7 @@ def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(
 def pass_of_one(rank: int, world: int, port: int, folder: str) -> dict[str, Any]:
     """The same by one rank."""
     at, batch = scenarios.worker(rank, world, port, folder, {}), random_batch(12, seed=1)
-    arrays = at.forward(batch, temperature=scenarios.TEMPERATURE)
+    arrays = at.forward(batch, PassOptions(temperature=scenarios.TEMPERATURE))
     count = {"num_tokens": int(batch.loss_mask.sum())}
-    metrics = at.update(batch, cross_entropy, count, temperature=scenarios.TEMPERATURE)
+    metrics = at.update(batch, cross_entropy, count, PassOptions(temperature=scenarios.TEMPERATURE))
     return {"arrays": arrays, "metrics": metrics}

@@ -21,6 +21,7 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.training.checkpoint import writer
 from mrl.training.checkpoint.folder import latest_checkpoint, prune
 from mrl.training.checkpoint.saving import random_file
+from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.ranks import Rank, free_port, run_ranks
@@ -68,7 +69,7 @@ class Step:
 
         batch = random_batch(10, seed=1)
         count = {"num_tokens": int(batch.loss_mask.sum())}
-        self._at.update(shard_of(batch, self._at)[1], loss, count, temperature=TEMPERATURE)
+        self._at.update(shard_of(batch, self._at)[1], loss, count, PassOptions(temperature=TEMPERATURE))
         self.over.set()
 
 

@@ -20,6 +20,7 @@ from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
 from mrl.reward_labels import reward_labels
 from mrl.samples import TrainBatch
+from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from tests.mrl.training.layouts import OneRank, name_of
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
@@ -188,7 +189,7 @@ def rounding_of(largest: dict[str, float]) -> dict[str, float]:
 
 
 def accumulate(model: TrainedModel, batch: TrainBatch, objective: Any) -> dict[str, float]:
-    return model.accumulate(batch, objective, {"num_tokens": 100}, temperature=TEMPERATURE)[0]
+    return model.accumulate(batch, objective, {"num_tokens": 100}, PassOptions(temperature=TEMPERATURE))[0]
 
 
 def refused(**fields: Any) -> Any:
