@@ -36,19 +36,14 @@ class Actor(Protocol):
     def close(self) -> None: ...
 
 
+Pump = Callable[[], "Iterable[ObjectRef[Any]]"]
+"""What the driver's one thread does while it waits for something else: it takes results and starts calls,
+without waiting, and returns the calls that it waits for now."""
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Sized)
 T = TypeVar("T", bound=Sized)
-
-
-class Pump(Protocol):
-    """What the driver's one thread goes on with while it waits for something else."""
-
-    def __call__(self) -> Iterable[ObjectRef[Any]]:
-        """Takes what has come and starts what comes next, without waiting; the calls it waits for now."""
-        ...
 
 
 class ActorGroup[A: Actor]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mrl.config.sections.launch import ProfileSection
 from mrl.launch.workers.train_actor import TrainActor
+from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import Event, PhaseClock
-
-
-class Ranks(Protocol):
-    """The trainer ranks."""
-
-    def on_some(self, numbers: Any, function: Callable[..., None], *arguments: Any) -> None: ...
 
 
 class StepProfiles:
     """Records each wanted step from its first phase to the end of its weight sync; without any it asks nobody anything."""
 
-    def __init__(self, section: ProfileSection, ranks: Ranks, clock: PhaseClock) -> None:
+    def __init__(self, section: ProfileSection, ranks: TrainGroup, clock: PhaseClock) -> None:
         self._section, self._ranks, self._clock = section, ranks, clock
         self._left = set(section.steps)
         self._records = False

@@ -16,13 +16,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mrl.agents.answer import Answer
 from mrl.agents.episode import EndedBy, Episode, Limits, State
-from mrl.agents.render import Observation
+from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
 from mrl.loops.arrivals.as_they_come import Environments
 from mrl.rewards.thoughts import as_thought
@@ -31,22 +31,12 @@ from mrl.rollout.request import Request, Response, request_id, sample_of, seed_o
 from mrl.samples import Prompt, Sample, Status, Transcript, Turn
 
 
-class Renderer(Protocol):
-    """Makes tokens of what environments say (mrl/agents/render.py)."""
-
-    def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray: ...
-
-    def after(self, last_token: int, observations: Sequence[Observation]) -> np.ndarray: ...
-
-    def opens_thought(self, tokens: np.ndarray) -> bool: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
     """What the episodes of a domain share."""
 
     environment: str
-    renderer: Renderer
+    renderer: TurnRenderer
     limits: Limits
     retries: int
     format: Format

@@ -15,6 +15,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,6 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.config.sections.distillation import DistillationSection
 from mrl.loops import mismatch, nan_guard, staleness
-from mrl.loops.checkpoints import Saver
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
 from mrl.training.batch import ages, first_versions, minibatches, pack
@@ -36,7 +36,7 @@ METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""
 
 
-class Trainer(Saver, Protocol):
+class Trainer(Protocol):
     """All trainer ranks as one object."""
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]: ...
@@ -56,6 +56,12 @@ class Trainer(Saver, Protocol):
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]: ...
 
     def step(self) -> dict[str, float]: ...
+
+    def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None: ...
+
+    def checkpoint_is_written(self) -> bool: ...
+
+    def commit_checkpoint(self) -> None: ...
 
     def weights_digests(self) -> Sequence[int]:
         """Of the weights of each rank, which has them in its memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -11,24 +10,13 @@ import xxhash
 MOST_MARKS = 64
 
 
-class Drawn(Protocol):
-    """Tokens and what was said of them."""
+def fingerprint(tokens: np.ndarray, logprobs: np.ndarray) -> tuple[str, str, str]:
+    """Return (digest of the tokens [T], digest of their log-probs [T], marks).
 
-    @property
-    def tokens(self) -> np.ndarray:
-        """[T] int32."""
-        ...
-
-    @property
-    def logprobs(self) -> np.ndarray:
-        """[T] float32."""
-        ...
-
-
-def fingerprint(drawn: Drawn) -> tuple[str, str, str]:
-    """(digest of the tokens, digest of the log-probs, marks). Marks find the first token that differs: one byte, of a hash of all tokens and
-    log-probs so far, for each of at most 64 equal parts."""
-    tokens, logprobs = drawn.tokens.astype(np.int32), drawn.logprobs.astype(np.float32)
+    Marks find the first token that differs: one byte, of a hash of all tokens and log-probs so far, for each of
+    at most 64 equal parts.
+    """
+    tokens, logprobs = tokens.astype(np.int32), logprobs.astype(np.float32)
     digests = (f"{xxhash.xxh3_64_intdigest(array.tobytes()):016x}" for array in (tokens, logprobs))
     return *digests, base64.b64encode(_marks(tokens, logprobs)).decode()  # type: ignore[return-value]
 

@@ -258,7 +258,7 @@ class ResponseBatch:
             ),
             texts=tuple(r.text for r in responses),
             routes=in_one_block([r.routes for r in responses], keep),
-            recorded=tuple(fingerprint(r) if recorded else None for r in responses),
+            recorded=tuple(fingerprint(r.tokens, r.logprobs) if recorded else None for r in responses),
         )
 
     def __len__(self) -> int:

@@ -185,7 +185,7 @@ def _header(path: Path, first: Sequence[Any]) -> Header:
 def told_response(response: Response) -> Event:
     """What the record says of a response, or of a segment of one."""
     attempt = response.segments[0].attempt if response.segments else 0
-    digests = response.recorded or fingerprint(response)
+    digests = response.recorded or fingerprint(response.tokens, response.logprobs)
     return [response.request_id, attempt, response.status.value, len(response.tokens), *digests]
 
 

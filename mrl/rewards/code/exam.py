@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import dataclasses
+import json
+import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.code.values import ForeignValue, decode, encode, same
 
+_MAX_QUESTION_BYTES = 64 * 2**20
 _TOLERANCE = 1e-6
 """Relative error allowed between floats where the task names none."""
 _Exceptions = Mapping[str, type[Exception]]
@@ -29,23 +34,38 @@ _BUILT_IN: _Exceptions = {
 }
 
 
-class Candidate(Protocol):
-    """The other end."""
+class Channel:
+    """The candidate, at the other end of a connection."""
 
-    passed: int
-    """Cases that were right so far."""
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.passed = 0
+        """Cases that were correct so far."""
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one call, both encoded."""
-        ...
+        """Return the answer to one call, both encoded."""
+        self._send({"call": question})
+        try:
+            return json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
 
     def conclude(self, outcome: Outcome, reason: str = "") -> NoReturn:
         """End the exam with a result, whatever the test would do next."""
-        ...
+        self._send({"outcome": outcome.value, "reason": reason[:500]})
+        os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:
         """End the exam without a result: the task, not the candidate, is at fault."""
-        ...
+        self._send({"failed": reason[:500]})
+        os._exit(0)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message | {"passed": self.passed}).encode()
+        if len(data) > _MAX_QUESTION_BYTES:
+            self.conclude(Outcome.WRONG, "the test made a question of it that is too large")
+        with contextlib.suppress(BrokenPipeError):
+            self._connection.send_bytes(data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +77,7 @@ class Exam:
     partial: bool = False
     """A wrong answer does not end it."""
 
-    def sit(self, candidate: Candidate) -> NoReturn:
+    def sit(self, candidate: Channel) -> NoReturn:
         """Ask the candidate and conclude."""
         if self.task.test:
             _test(self.task, candidate)
@@ -76,7 +96,7 @@ class Raised(Exception):
         self.text = str(answer.get("text") or "")
 
 
-def _cases(exam: Exam, candidate: Candidate) -> NoReturn:
+def _cases(exam: Exam, candidate: Channel) -> NoReturn:
     first: tuple[Outcome, str] | None = None
     for case in exam.task.cases:
         fault = _fault(case, exam.task, candidate)
@@ -87,7 +107,7 @@ def _cases(exam: Exam, candidate: Candidate) -> NoReturn:
     candidate.conclude(*(first or (Outcome.ACCEPTED, "")))
 
 
-def _fault(case: Case, task: CodeTask, candidate: Candidate) -> tuple[Outcome, str] | None:
+def _fault(case: Case, task: CodeTask, candidate: Channel) -> tuple[Outcome, str] | None:
     question = _question(case.args, dict(case.kwargs))
     tolerance = _TOLERANCE if task.tolerance is None else task.tolerance
     wanted = [case.expected, *case.expected] if task.is_wrapped else [case.expected]
@@ -103,7 +123,7 @@ def _fault(case: Case, task: CodeTask, candidate: Candidate) -> tuple[Outcome, s
     return None if right else (Outcome.WRONG, "another value than expected")
 
 
-def _test(task: CodeTask, candidate: Candidate) -> NoReturn:
+def _test(task: CodeTask, candidate: Channel) -> NoReturn:
     """Execute the trusted test with a proxy in the candidate's place."""
     names: dict[str, Any] = {"__name__": "test"}
     proxy = _Proxy(candidate)
@@ -123,7 +143,7 @@ def _test(task: CodeTask, candidate: Candidate) -> NoReturn:
     candidate.conclude(Outcome.ACCEPTED, "the test passed")
 
 
-def _ended(error: BaseException, proxy: _Proxy, candidate: Candidate) -> NoReturn:
+def _ended(error: BaseException, proxy: _Proxy, candidate: Channel) -> NoReturn:
     """What an exception that the test let out says."""
     if not proxy.num_calls or isinstance(error, ImportError):
         candidate.fail(f"the task's test ended with {type(error).__name__}: {str(error)[:200]}")
@@ -139,7 +159,7 @@ def _ended(error: BaseException, proxy: _Proxy, candidate: Candidate) -> NoRetur
 class _Proxy:
     """What the test calls."""
 
-    def __init__(self, candidate: Candidate) -> None:
+    def __init__(self, candidate: Channel) -> None:
         self._candidate = candidate
         self.known: _Exceptions = {}
         """Exceptions that can cross."""

@@ -28,15 +28,27 @@ _START_SECONDS = 60.0
 _TEST = "the test of what was returned"
 
 
-class Asked(Protocol):
-    """A process (or remote run) of a candidate with its program loaded."""
+class CandidateSession(Protocol):
+    """One process (or remote run) of a candidate. Use as a context manager."""
+
+    def __enter__(self) -> CandidateSession: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def load(self, program: str, entry_point: str) -> None:
+        """Define the program and find its function. Raises CandidateEnded."""
+        ...
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one call, both encoded. Raises CandidateEnded."""
+        """Return the answer to one call, both encoded. Raises CandidateEnded."""
         ...
 
     def finish(self) -> None:
-        """After the last call. Raises CandidateEnded where something was wrong with the conversation."""
+        """After the last call. Raises CandidateEnded if something was wrong with the conversation."""
+        ...
+
+    def run_as_main(self, program: str, stdin: str) -> bytes:
+        """Run a program that reads standard input; return its standard output. Raises CandidateEnded."""
         ...
 
 
@@ -48,7 +60,7 @@ class Examiner:
         self._begin()
 
     def examine(
-        self, exam: Exam, session: Asked, rules: CodeRules, allowance: Allowance
+        self, exam: Exam, session: CandidateSession, rules: CodeRules, allowance: Allowance
     ) -> tuple[int, Outcome, str]:
         """Cases passed, outcome and reason. The test may take as long as a process of the candidate, its time
         left out.

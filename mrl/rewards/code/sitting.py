@@ -22,42 +22,10 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from mrl.rewards.code.exam import Exam
+from mrl.rewards.code.exam import Channel, Exam
 from mrl.rewards.code.outcome import Outcome
-
-_MAX_QUESTION_BYTES = 64 * 2**20
-
-
-class Channel:
-    """A candidate at the other end of a connection."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.passed = 0
-
-    def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        self._send({"call": question})
-        try:
-            return json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-
-    def conclude(self, outcome: Outcome, reason: str = "") -> NoReturn:
-        self._send({"outcome": outcome.value, "reason": reason[:500]})
-        os._exit(0)
-
-    def fail(self, reason: str) -> NoReturn:
-        self._send({"failed": reason[:500]})
-        os._exit(0)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message | {"passed": self.passed}).encode()
-        if len(data) > _MAX_QUESTION_BYTES:
-            self.conclude(Outcome.WRONG, "the test made a question of it that is too large")
-        with contextlib.suppress(BrokenPipeError):
-            self._connection.send_bytes(data)
 
 
 def sit(connection: Connection) -> NoReturn:

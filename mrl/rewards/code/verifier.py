@@ -14,11 +14,10 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.exam import Exam, completed
-from mrl.rewards.code.examiner import Examiner, examiner
+from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
@@ -71,17 +70,6 @@ def _behind(context: str, program: str) -> str:
     leaves it whole."""
     is_body = bool(re.match(r"\s*\n[ \t]+\S|[ \t]+\S|\s*$", program))
     return (context if is_body else completed(context)) + "\n" + program
-
-
-class CandidateSession(Protocol):
-    """One process (or remote run) of a candidate."""
-
-    def __enter__(self) -> CandidateSession: ...
-    def __exit__(self, *error: object) -> None: ...
-    def load(self, program: str, entry_point: str) -> None: ...
-    def call(self, question: dict[str, Any]) -> dict[str, Any]: ...
-    def finish(self) -> None: ...
-    def run_as_main(self, program: str, stdin: str) -> bytes: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
