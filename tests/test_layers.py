@@ -34,6 +34,7 @@ LAYERS = [
     ["mrl.models", "mrl.models.facts", "mrl.resharding.wire", "mrl.observe"],
     [
         "mrl.algorithms",
+        "mrl.cpu",
         "mrl.diagnosis",
         "mrl.models.kernels",
         "mrl.models.megatron",
@@ -59,11 +60,12 @@ LAYERS = [
 """From the ground up; a package imports its own layer and those above it in this list. A folder that is not named is its parent's."""
 
 ENGINES = {
-    "vllm": ("mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
-    "megatron": ("mrl.training", "mrl.models.megatron", "benchmarks"),
+    "vllm": ("mrl.cpu", "mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
+    "megatron": ("mrl.cpu", "mrl.training", "mrl.models.megatron", "benchmarks"),
     "ray": ("mrl.launch",),
     "nixl_cu13": ("mrl.resharding.wire",),
     "torch.distributed": (
+        "mrl.cpu",
         "mrl.launch",
         "mrl.training",
         "mrl.models.megatron",

@@ -10,6 +10,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.config.sections.lora import LoraSection
+from mrl.cpu import vllm_limits
 from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.engine_rows import Shard
@@ -17,7 +18,7 @@ from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, positions
-from mrl.rollout import cpu_limits, engine_arguments, engine_routes, quantised
+from mrl.rollout import engine_arguments, engine_routes, quantised
 from mrl.rollout.part import Part, on_each_node
 
 
@@ -205,7 +206,7 @@ def cpu_engines(config: Config, hf: dict[str, Any]) -> list[str]:
     """Says why vLLM's CPU kernels cannot serve the model in this layout."""
     tp, expert_parallel, name = config.rollout.tp, config.rollout.expert_parallel, config.model.path
     return _errors_of(
-        lambda: cpu_limits.check_cpu_shapes(hf, tp=tp, expert_parallel=expert_parallel, name=name)
+        lambda: vllm_limits.check_cpu_shapes(hf, tp=tp, expert_parallel=expert_parallel, name=name)
     )
 
 

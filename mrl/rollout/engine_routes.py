@@ -1,4 +1,4 @@
-"""The routes of an engine's responses: told by vLLM's outputs on GPUs, kept by our worker on CPU (cpu_routes.py).
+"""The routes of an engine's responses: told by vLLM's outputs on GPUs, kept by our worker on CPU (mrl/cpu/vllm_routes.py).
 
 vLLM 0.32 with `enable_return_routed_experts`: rows of all layers, zeros for those without experts; it needs its second
 model runner and the prefix cache, whose blocks its rows are filed with.

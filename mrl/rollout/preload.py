@@ -21,7 +21,7 @@ def preload(config: Config) -> None:
     environment.prepare(config.rollout, Part(), None, compiled=_is_compiled(config))
     import vllm.v1.engine.llm_engine  # noqa: F401
 
+    import mrl.cpu.vllm_worker
     import mrl.data.tokenise
     import mrl.resharding.vllm.plugin
-    import mrl.rollout.cpu_worker
     import mrl.rollout.engine  # noqa: F401

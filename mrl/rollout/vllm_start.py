@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
+from mrl.cpu import vllm_limits
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout import cpu_limits, engine_arguments, engine_routes, environment, quantised, text_part
+from mrl.rollout import engine_arguments, engine_routes, environment, quantised, text_part
 from mrl.rollout.part import Part
 
-_CPU_WORKER = "mrl.rollout.cpu_worker.SeededCpuWorker"
+_CPU_WORKER = "mrl.cpu.vllm_worker.SeededCpuWorker"
 """By name: vLLM imports it in the processes of its workers."""
 Meeting = tuple[str, int]
 """(address, port) where the processes of one engine find each other; the port after it is theirs too."""
@@ -99,7 +100,7 @@ def arguments(
     eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
     environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
     if on_cpu:
-        cpu_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
+        vllm_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
     else:
         _require_devices(rollout, part, torch.cuda.device_count())
     if routes and not on_cpu:
@@ -115,7 +116,7 @@ def arguments(
     overrides = quantised.overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
     overrides |= text_part.overrides(model_path)
     if on_cpu:
-        overrides |= cpu_limits.overrides(model_path)
+        overrides |= vllm_limits.overrides(model_path)
     return EngineArgs(
         model=model_path,
         skip_tokenizer_init=not rollout.stop,
@@ -166,7 +167,7 @@ def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> d
     if on_cpu:
         fields = {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
         chosen = "attention_config" in rollout.engine_args
-        return fields | ({} if chosen else cpu_limits.attention(model_path))
+        return fields | ({} if chosen else vllm_limits.attention(model_path))
     return {
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "enable_sleep_mode": rollout.enable_sleep_mode,

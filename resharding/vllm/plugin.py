@@ -1,9 +1,8 @@
 """vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
 it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks: kernels
-of float8 (`cpu_fp8`), one way of routing (`cpu_routing`), delta nets (`cpu_delta_net`) and experts that are dealt out
-(`cpu_experts`). An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
+`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks
+(mrl/cpu). An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
 receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's
 modules in `modules.py`.
 """
@@ -26,18 +25,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.platforms import current_platform
 
+from mrl.cpu import vllm_kernels
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.observe.memory_use import memory_use
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.vllm import cpu_experts
-from mrl.resharding.vllm.cpu_delta_net import serve_float32
-from mrl.resharding.vllm.cpu_fp8 import allow_everywhere
-from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
 from mrl.resharding.vllm.folder_loader import LOAD_FORMAT as LOAD_FORMAT
 from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
 from mrl.resharding.vllm.trace import manifest, quantised_block
@@ -171,13 +166,6 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
 
-def ask_for_tiles() -> None:
-    """A kernel gives AMX tiles to processes that ask. vLLM 0.32's attention in bfloat16 uses them and leaves the asking to oneDNN,
-    which a model of small weights (below 1 MiB) never calls: its workers died of SIGILL."""
-    if current_platform.is_cpu():
-        torch.cpu._init_amx()  # type: ignore[attr-defined]
-
-
 def end_with_engine() -> None:
     """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only between two calls; a
     thread ends them at any time."""
@@ -195,11 +183,7 @@ def end_with_engine() -> None:
     threading.Thread(target=watch, daemon=True, name="mrl-parent-watch").start()
 
 
-ask_for_tiles()
-allow_everywhere()
-serve_float32()
-allow_sigmoid_without_groups()
-cpu_experts.deal_out()
+vllm_kernels.install()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 

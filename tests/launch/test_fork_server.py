@@ -240,9 +240,7 @@ def test_the_imports_of_workers_start_no_thread_and_are_found_by_them(config: Co
         engine, trainer = (told_by(servers.python(kind), tmp_path) for kind in ("engine", "trainer"))
     finally:
         servers.close()
-    assert {"vllm.v1.engine.llm_engine", "mrl.rollout.cpu_worker"} <= set(engine["imported"]), engine[
-        "parent"
-    ]
+    assert {"vllm.v1.engine.llm_engine", "mrl.cpu.vllm_worker"} <= set(engine["imported"]), engine["parent"]
     assert {"megatron.core", "mrl.training.worker"} <= set(trainer["imported"])
     assert "megatron.core" not in engine["imported"] and "vllm" not in trainer["imported"]
     assert (engine["threads"], trainer["threads"]) == (1, 1)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from mrl.cpu import gloo
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch import torchrun
 from mrl.launch.cluster import node_facts
-from mrl.resharding.wire import gloo
 
 
 def met(port: int, number: int, num_nodes: int, found: dict[int, Any]) -> None:

@@ -19,9 +19,9 @@ def install() -> None:
         "0"  # Megatron asks for it where delta nets are to be torch's
     )
     sys.path.insert(0, str(FOLDER))
-    from mrl.training.platform import cpu
+    from mrl.cpu import megatron_calls
 
-    cpu.install()
+    megatron_calls.install()
     import transformer_engine.pytorch as engine
 
     engine.fp8_model_init = None  # type: ignore[attr-defined]  # Megatron-FSDP imports it

@@ -18,10 +18,10 @@ from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
+from mrl.cpu import megatron_calls
 from mrl.errors import CheckpointError, ConfigError, MrlError
 from mrl.models.layout import Layout, Place
 from mrl.resharding.wire.meeting import TCP
-from mrl.training.platform import cpu
 
 
 def start_process_groups(
@@ -77,7 +77,7 @@ def _seed_generators(seed: int) -> None:
 
 def _start_device(rank: int) -> torch.device:
     if not torch.cuda.is_available():
-        cpu.install()
+        megatron_calls.install()
         return torch.device("cpu")
     # The launcher makes one device visible per rank, or all of the node's.
     index = rank % torch.cuda.device_count()

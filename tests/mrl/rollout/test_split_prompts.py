@@ -133,6 +133,6 @@ def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[Request
 
 @pytest.mark.parametrize("narrow", [1], ids=["tp1"], indirect=True)
 def test_vllms_own_worker_still_needs_ours(narrow: EngineHost) -> None:
-    """When this fails, mrl/rollout/cpu_worker.py can go. It leaves the engine unusable: the last test of it."""
+    """When this fails, mrl/cpu/vllm_worker.py can go. It leaves the engine unusable: the last test of it."""
     with pytest.raises(RuntimeError, match="does not use offset"):
         narrow.call(generate_with_vllms_own_worker, ASKED["each longer than a pass"])

@@ -17,10 +17,8 @@ from mrl.models.kernels.float8 import widened
 
 
 def allow_everywhere() -> None:
-    """Lets vLLM's CPU workers serve block-wise float8; does nothing where it does anyway, or on other devices."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu() or torch.cpu._is_amx_tile_supported():  # type: ignore[attr-defined]
+    """Let workers serve block-wise float8; does nothing on a CPU where vLLM offers it."""
+    if torch.cpu._is_amx_tile_supported():  # type: ignore[attr-defined]
         return
     from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
     from vllm.model_executor.layers.fused_moe.experts import cpu_moe

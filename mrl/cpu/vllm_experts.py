@@ -17,12 +17,11 @@ import torch
 
 
 def deal_out() -> None:
-    """Lets vLLM's CPU workers serve experts that are dealt out over ranks; does nothing on other devices, or twice."""
+    """Let workers serve experts that are dealt out over ranks; a second call does nothing."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8, CPUUnquantizedExperts
-    from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu() or CpuCommunicator.all_gatherv is _all_gatherv:
+    if CpuCommunicator.all_gatherv is _all_gatherv:
         return
     for experts in (CPUUnquantizedExperts, CPUExpertsFp8):
         experts.apply = _by_own_numbers(experts.apply)  # type: ignore[method-assign]

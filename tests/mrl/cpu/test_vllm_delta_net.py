@@ -11,9 +11,9 @@ import torch
 from vllm.forward_context import override_forward_context
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
+from mrl.cpu.vllm_delta_net import delta_net_core
 from mrl.models.kernels.buckets import positions
 from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gates, short_convolution
-from mrl.resharding.vllm.cpu_delta_net import delta_net_core
 
 KEYS, VALUES, KEY, VALUE, WIDTH = 2, 4, 8, 12, 4
 CHANNELS = 2 * KEYS * KEY + VALUES * VALUE

@@ -18,8 +18,8 @@ import numpy as np
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from mrl.resharding.wire import gloo
-from mrl.rollout.cpu_routes import CapturedRoutes
+from mrl.cpu import gloo
+from mrl.cpu.vllm_routes import CapturedRoutes
 
 
 class SeededCpuWorker(CPUWorker):

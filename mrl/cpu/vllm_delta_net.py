@@ -12,7 +12,6 @@ import torch
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-from vllm.platforms import current_platform
 from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
 
 from mrl.models.kernels.buckets import positions
@@ -22,9 +21,8 @@ _bfloat16_core = gdn_attention.cpu_gdn_attention_core
 
 
 def serve_float32() -> None:
-    """Lets the delta nets of CPU engines take float32; called before a model is built."""
-    if current_platform.is_cpu():
-        gdn_attention.cpu_gdn_attention_core = delta_net_core
+    """Let delta nets take float32; called before a model is built."""
+    gdn_attention.cpu_gdn_attention_core = delta_net_core
 
 
 def delta_net_core(

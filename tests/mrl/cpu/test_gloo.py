@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mrl.resharding.wire import gloo
+from mrl.cpu import gloo
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.integration

@@ -1,8 +1,7 @@
 """Replaces what megatron-core expects of CUDA, so that the same code runs without a GPU.
 
-The one place that does so. `install()` is called explicitly by the worker, never at import, and refuses to
-run where CUDA exists. It changes torch and megatron for the whole process: call it only in processes that
-train.
+`install()` refuses to run where CUDA exists. It changes torch and megatron for the whole process: call it only in
+processes that train.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mrl.resharding.wire import gloo
+from mrl.cpu import gloo
 
 CPU = torch.device("cpu")
 _installed = False

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def allow_sigmoid_without_groups() -> None:
-    """Lets vLLM route so on CPU, its float8 experts too; routing on GPUs is another class."""
+    """Let workers route so, float8 experts too."""
     from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter

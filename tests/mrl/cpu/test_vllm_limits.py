@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from mrl.cpu.vllm_limits import check_cpu, overrides
 from mrl.errors import ConfigError
 from mrl.models import rope
 from mrl.models.kernels.rotary import inverse_frequencies
-from mrl.rollout.cpu_limits import check_cpu, overrides
 
 GOOD = {"num_attention_heads": 4, "hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 

@@ -6,7 +6,7 @@ from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
-from mrl.resharding.vllm.cpu_routing import allow_sigmoid_without_groups
+from mrl.cpu.vllm_router import allow_sigmoid_without_groups
 
 BIAS = torch.linspace(-0.5, 0.5, 16)
 

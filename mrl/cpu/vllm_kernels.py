@@ -1,0 +1,28 @@
+"""Kernels and collectives that vLLM lacks on CPU; its workers install them by resharding/vllm/plugin.py."""
+
+from __future__ import annotations
+
+import torch
+from vllm.platforms import current_platform
+
+
+def install() -> None:
+    """Add them to vLLM's classes in this process, before a model is built. Does nothing on other devices."""
+    if not current_platform.is_cpu():
+        return
+    from mrl.cpu import vllm_delta_net, vllm_experts, vllm_float8, vllm_router
+
+    ask_for_tiles()
+    vllm_float8.allow_everywhere()
+    vllm_delta_net.serve_float32()
+    vllm_router.allow_sigmoid_without_groups()
+    vllm_experts.deal_out()
+
+
+def ask_for_tiles() -> None:
+    """Ask the kernel for AMX tiles, which it gives to processes that ask.
+
+    vLLM 0.32's attention in bfloat16 uses them and leaves the asking to oneDNN. A model of small weights
+    (below 1 MiB) never calls oneDNN: its workers died of SIGILL.
+    """
+    torch.cpu._init_amx()  # type: ignore[attr-defined]
