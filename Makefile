@@ -23,7 +23,7 @@ help:
 	@echo "make quickstart-gpu  the same task on one GPU"
 	@echo "make test         install, then the whole test suite"
 	@echo "make lint         ruff, pyright and codespell"
-	@echo "make docs         the pages of docs/ that are made from the code, then the site, in site/"
+	@echo "make docs         the lists of settings and metrics, from the code, then the site, in site/"
 	@echo "make test-slow    the long forms of the tests"
 	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
@@ -137,4 +137,4 @@ lock:
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cuda $(EXTRAS) --python-version 3.12 --python-platform x86_64-manylinux_2_28 pyproject.toml requirements/cuda.in -o requirements/cuda.lock
 
 clean:
-	rm -rf runs site work/quickstart work/calculator
+	rm -rf runs site work/quickstart work/calculator docs/settings.md docs/metrics.md

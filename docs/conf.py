@@ -31,6 +31,8 @@ html_math_renderer = "mathml"
 nitpicky = True
 
 
+GENERATED = ("settings", "metrics")
+"""Pages that `make docs` makes from the code (mrl/pages.py); without them the site has no part "Lists"."""
 SCRIPT = "mermaid.min.js"
 SCRIPT_DIGEST = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
 """SHA-256 of dist/mermaid.min.js in npm's mermaid 11.16.0, which the package artoo-mermaid carries byte for byte."""
@@ -77,9 +79,15 @@ def _formula(translator, node):
 
 
 def _with_contents(app, name, source):
-    """Each heading's links, in order, as a part of the table of contents."""
-    if name == root_doc:
-        for heading, text in re.findall(r"^## (.+)\n([^#]+)", source[0], re.M):
-            pages = dict.fromkeys(re.findall(r"\]\(([^):#]+)\.md\)", text))
-            entries = "\n".join(pages)
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{entries}\n```\n"
+    """Add each heading's links, in order, as a part of the table of contents; after them the pages made from the code."""
+    if name != root_doc:
+        return
+    parts = {
+        heading: dict.fromkeys(re.findall(r"\]\(([^):#]+)\.md\)", text))
+        for heading, text in re.findall(r"^## (.+)\n([^#]+)", source[0], re.M)
+    }
+    generated = (page for page in GENERATED if (Path(app.srcdir) / "docs" / f"{page}.md").exists())
+    parts["Lists"] = dict.fromkeys(generated)
+    for heading, pages in parts.items():
+        entries = "\n".join(pages)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{entries}\n```\n"

@@ -1,15 +1,21 @@
-"""Pages of docs/ that are made from the code: `python -m mrl.pages docs` writes them."""
+"""Writes the pages that are made from the code: `python -m mrl.pages FOLDER` (`make docs`: docs/, for the site)."""
 
 import sys
 from pathlib import Path
 
-from mrl.capacity import page as recipes
 from mrl.config import describe
 from mrl.observe import metric_names
 
-PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page, "recipes.md": recipes.page}
-"""File -> what makes its text."""
+PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page}
+"""File name -> function that returns its text. Git ignores these files in docs/."""
+
+
+def write_pages(folder: Path) -> None:
+    """Write every page into a folder, which is made if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        Path(sys.argv[1], name).write_text(page(), encoding="utf-8")
+    write_pages(Path(sys.argv[1]))

@@ -1,12 +1,14 @@
 """What the pages name is there: files, folders and links."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mrl.pages import write_pages
 from tests.support.source_tree import ROOT
 
 PAGES = sorted(
@@ -42,7 +44,24 @@ def site(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    built = site(ROOT, tmp_path)
+    """Of a copy whose docs/ has the pages made from the code, as `make docs` writes them."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in ROOT.iterdir():
+        if path.name == "docs":
+            shutil.copytree(path, source / "docs")
+        elif not path.name.startswith("."):
+            (source / path.name).symlink_to(path)
+    write_pages(source / "docs")
+    built = site(source, tmp_path / "out")
+    assert (built.returncode, built.stderr) == (0, "")
+
+
+def test_the_site_is_built_on_a_fresh_clone_too(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/README.md").write_text("# A\n\n## B\n\n[one](one.md)\n")
+    (tmp_path / "docs/one.md").write_text("# One\n")
+    built = site(tmp_path, tmp_path / "out")
     assert (built.returncode, built.stderr) == (0, "")
 
 

@@ -19,6 +19,7 @@ from mrl.config.describe import settings
 from mrl.config.load import load_config
 from mrl.config.other_names import SYNONYMS
 from mrl.config.sections.policy_loss import CustomLoss
+from mrl.pages import PAGES
 from tests.support.source_tree import ROOT
 
 COMMANDS = re.compile(r"^mrl (?:train|eval|plan) (configs/.+?)(?:  .*| --.*)?$", re.M)
@@ -46,7 +47,7 @@ def test_every_error_class_is_explained_once() -> None:
 
 
 def test_what_the_guide_to_failures_looks_at_is_a_metric() -> None:
-    known = page("metrics.md")
+    known = PAGES["metrics.md"]()
     named = first_column(under("When training goes wrong", page("failures.md")))
     assert named and not [name for name in named if f"/{name.rpartition('/')[2]}`" not in known]
 

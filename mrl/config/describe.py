@@ -1,4 +1,4 @@
-"""The tree of settings as text, one sentence a setting: for `mrl settings` and docs/settings.md."""
+"""The tree of settings as text, one sentence a setting: for `mrl settings` and the settings page of `make docs`."""
 
 from __future__ import annotations
 
