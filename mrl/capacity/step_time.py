@@ -119,7 +119,8 @@ def generation(
     rollout = config.rollout
     samples = -(-work.samples // (config.num_engines * rollout.dp))
     concurrent = min(samples, most_concurrent(rollout, work, engine))
-    steps = max(work.longest_response, math.ceil(samples * work.response_tokens / concurrent))
+    drain = work.longest_response - work.response_tokens  # the last responses end with few beside them
+    steps = math.ceil(samples * work.response_tokens / concurrent + drain)
     step = decode_step(facts, hardware, work, rollout, engine, concurrent)
     seconds = steps * step + samples * prefill_seconds(facts, hardware, rollout, work.prompt_tokens)
     return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
