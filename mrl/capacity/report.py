@@ -10,6 +10,7 @@ from mrl.capacity.deadlines import most_rounds
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.memory_timeline import Event
+from mrl.capacity.running_ahead import running_ahead
 from mrl.config.root import Config
 
 GB = 1e9
@@ -149,6 +150,7 @@ def _step_tree(estimate: Estimate) -> dict[str, Any]:
         "pipeline_bubble": estimate.training_time.bubble,
         "most_rounds": rounds,
         "longest_seconds": total + (rounds - 1) * estimate.seconds["generate"],
+        "running_ahead": [dataclasses.asdict(ahead) for ahead in running_ahead(estimate)],
         "deadlines": [dataclasses.asdict(wait) for wait in estimate.waits],
     }
 
@@ -270,8 +272,19 @@ class Report:
             f"{step['concurrent_sequences']} sequences at once per engine, "
             f"pipeline bubble {step['pipeline_bubble']:.0%}",
             f"with all of its {step['most_rounds']} rounds of generation: {step['longest_seconds']:.0f} s",
+            *self._running_ahead(),
             "seconds of deadline: "
             + ", ".join(f"{w['name']} {w['seconds']:.0f} of {w['deadline']:.0f}" for w in step["deadlines"]),
+        ]
+
+    def _running_ahead(self) -> list[str]:
+        gains = [
+            f"{a['speed_up']:.2f} with max_age {a['max_age']}" for a in self.tree["step"]["running_ahead"]
+        ]
+        if not gains:
+            return []
+        return [
+            f"loop.schedule=stream, times the speed of on_policy: {', '.join(gains)} (docs/running-ahead.md)"
         ]
 
 

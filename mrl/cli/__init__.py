@@ -51,12 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses arguments; files and overrides may also stand behind options, which argparse alone refuses."""
-    from mrl.config.other_names import RENAMED_COMMANDS
+    from mrl.config.other_names import REMOVED_WORDS, RENAMED_COMMANDS
 
     parser = _parser()
-    command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = next(iter(words), "")
     if command in RENAMED_COMMANDS:
         parser.error(f"{command} is renamed to {RENAMED_COMMANDS[command]}")
+    for removed in (command, *(f"{command} {word}" for word in words[1:])):
+        if removed in REMOVED_WORDS:
+            parser.error(f"{removed} is removed: {REMOVED_WORDS[removed]}")
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -9,10 +9,10 @@ import sys
 CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
 
 
-def config_command(commands, name: str, run, text: str, *, count: str = "+") -> argparse.ArgumentParser:
+def config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
     """A command that takes files and values of a configuration."""
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("config", nargs=count, help=CONFIG_HELP)
+    command.add_argument("config", nargs="+", help=CONFIG_HELP)
     command.set_defaults(run=run)
     return command
 

@@ -270,57 +270,18 @@ def _rewards_check(options: argparse.Namespace) -> int:
 
 def _plan_command(commands) -> None:
     text = "memory, traffic and time of a configuration, without any GPU; the exit code is 1 where it does not fit"
-    plan = config_command(commands, "plan", _plan, text, count="*")
+    plan = config_command(commands, "plan", _plan, text)
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
     plan.add_argument("--json", action="store_true", help="for programs")
-    stream = plan.add_argument_group(
-        "streams", "simulated: step time, who waits for whom, ages, and the best split and max_age"
-    )
-    stream.add_argument(
-        "--stream", action="store_true", help="simulate schedules on the configuration's slots"
-    )
-    stream.add_argument(
-        "--from",
-        dest="run_folder",
-        metavar="RUN",
-        help="take times and lengths from this run, and its configuration; CONFIG then changes settings of it",
-    )
-    stream.add_argument("--max-age", type=int, default=4, help="largest stream.max_age that is tried")
-    stream.add_argument("--mean", type=float, help="mean tokens of a response; by the hardware's file else")
-    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
-    stream.add_argument(
-        "--filtered", type=float, default=0.0, help="share of the groups that are filtered away"
-    )
-    stream.add_argument("--every-choice", action="store_true", help="simulate all choices beside the search")
 
 
 def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.hardware import load_hardware
-
-    if options.run_folder and options.stream:
-        options.config = [f"{options.run_folder}/config.yaml", *options.config]
-    if not options.config:
-        raise ConfigError("mrl plan: CONFIG.yaml is needed, or --stream --from RUN")
-    if options.stream:
-        return _plan_stream(options)
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(load(options), load_hardware(options.hardware))
     shown = json.dumps(report.tree, indent=1) if options.json else report.table()
     return answer(shown) or int(not report.fits)
-
-
-def _plan_stream(options: argparse.Namespace) -> int:
-    from mrl.capacity.hardware import load_hardware
-    from mrl.simulation.report import planned, planned_from
-
-    shown = {"most_age": options.max_age, "every_choice": options.every_choice}
-    if options.run_folder:
-        plan = planned_from(load(options), Path(options.run_folder), **shown)
-    else:
-        lengths = {"mean": options.mean, "sigma": options.sigma, "filtered": options.filtered}
-        plan = planned(load(options), load_hardware(options.hardware), **lengths, **shown)
-    return answer(json.dumps(plan.tree, indent=1) if options.json else plan.table())
 
 
 def _bench_command(commands) -> None:

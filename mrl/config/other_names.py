@@ -62,6 +62,11 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
 RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
+REMOVED_WORDS = {
+    "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
+}
+"""A former command, or a command and a former option of it -> what to do in its place."""
+
 _WORDS = {
     "loop.samples_per_prompt": "num_generations rollout_n n n_samples_per_prompt",
     "algorithm.epochs": "ppo_epochs num_iterations max_epochs",

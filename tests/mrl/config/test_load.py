@@ -17,7 +17,15 @@ from mrl.algorithms.tokens import Segments
 from mrl.capacity.requirements import prompts_and_responses
 from mrl.config.describe import describe, section_types, tag_of
 from mrl.config.load import dump, load, load_config, load_tune, split_arguments
-from mrl.config.other_names import REMOVED, RENAMED, RENAMED_COMMANDS, RENAMED_VALUES, SYNONYMS, UNSUPPORTED
+from mrl.config.other_names import (
+    REMOVED,
+    REMOVED_WORDS,
+    RENAMED,
+    RENAMED_COMMANDS,
+    RENAMED_VALUES,
+    SYNONYMS,
+    UNSUPPORTED,
+)
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
@@ -577,6 +585,15 @@ def test_an_old_command_is_told_its_new_name(old: str, capsys: pytest.CaptureFix
         cli.main([old, "a.yaml"])
     assert exit_.value.code == 2
     assert f"{old} is renamed to {RENAMED_COMMANDS[old]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("old", REMOVED_WORDS)
+def test_a_removed_command_or_option_says_what_to_do(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *option = old.split()
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "a.yaml", *option])
+    assert exit_.value.code == 2
+    assert f"{old} is removed: {REMOVED_WORDS[old]}" in capsys.readouterr().err
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"

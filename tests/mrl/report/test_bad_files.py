@@ -29,7 +29,7 @@ CASES = 300
 STEPS = 12
 FORMS = {".jsonl": "lines", ".yaml": "yaml", ".json": "json"}
 TURN = {"said": "2", "observed": "higher", "reward": 0.5}
-COMMANDS = ("report", "text", "diagnose", "diagnose-json", "audit", "samples", "watch", "resume", "plan")
+COMMANDS = ("report", "text", "diagnose", "diagnose-json", "audit", "samples", "watch", "resume")
 
 
 def good_run(folder: Path) -> Path:
@@ -92,7 +92,6 @@ def commanded(command: str, run: Path) -> None:
         "diagnose-json": ["diagnose", str(run), "--json"],
         "audit": ["audit", str(run)],
         "samples": ["samples", str(run), "--limit", "100"],
-        "plan": ["plan", "--stream", "--from", str(run)],
     }[command]
     answer, complaint = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
