@@ -10,6 +10,7 @@ one update of them. Its microbatches have `--microbatch-tokens`, padded to their
 from __future__ import annotations
 
 import argparse
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -144,9 +145,15 @@ class _Megatron:
         self._optimizer.step()
 
 
+def _free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def _start_alone() -> None:
     """Process groups of one rank."""
-    from benchmarks.balance import free_port
     from mrl.models.layout import Layout
     from mrl.training.platform.parallel import start_process_groups
 
@@ -154,7 +161,7 @@ def _start_alone() -> None:
         Layout(),
         rank=0,
         world_size=1,
-        store=f"tcp://127.0.0.1:{free_port()}",
+        store=f"tcp://127.0.0.1:{_free_port()}",
         seed=1,
         collective_seconds=600,
     )

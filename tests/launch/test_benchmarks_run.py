@@ -13,15 +13,11 @@ ROOT = Path(__file__).parents[2]
 TINY = {
     "driver": "--prompts 4 --samples 4 --tokens 40 --engines 2 --step-seconds 1 --steps 1",
     "driver_parts": "--prompts 2 --samples 2 --tokens 20",
-    "episodes": "--prompts 2 --samples 2 --turn-seconds 0.05 --turn-tokens 8 --answer-seconds 0.05",
-    "reference_pass": "--samples 8 --microbatch-tokens 1024 --rounds 1",
     "against_trl": "--workloads tiny --steps 1 --rounds 1 --eager --out {out}",
 }
 SAYS = {
     "driver": "the driver's own",
     "driver_parts": "rewards to advantages",
-    "episodes": "driver share",
-    "reference_pass": "microbatches of 1024 tokens at most",
     "against_trl": "| step |",
 }
 

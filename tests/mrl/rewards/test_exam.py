@@ -6,10 +6,6 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.verifier_cases.case import Generator, take
-from benchmarks.verifier_cases.code import GENERATORS
-from benchmarks.verifier_cases.code.burdens import burdens
-from benchmarks.verifier_cases.code.exceptions import exceptions
 from mrl.errors import RewardError
 from mrl.rewards.code import exam, examiner
 from mrl.rewards.code.exam import Exam
@@ -22,6 +18,10 @@ from mrl.rewards.code.values import decode, encode, same
 from mrl.rewards.code.verifier import verify
 from mrl.rewards.own_time import Allowance
 from tests.support.programs import passes
+from tests.support.verifier_cases.case import Generator, take
+from tests.support.verifier_cases.code import GENERATORS
+from tests.support.verifier_cases.code.burdens import burdens
+from tests.support.verifier_cases.code.exceptions import exceptions
 
 
 def raising(case: Case, task: CodeTask, candidate: Any) -> Any:

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verifier_cases.case import take
-from benchmarks.verifier_cases.judged import misjudged
-from benchmarks.verifier_cases.maths import (
+from mrl.rewards.maths import equality, polynomials, scalars, shapes, symbolic, tokens, verifier
+from mrl.rewards.maths import expressions as grammar
+from mrl.rewards.maths import numbers as plain
+from mrl.rewards.maths import relations as solutions
+from mrl.rewards.maths import units as unit_list
+from mrl.rewards.maths.rules import MathsRules
+from tests.support.verifier_cases.case import take
+from tests.support.verifier_cases.judged import misjudged
+from tests.support.verifier_cases.maths import (
     collections,
     decimals,
     expressions,
@@ -17,12 +23,6 @@ from benchmarks.verifier_cases.maths import (
     relations,
     units,
 )
-from mrl.rewards.maths import equality, polynomials, scalars, shapes, symbolic, tokens, verifier
-from mrl.rewards.maths import expressions as grammar
-from mrl.rewards.maths import numbers as plain
-from mrl.rewards.maths import relations as solutions
-from mrl.rewards.maths import units as unit_list
-from mrl.rewards.maths.rules import MathsRules
 
 GENERATORS = (
     numbers.GENERATORS

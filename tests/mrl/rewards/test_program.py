@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from benchmarks.verifier_cases.case import take
-from benchmarks.verifier_cases.code.fences import fences
 from mrl.rewards.code import program
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from tests.support.programs import passes
+from tests.support.verifier_cases.case import take
+from tests.support.verifier_cases.code.fences import fences
 
 F = CodeTask(entry_point="f")
 BODY = CodeTask(entry_point="f", context="def f(x):\n    '''Doc.'''\n")

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.verifier_cases.case import take
-from benchmarks.verifier_cases.code.values import values as generated_values
 from mrl.errors import RewardError
 from mrl.rewards.code import values
 from mrl.rewards.code.program import program_in
@@ -18,6 +16,8 @@ from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.code.values import MAX_INT_BITS, ForeignValue, decode, encode, same
 from mrl.rewards.contract import checked_value
 from tests.support.programs import passes
+from tests.support.verifier_cases.case import take
+from tests.support.verifier_cases.code.values import values as generated_values
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())

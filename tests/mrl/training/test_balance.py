@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.balance import by_tokens
 from mrl.algorithms.objective import cross_entropy
 from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
@@ -20,7 +19,7 @@ from mrl.models.facts import Facts
 from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost, deal, waiting_share
 from mrl.training.batch import merge
-from mrl.training.packing import count_microbatches, pack_microbatches
+from mrl.training.packing import count_microbatches, pack_microbatches, split_samples
 from mrl.training.pass_options import PassOptions
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
@@ -51,6 +50,19 @@ def test_microbatches_hold_their_limit(sizes: list[int], limit: int, ranks: int,
 def tails(seed: int, count: int) -> np.ndarray:
     """[count] tokens of samples, 50 to 30,000, with the long tail of a lognormal."""
     return np.minimum(np.random.default_rng(seed).lognormal(7, 1.2, count).astype(np.int64) + 50, 30_000)
+
+
+def by_tokens(lengths: np.ndarray, ranks: int, max_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """[B] ranks and [B] microbatches: the longest sample to the rank with fewest tokens, and each rank packs its own."""
+    loads, rank, microbatch = [0] * ranks, np.zeros(len(lengths), int), np.zeros(len(lengths), int)
+    for position in np.argsort(-lengths, kind="stable").tolist():
+        rank[position] = loads.index(min(loads))
+        loads[rank[position]] += int(lengths[position])
+    for number in range(ranks):
+        mine = np.flatnonzero(rank == number)
+        for place, part in enumerate(split_samples(lengths[mine], max_tokens=max_tokens)):
+            microbatch[mine[part]] = place
+    return rank, microbatch
 
 
 @pytest.mark.parametrize(("ranks", "count", "bound"), [(2, 256, 0.03), (8, 1024, 0.06)])

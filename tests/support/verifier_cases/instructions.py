@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.case import Case, Generator
 
 WORDS = (
     "river", "stone", "lamp", "garden", "window", "paper", "silver", "morning", "copper",

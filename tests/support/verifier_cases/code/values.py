@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.verifier_cases.case import Case
+from tests.support.verifier_cases.case import Case
 
 _Pair = tuple[str, Any]
 """What the program's return statement says, and what the row expects."""

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 
-from benchmarks.verifier_cases.case import Case, Generator
-from benchmarks.verifier_cases.maths.boxed import boxed
+from tests.support.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.maths.boxed import boxed
 
 _FAMILIES = (
     {"mm": 1, "cm": 10, "m": 1000, "km": 10**6},

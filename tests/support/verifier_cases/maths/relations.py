@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from benchmarks.verifier_cases.case import Case, Generator
-from benchmarks.verifier_cases.maths.boxed import boxed
+from tests.support.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.maths.boxed import boxed
 
 
 def equations(rng: random.Random) -> Iterator[Case]:

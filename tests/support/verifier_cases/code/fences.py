@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from benchmarks.verifier_cases.case import Case
-from benchmarks.verifier_cases.code.tasks import PROBLEMS, Problem
+from tests.support.verifier_cases.case import Case
+from tests.support.verifier_cases.code.tasks import PROBLEMS, Problem
 
 _MARKS = ("```", "````", "``````", "~~~", "~~~~~")
 _INFOS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from benchmarks.verifier_cases.case import Case, Generator
-from benchmarks.verifier_cases.instructions import INVISIBLE, WORDS, sentence
+from tests.support.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.instructions import INVISIBLE, WORDS, sentence
 
 _FORMS = ("\\boxed{{{}}}", "#### {}", "Answer: {}")
 _SIGNS = {

@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.verifier_cases.case import Case
 from mrl.rewards.contract import Request, RewardKind
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import KindPart
 from mrl.samples import Verdict
+from tests.support.verifier_cases.case import Case
 
 LEAST_PENALTY = -0.05
 """A penalty above it counts as none: ordinary text repeats a little."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from fractions import Fraction
 
-from benchmarks.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.case import Case, Generator
 
 _STEPS = ("We add the two.", "First multiply, then divide.", "So far so good.", "Let me check that again.")
 _NO_ANSWER = ("", " ", "...", "\\text{answer}", "your answer", "\\ldots", "ANSWER", "?", "<answer>")

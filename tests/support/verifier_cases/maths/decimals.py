@@ -6,8 +6,8 @@ import decimal
 import random
 from collections.abc import Iterator
 
-from benchmarks.verifier_cases.case import Case, Generator
-from benchmarks.verifier_cases.maths.boxed import boxed
+from tests.support.verifier_cases.case import Case, Generator
+from tests.support.verifier_cases.maths.boxed import boxed
 
 _PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from benchmarks.verifier_cases.case import Case
+from tests.support.verifier_cases.case import Case
 
 _HOSTILE = (
     "class Hostile(Exception):\n    def __str__(self): raise SystemExit\n    def __eq__(self, other): return True\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from benchmarks.verifier_cases.case import Case
+from tests.support.verifier_cases.case import Case
 
 _LIMITS = {"seconds": 1.0, "cpu_seconds": 1.0}
 _RAISING: dict[str, tuple[str, object]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.verifier_cases.case import Case
+from tests.support.verifier_cases.case import Case
 
 
 def boxed(answer: str, ground_truth: str, right: bool, label: str, **settings: Any) -> Case:
