@@ -42,7 +42,6 @@ LAYERS = [
         "mrl.report",
         "mrl.resharding.planner",
         "mrl.training.platform",
-        "mrl.watch",
     ],
     [
         "mrl.resharding.transfer",
@@ -162,7 +161,6 @@ PURE = {
         "mrl.rewards.pool",
         "mrl.rewards.plugins",
         "mrl.report",
-        "mrl.watch",
         "mrl.models",
         "mrl.resharding.planner",
     ),

@@ -13,7 +13,6 @@ def add_to(commands) -> None:
     """All of them, in the order of `mrl --help`."""
     _report_command(commands)
     _audit_command(commands)
-    _watch_command(commands)
     _replay_command(commands)
     _diagnose_command(commands)
     _samples_command(commands)
@@ -69,24 +68,6 @@ def _audit(options: argparse.Namespace) -> int:
 
     found = audit(Path(options.folder))
     return answer(text(found)) or int(not found.holds)
-
-
-def _watch_command(commands) -> None:
-    text = "the report's page of runs while they are written, for a browser of this machine"
-    watch = commands.add_parser("watch", help=text, description=text)
-    watch.add_argument("folder", nargs="+", help="run folders, or folders of runs")
-    watch.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; this machine alone by default"
-    )
-    watch.add_argument("--port", type=int, default=8400, help="8400 by default; 0 is any that is free")
-    watch.set_defaults(run=_watch)
-
-
-def _watch(options: argparse.Namespace) -> int:
-    from mrl.watch.serve import serve
-
-    serve([Path(folder) for folder in options.folder], host=options.host, port=options.port)
-    return 0
 
 
 def _replay_command(commands) -> None:

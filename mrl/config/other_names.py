@@ -64,6 +64,8 @@ RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 
 REMOVED_WORDS = {
     "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
+    "watch": "mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
+    "logging.trackers shows curves live",
 }
 """A former command, or a command and a former option of it -> what to do in its place."""
 

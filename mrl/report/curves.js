@@ -17,20 +17,6 @@ class CurveFigures {
     this.grids = new Map();
   }
 
-  update(data) {
-    this.runs = data.runs;
-    const known = new Map(this.plots.map((plot) => [keyOf(plot.described), plot]));
-    for (const described of data.figures) {
-      const plot = known.get(keyOf(described));
-      if (plot) this.describe(plot, described);
-      else this.grid(described.section).append(this.card(described));
-    }
-    for (const plot of this.plots) {
-      plot.axis = null;
-      if (plot.inView) this.draw(plot);
-    }
-  }
-
   grid(title) {
     if (!this.grids.has(title)) {
       this.grids.set(title, element("div", { class: "figures" }));
@@ -39,18 +25,13 @@ class CurveFigures {
     return this.grids.get(title);
   }
 
-  describe(plot, described) {
-    plot.described = described;
-    plot.heading.textContent = described.title + (described.unit ? ` [${described.unit}]` : "");
-  }
-
   card(described) {
     const plot = element("div", { class: "plot" });
-    plot.heading = element("h3", {});
-    this.describe(plot, described);
+    const heading = element("h3", {}, described.title + (described.unit ? ` [${described.unit}]` : ""));
+    plot.described = described;
     this.plots.push(plot);
     this.seen.observe(plot);
-    return element("div", { class: "figure" }, plot.heading, plot, element("p", {}, described.meaning));
+    return element("div", { class: "figure" }, heading, plot, element("p", {}, described.meaning));
   }
 
   show(axis) {
@@ -104,12 +85,7 @@ function showCurves(data) {
       card.hidden = !card.querySelector("h3").textContent.includes(find.value);
     }
   } });
-  partInTurn.append(element("div", { class: "controls" },
+  main.append(element("div", { class: "controls" },
     choice("Curves over", axes, (axis) => curves.show(axis)), element("label", {}, "Figures with ", find)));
   for (const described of data.figures) curves.grid(described.section).append(curves.card(described));
-  return (newer) => curves.update(newer);
-}
-
-function keyOf(described) {
-  return `${described.section} ${described.entry}`;
 }

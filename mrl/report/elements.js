@@ -24,11 +24,10 @@ function table(heads, rows) {
   return element("table", {}, element("tr", {}, ...cells("th", heads)), ...body);
 }
 
-// Each part of the page has its place, whenever it has something to show; page.js says whose turn it is.
-let partInTurn = null;
+const main = document.querySelector("main");
 
 function section(title, ...children) {
-  partInTurn.append(element("h2", { id: title.replaceAll(" ", "-") }, title), ...children);
+  main.append(element("h2", { id: title.replaceAll(" ", "-") }, title), ...children);
   const links = [...document.querySelectorAll("h2")].map((heading) => element("a", { href: "#" + heading.id }, heading.textContent));
   document.querySelector("nav").replaceChildren(...links);
 }

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from mrl.observe.phases import STREAM_PHASES
 from mrl.report.figures import figures
 from mrl.report.run import read_run
 
-SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js")
-"""The page's own, in the order in which they run; plotly's comes before them, and behind them a way to be fed and page.js."""
-HELD, LIVE = (*SCRIPTS, "held.js", "page.js"), (*SCRIPTS, "live.js", "page.js")
-"""Of a page that holds its data; of one that asks for it (`mrl watch`)."""
+SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js", "held.js", "page.js")
+"""The page's own, in the order in which they run; plotly's comes before them."""
 
 
 def write_report(
@@ -43,41 +41,28 @@ def write_report(
 
 
 def page(runs: Sequence[dict[str, Any]]) -> str:
-    """The text of a page that has all its data. `runs`: what read_run makes."""
-    return built(page_data(runs), scripts_of(HELD), allowed="default-src 'none'")
-
-
-def page_data(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the page's scripts show, as JSON values."""
-    names = [name for run in runs for name in run["curves"]["metrics"]]
-    return {"runs": list(runs), "figures": figures(names), "phases": STREAM_PHASES}
-
-
-def scripts_of(names: Sequence[str]) -> list[str]:
-    """Plotly's script, and those of this folder with these names as one."""
+    """Return the text of a page that has all its data. `runs`: what read_run makes."""
     from plotly.offline import get_plotlyjs
 
-    return [get_plotlyjs(), "\n".join(_file(name) for name in names)]
-
-
-def policy(scripts: Sequence[str], allowed: str) -> str:
-    """The content security policy of a page that runs these scripts alone, and else does what is `allowed`."""
-    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return f"{allowed}; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-def built(data: Mapping[str, Any], scripts: Sequence[str], *, allowed: str) -> str:
-    """The page's text; `allowed`: as in `policy`."""
+    plotly, own = get_plotlyjs(), "\n".join(_file(name) for name in SCRIPTS)
+    names = [name for run in runs for name in run["curves"]["metrics"]]
+    data = {"runs": list(runs), "figures": figures(names), "phases": STREAM_PHASES}
     parts = {
-        "policy": policy(scripts, allowed),
-        "title": html.escape(", ".join(run["name"] for run in data["runs"])),
+        "policy": _policy([plotly, own]),
+        "title": html.escape(", ".join(run["name"] for run in runs)),
         "style": _file("page.css"),
         "data": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        "plotly": scripts[0],
-        "own": scripts[1],
+        "plotly": plotly,
+        "own": own,
     }
     pieces = _file("page.html").split("@@")
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Return the content security policy of a page that runs these scripts and asks nothing of a network."""
+    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def _file(name: str) -> str:

@@ -21,7 +21,6 @@ class SampleBrowser {
     this.source = source;
     this.query = { names: {}, ranges: {}, text: "" };
     this.asked = 0;
-    this.selects = {};
     this.colour = "";
     this.count = element("p", { class: "quiet", id: "sample-count" });
     this.list = element("div", { class: "list", id: "sample-list" });
@@ -35,23 +34,14 @@ class SampleBrowser {
     } });
     const controls = element("div", { class: "controls" }, element("label", {}, "Text ", search));
     for (const name of FILTERS) {
-      const label = choice(name, [], (value) => { this.query.names[name] = value; this.show(); });
-      this.selects[name] = label;
+      const values = this.source.values(name), options = ["", ...values.filter((value) => value)];
+      const label = choice(name, options.map((value) => [value, value || "all"]), (value) => { this.query.names[name] = value; this.show(); });
+      label.hidden = values.length < 2;
       controls.append(label);
     }
-    this.offer();
     for (const name of RANGES) controls.append(this.range(name));
     controls.append(choice("Colour tokens by", COLOUR_NAMES, (value) => { this.colour = value; this.showCards(); }));
     return [controls, this.count, this.list, this.chosen];
-  }
-
-  offer() {
-    for (const [name, label] of Object.entries(this.selects)) {
-      const values = this.source.values(name), select = label.querySelector("select"), now = select.value;
-      label.hidden = values.length < 2;
-      select.replaceChildren(...["", ...values.filter((value) => value)].map((value) => element("option", { value }, value || "all")));
-      select.value = now;
-    }
   }
 
   range(name) {
@@ -76,15 +66,9 @@ class SampleBrowser {
 
   fill(found, before) {
     const rows = [...before, ...found.rows.map((row) => this.line(row))];
-    this.isFirstPage = before.length === 1;
     this.count.textContent = found.said;
     const more = element("button", { click: () => this.showMore(found.next, rows) }, found.nextSaid);
     this.list.replaceChildren(element("table", {}, ...rows), ...(found.next ? [more] : []));
-  }
-
-  update() {
-    this.offer();
-    if (this.isFirstPage && !this.query.text) this.show();
   }
 
   line(row) {
@@ -165,15 +149,13 @@ function valueAt(values, place) {
 }
 
 function showSamples(data) {
-  if (!data.runs.some((run) => run.samples.seen)) return null;
-  const source = data.live ? new ServedSamples(data) : new HeldSamples(data.runs);
-  const browser = new SampleBrowser(source), counts = element("div", {});
+  if (!data.runs.some((run) => run.samples.seen)) return;
+  const browser = new SampleBrowser(new HeldSamples(data.runs));
   section("Samples", ...browser.content());
   browser.show();
-  section("Counts over all samples", element("p", { class: "quiet" }, "The thirty commonest of each; in reasons, numbers and quotations are left out."), counts);
-  const showCounts = (newer) => counts.replaceChildren(table(["run", "what", "value", "samples", "share"],
-    newer.runs.flatMap((run) => Object.entries(run.samples.counts).flatMap(([what, found]) =>
-      found.map(([value, count]) => [run.name, what, value, count, figure(count / run.samples.seen)])))));
-  showCounts(data);
-  return (newer) => { source.update(newer); browser.update(); showCounts(newer); };
+  const counts = data.runs.flatMap((run) => Object.entries(run.samples.counts).flatMap(([what, found]) =>
+    found.map(([value, count]) => [run.name, what, value, count, figure(count / run.samples.seen)])));
+  section("Counts over all samples",
+    element("p", { class: "quiet" }, "The thirty commonest of each; in reasons, numbers and quotations are left out."),
+    table(["run", "what", "value", "samples", "share"], counts));
 }

@@ -16,19 +16,12 @@ function comparison(runs, treeOf) {
 }
 
 function showSettings(data) {
-  const several = data.runs.length > 1, settings = element("div", {}), facts = element("div", {});
+  const several = data.runs.length > 1, settings = comparison(data.runs, (run) => run.config);
   const box = element("input", { type: "checkbox", id: "only-differing", checked: several, change: () => hide() });
-  let made = null;
-  const hide = () => { for (const row of made.rows) row.hidden = box.checked && !row.differs; };
-  const fill = (newer) => {
-    made = comparison(newer.runs, (run) => run.config);
-    hide();
-    settings.replaceChildren(made.table);
-    facts.replaceChildren(...Object.keys(newer.runs[0].facts).flatMap((what) =>
-      [element("h3", {}, what), comparison(newer.runs, (run) => run.facts[what]).table]));
-  };
-  section("Configuration", ...(several ? [element("label", {}, box, " only what differs")] : []), settings);
-  section("Versions and hardware", facts);
-  fill(data);
-  return fill;
+  const hide = () => { for (const row of settings.rows) row.hidden = box.checked && !row.differs; };
+  hide();
+  section("Configuration", ...(several ? [element("label", {}, box, " only what differs")] : []), element("div", {}, settings.table));
+  const facts = Object.keys(data.runs[0].facts).flatMap((what) =>
+    [element("h3", {}, what), comparison(data.runs, (run) => run.facts[what]).table]);
+  section("Versions and hardware", element("div", {}, ...facts));
 }

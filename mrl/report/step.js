@@ -28,16 +28,10 @@ class StepTimeline {
     ];
   }
 
-  update(data) {
-    this.data = data;
-    const run = data.runs.find((each) => each.name === this.run.name) || data.runs[0];
-    this.show(run, this.place.value === this.place.max ? null : this.place.value);
-  }
-
-  show(run, place = null) {
+  show(run) {
     this.run = run;
     this.place.max = Math.max(0, run.curves.step.length - 1);
-    this.place.value = place ?? this.place.max;
+    this.place.value = this.place.max;
     const traces = this.names().map((name) => ({
       x: run.curves.step, y: this.line(name), name, stackgroup: "one", line: { width: 0.5 },
     }));
@@ -89,9 +83,8 @@ class StepTimeline {
 }
 
 function showStep(data) {
-  if (!data.runs.some((run) => run.curves.step.length)) return null;
+  if (!data.runs.some((run) => run.curves.step.length)) return;
   const timeline = new StepTimeline(data);
   section("A step", ...timeline.content());
   timeline.show(timeline.run);
-  return (newer) => timeline.update(newer);
 }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from mrl.cli import main
 from mrl.observe.ledger_log import LedgerLog, Standing
@@ -20,7 +19,6 @@ from mrl.observe.samples_log import SamplesLog
 from mrl.report.audit import audit
 from mrl.report.rows import parsed
 from mrl.report.text import text
-from mrl.watch.app import make_app
 from tests.support.bad_files import LONGEST, failures, outcome
 from tests.support.mutations import Mutator, copied
 from tests.support.run_folders import metrics_row, sample_row, write_run
@@ -29,7 +27,7 @@ CASES = 300
 STEPS = 12
 FORMS = {".jsonl": "lines", ".yaml": "yaml", ".json": "json"}
 TURN = {"said": "2", "observed": "higher", "reward": 0.5}
-COMMANDS = ("report", "text", "diagnose", "diagnose-json", "audit", "samples", "watch", "resume")
+COMMANDS = ("report", "text", "diagnose", "diagnose-json", "audit", "samples", "resume")
 
 
 def good_run(folder: Path) -> Path:
@@ -79,8 +77,10 @@ class Cases:
                 mutator.spoil(path, FORMS[path.suffix])
         command = mutator.choose([*COMMANDS])
         mutator.told.append(command)
-        special = {"watch": watched, "resume": resumed}
-        special.get(command, lambda run: commanded(command, run))(run)
+        if command == "resume":
+            resumed(run)
+        else:
+            commanded(command, run)
 
 
 def commanded(command: str, run: Path) -> None:
@@ -117,24 +117,6 @@ def require_told(command: str, run: Path, said: str) -> None:
     lines = path.read_bytes().splitlines()
     if bad := sum(parsed(line) is None for line in path.read_bytes().split(b"\n")[: len(lines)] if line):
         assert f"{name}.jsonl: " in said and "no rows" in said, (bad, said[:500])
-
-
-def watched(run: Path) -> None:
-    """The page, its feed, a list of samples, and a sample of it."""
-
-    def look() -> list[int]:
-        client = TestClient(make_app([run], token="t", cookie="c"))
-        client.cookies.set("c", "t")
-        found = [client.get("/").status_code]
-        rows = client.get("/samples?text=answer").json()["rows"]
-        found += [client.get("/samples?reward-from=0&reward-to=1&kind=train").status_code]
-        found += [
-            client.get(f"/prompt?of=run&number={row['number']}&limit=9").status_code for row in rows[:3]
-        ]
-        return [*found, client.get("/feed").status_code]
-
-    codes, _ = outcome(look)
-    assert codes is None or set(codes) == {200}, codes
 
 
 def resumed(run: Path) -> None:
