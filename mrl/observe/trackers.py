@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow behind one protocol, each in a thread of its own.
+"""TensorBoard and Weights & Biases behind one protocol, each in a thread of its own.
 
 A tracker that raises or falls behind is switched off with one warning; it never stops or delays training. All
 follow metrics.jsonl: at a start each takes the rows it lacks from there.
@@ -16,7 +16,6 @@ from typing import Protocol
 from mrl.config.flat import flat
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
-from mrl.observe.mlflow_tracker import MlflowTracker
 from mrl.observe.run_folder import TrackedRun
 from mrl.observe.samples_table import Row, table
 from mrl.observe.wandb_tracker import WandbTracker
@@ -174,7 +173,6 @@ def start(
     kinds: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoardTracker(run),
         "wandb": lambda: WandbTracker(run, section.wandb, deadline_seconds=deadline),
-        "mlflow": lambda: MlflowTracker(run, section.mlflow),
     }
     return [
         GuardedTracker(name, kinds[name], deadline_seconds=deadline, history=history)

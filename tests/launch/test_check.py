@@ -128,7 +128,7 @@ MODEL_FAULTS = {
 }
 
 WORD_FAULTS = [
-    (("logging.trackers=[mlflow]",), "logging.trackers names mlflow, which is not installed"),
+    (("logging.trackers=[wandb]",), "logging.trackers names wandb, which is not installed"),
     (
         ("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
         "nowhere.module cannot be imported",
@@ -236,9 +236,9 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]
 
 
 @pytest.fixture(autouse=True)
-def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python takes mlflow for absent, whether the environment has it or not."""
-    monkeypatch.setitem(sys.modules, "mlflow", None)
+def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes wandb for absent, whether the environment has it or not."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
 
 
 @pytest.mark.parametrize(("more", "message"), WORD_FAULTS)
@@ -305,7 +305,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = (
-        "logging.trackers=[mlflow]",
+        "logging.trackers=[wandb]",
         "reward={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl",
         "loop.schedule=stream",
@@ -315,7 +315,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
     assert lines[0] == "mrl: 5 faults, nothing was started:"
     for line, message in zip(
         lines[1:],
-        ("mlflow", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3", "/proc/self/pool"),
+        ("wandb", "nowhere", "/nowhere.jsonl", "training.layout.ep = 3", "/proc/self/pool"),
         strict=True,
     ):
         assert line.startswith("  - ") and message in line
@@ -393,7 +393,7 @@ def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
 
 
 REPORTING = """import atexit, os, sys, time
-sys.modules["mlflow"] = None
+sys.modules["wandb"] = None
 atexit.register(lambda: open(f"{os.environ['SPENT']}/{os.getpid()}", "w").write(str(time.process_time())))
 """
 """A sitecustomize: a package is missing, and a process says at its end what it has spent."""
@@ -408,7 +408,7 @@ def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
     model = shutil.copytree(task / "model", tmp_path / "model")
     rewrite(model, model_type="nemotron_h")
     faults = {
-        "logging.trackers=[mlflow]": "logging.trackers names mlflow, which is not installed",
+        "logging.trackers=[wandb]": "logging.trackers names wandb, which is not installed",
         "algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}": "has no attribute 'ratioo'",
         f"reward={{kind: plugin, path: '{tmp_path}/broken.py:score'}}": "SyntaxError",
         "data.train=/nowhere.jsonl": f"/nowhere.jsonl: no such file (working directory {Path.cwd()})",

@@ -25,29 +25,14 @@ class WandbSection(Section):
     """Whether rows go to the server or to files for `wandb sync`; WANDB_MODE, else online, when absent."""
 
 
-class MlflowSection(Section):
-    """Words of `MlflowClient` and its `create_run`; credentials come from MLflow's environment variables."""
-
-    tracking_uri: str | None = None
-    """Server or store; MLFLOW_TRACKING_URI, else MLflow's default, when absent."""
-    experiment_name: str = "mrl"
-    """Experiment the run belongs to, made where it is missing."""
-    run_name: str | None = None
-    """Display name; run.name when absent."""
-    tags: dict[str, str] = {}
-    """Tags of the run."""
-
-
 class LoggingSection(Section):
     """Trackers and dumps; metrics.jsonl is always written."""
 
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Further trackers, a list or one word; one that fails or hangs is switched off with a warning and never
     stops training."""
     wandb: WandbSection = WandbSection()
     """Weights & Biases, where trackers names it."""
-    mlflow: MlflowSection = MlflowSection()
-    """MLflow, where trackers names it."""
     tracker_deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest the end of a run waits for a tracker."""
     tracker_samples_every_steps: int = Field(default=20, ge=0)

@@ -6,8 +6,6 @@ It writes the rows of steps FIRST to LAST with a real Recorder, closes it where 
 import sys
 import time
 
-from mlflow import MlflowClient
-
 from mrl.config.root import Config
 from mrl.loops.recorder import Recorder
 from mrl.observe.phases import PhaseClock
@@ -24,21 +22,13 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             "reward": {"kind": "maths"},
             "loop": {"steps": 10 * attempt},
             "logging": {
-                "trackers": ["tensorboard", "wandb", "mlflow"],
+                "trackers": ["tensorboard", "wandb"],
                 "tracker_deadline_seconds": 600,  # a slow machine is no tracker that hangs
                 "tracker_samples_every_steps": 3,
                 "wandb": {"project": "proofs", "group": "g", "tags": ["a", "b"], "mode": "offline"},
-                "mlflow": {
-                    "tracking_uri": f"sqlite:///{folder}/mlflow.db",
-                    "experiment_name": "proofs",
-                    "tags": {"team": "t"},
-                },
             },
         }
     )
-    if attempt == 1:
-        client = MlflowClient(tracking_uri=config.logging.mlflow.tracking_uri)
-        client.create_experiment("proofs", artifact_location=f"{folder}/artifacts")
     run_folder = RunFolder(config.run_folder)
     recorder = Recorder(config, run_folder, PhaseClock(), first_step=first)
     for step in range(first, last + 1):

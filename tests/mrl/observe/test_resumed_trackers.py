@@ -16,7 +16,7 @@ from mrl.observe import metrics_log
 from tests.mrl.observe import wandb_file
 
 ROOT = Path(__file__).parents[3]
-TRACKERS = {"WANDB_SILENT": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+TRACKERS = {"WANDB_SILENT": "true"}
 
 
 def start(folder: Path, first: int, last: int, number: int, end: str) -> str:
@@ -94,26 +94,6 @@ def test_wandb_knows_project_names_and_the_latest_configuration(resumed: Path) -
     assert (run.run_id, run.project, run.display_name) == (run_id, "proofs", "followed")
     assert (run.run_group, list(run.tags)) == ("g", ["a", "b"])
     assert config["loop"]["steps"] == 30 and config["run"]["name"] == "followed"
-
-
-def test_mlflow_holds_every_step_once_as_it_was_first_seen(resumed: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{resumed}/mlflow.db")
-    experiment = client.get_experiment_by_name("proofs")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id])
-    points = client.get_metric_history(run.info.run_id, "reward/mean")
-    assert [point.step for point in points] == list(range(10))
-    by_start = [int(point.value) for point in points]
-    assert by_start[:7] == [1] * 7 and by_start[7] in (2, 3) and by_start[8:] == [3, 3]
-    accuracies = client.get_metric_history(run.info.run_id, "val/accuracy_at_8")
-    assert [point.step for point in accuracies] == list(range(10))
-    assert (run.info.run_name, run.info.status, run.data.tags["team"]) == ("followed", "FINISHED", "t")
-    files = {file.path for file in client.list_artifacts(run.info.run_id, "samples")}
-    assert files == {f"samples/train-{step:06d}.json" for step in (0, 3, 6, 9)}
-    assert run.data.params["training.layout.tp"] == "1"
-    assert run.data.params["loop.steps"] == "10" and run.data.tags["loop.steps"] == "30"
 
 
 def test_tensorboard_shows_the_steps_that_count_once(resumed: Path) -> None:
