@@ -7,7 +7,6 @@
 | `Run(config)` | the same, read step by step: `for row in run` |
 | `evaluate(config, out=...)` | mean reward, avg@k and pass@k of a model folder |
 | `load_reward(mapping)`, `score(reward, rows)` | verdicts on any responses, by reward workers alone |
-| `TensorSync(held, needed, group)` | the weight sync's plan in a trainer of your own |
 | `MrlError` and the others of mrl/errors.py | what these raise on purpose |
 
 The commands call the same functions. What is not listed here is open to read and may change.
@@ -26,7 +25,6 @@ _HOMES = {
     "evaluate": "mrl.launch.commands.evaluate",
     "score": "mrl.rewards.pool.score",
     "Verdict": "mrl.samples",
-    "TensorSync": "mrl.resharding.transfer.tensor_sync",
     **dict.fromkeys(
         (
             "MrlError",

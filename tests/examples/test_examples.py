@@ -89,16 +89,6 @@ def test_responses_are_scored_and_a_wrong_setting_is_named(folder: Path) -> None
 
 
 @pytest.mark.integration
-def test_weights_are_synced_in_a_trainer_of_ones_own(folder: Path) -> None:
-    said = python(folder, "examples/sync_weights.py")
-    # Two ranks share a screen: where it is not buffered, a line's end may come after the other's line.
-    assert sorted(re.findall(r"rank \d: .*? crossed in all", said)) == [
-        f"rank {rank}: first row {[2.0 + 4 * rank + n for n in range(4)]}, 64 bytes crossed in all"
-        for rank in range(2)
-    ]
-
-
-@pytest.mark.integration
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
     """Beside files that are called as modules of Python are."""
     write_modules_named_as_pythons(folder)
