@@ -1,11 +1,11 @@
-"""The shape of the code in figures: lines, arrows, and names that have more than one home.
+"""Print the size and the shape of the code: lines, words, settings, arrows, and names that have more than one home.
 
     python -m benchmarks.structure [CHECKOUT]
 
 An arrow of a folder is a pair of its entries (files and folders directly in it) of which one imports the other; a folder's arrows
 are what a reader sees on opening it. A name has more than one home when two modules define a public class, or a public
-function, of that name at their top level. Tests and benchmarks are left out. Older checkouts, whose folders were imported by their
-bare names, are read as well.
+function, of that name at their top level. Arrows and homes leave tests and benchmarks out. Settings are counted by the checkout's own
+code. Older checkouts, whose folders were imported by their bare names, are read as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import os
+import subprocess
 import sys
 import tokenize
 from collections import Counter
@@ -27,6 +29,14 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 TOP = ("mrl", "models", "resharding", "launch")
+OUTSIDE = ("tests", "benchmarks", "examples")
+MADE = ("settings.md", "metrics.md", "recipes.md")
+"""Pages that `make docs` writes from the code, left out of the words."""
+COUNT_SETTINGS = """
+from mrl.config.describe import settings
+print(sum(not setting.form.startswith(": section") for setting in settings()))
+"""
+"""Counts the settings that `mrl settings` lists, without the lines of whole sections."""
 
 
 def main() -> None:
@@ -34,6 +44,12 @@ def main() -> None:
     modules = modules_of(root)
     lines, code = (sum(map(count, modules.values())) for count in (lines_of, code_lines_of))
     print(f"lines {lines} in {len(modules)} files, {code} of them code")
+    for folder in OUTSIDE:
+        files = sorted((root / folder).rglob("*.py"))
+        print(f"lines of {folder} {sum(map(lines_of, files))} in {len(files)} files")
+    pages = pages_of(root)
+    print(f"words of docs {sum(len(page.read_text().split()) for page in pages)} in {len(pages)} pages")
+    print(f"settings {num_settings(root)}")
     arrows = arrows_of(modules)
     folders = {entry.rpartition("/")[0] for entry in modules}
     inside = {folder: face(arrows, folder) for folder in sorted(folders)}
@@ -52,6 +68,22 @@ def modules_of(root: Path) -> dict[str, Path]:
     """Each file by its path from the root without suffix; a package is the path of its __init__."""
     files = [path for top in TOP for path in (root / top).rglob("*.py")]
     return {str(path.relative_to(root).with_suffix("")): path for path in files}
+
+
+def pages_of(root: Path) -> list[Path]:
+    """Return README.md and the pages of docs/ that people write."""
+    pages = [path for path in (root / "docs").rglob("*.md") if path.name not in MADE]
+    return [root / "README.md", *sorted(pages)]
+
+
+def num_settings(root: Path) -> int:
+    """Return the number of settings, counted in a process that imports the checkout's own mrl."""
+    program = [sys.executable, "-c", COUNT_SETTINGS]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        program, cwd=root, env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    return int(done.stdout)
 
 
 def lines_of(path: Path) -> int:
