@@ -48,8 +48,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for path in ROOT.iterdir():
-        if path.name == "docs":
-            shutil.copytree(path, source / "docs")
+        if path.name in ("docs", "examples"):
+            shutil.copytree(path, source / path.name)
+        elif path.suffix == ".md":
+            shutil.copy(path, source)
         elif not path.name.startswith("."):
             (source / path.name).symlink_to(path)
     write_pages(source / "docs")
