@@ -4,10 +4,9 @@ Owns the formulas and their registry, all in float64 on checked packed tokens. A
 sample's token rewards into one number that all its policy tokens get; a process estimator keeps each token's reward.
 In both, a degenerate group (see groups) gives exactly 0. Estimators do not whiten by themselves.
 
-Choices where frameworks differ, all settings: standard deviations with ddof 1 and eps 1e-6 (OpenRLHF 1e-9, TRL 1e-4,
-its asynchronous form ddof 0 and 1e-8); a degenerate group is found by max - min and gives exactly 0; tokens the policy
-did not produce are skipped, also by GAE and by the discount. Whitening: variance with ddof 1 and eps added to it (ROLL,
-TRL, verl).
+Choices where frameworks differ: standard deviations have DDOF 1 and EPS 1e-6 (OpenRLHF 1e-9, TRL 1e-4, its asynchronous
+form ddof 0 and 1e-8); a degenerate group is found by max - min and gives exactly 0; tokens the policy did not produce are
+skipped, also by GAE and by the discount. Whitening: variance with ddof 1 and eps added to it (ROLL, TRL, verl).
 """
 
 from __future__ import annotations
@@ -22,6 +21,13 @@ from torch import Tensor
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.tokens import Segments, check_samples, checked
 from mrl.config.sections.algorithm import EstimatorSection
+
+DDOF = 1
+"""Delta degrees of freedom of every standard deviation."""
+EPS = 1e-6
+"""Added to a standard deviation before dividing by it."""
+TOLERANCE = 1e-6
+"""A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly 0."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,10 +140,9 @@ def gae(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
 def reinforce_pp(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
     """REINFORCE++ (arXiv 2501.03262) before its whitening: discounted rewards-to-go of each token.
 
-    The sum runs through the environment's tokens; with discount = all_tokens they discount too.
+    The sum runs through the environment's tokens, which do not discount.
     """
-    counted = rollouts.mask if section.discount == "policy_tokens" else torch.ones_like(rollouts.mask)
-    returns = rewards_to_go(rollouts.rewards, counted, rollouts.segments, gamma=section.gamma)
+    returns = rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=section.gamma)
     return returns, returns
 
 
@@ -154,12 +159,12 @@ def rloo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]
     groups, scores = rollouts.groups, rollouts.scores()
     centred = (scores - groups.mean_of_others(scores)).masked_fill(~groups.active, 0.0)
     if section.scale == "leave_one_out":
-        deviation = groups.std_of_others(scores, section.ddof)
-        negligible = deviation <= section.tolerance * scores.abs().max()
-        centred = torch.where(negligible, centred, centred / (deviation + section.eps))
+        deviation = groups.std_of_others(scores, DDOF)
+        negligible = deviation <= TOLERANCE * scores.abs().max()
+        centred = torch.where(negligible, centred, centred / (deviation + EPS))
     elif section.scale not in (None, "none"):
-        centred = centred / _deviation(rollouts, scores, section, section.scale)
-    return _spread(rollouts, _zero_degenerate_groups(rollouts, scores, centred, section))
+        centred = centred / _deviation(rollouts, scores, section.scale)
+    return _spread(rollouts, _zero_degenerate_groups(rollouts, scores, centred))
 
 
 def grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
@@ -183,14 +188,14 @@ def gdpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]
     total, signal = torch.zeros_like(parts[:, 0]), torch.zeros_like(groups.active)
     for k in range(parts.shape[1]):
         part = parts[:, k].masked_fill(~groups.active, 0.0)
-        normal = groups.centred(part) / (groups.std(part, section.ddof) + section.eps)
-        flat = groups.degenerate(part, section.tolerance)
+        normal = groups.centred(part) / (groups.std(part, DDOF) + EPS)
+        flat = groups.degenerate(part, TOLERANCE)
         total = total + weights[k] * normal.masked_fill(flat, 0.0)
         signal = signal | ~flat
     chosen = total[groups.active]
-    if len(chosen) > section.ddof:
-        deviation = chosen.std(correction=section.ddof)
-        total = (total - chosen.mean()) / (deviation + section.eps)
+    if len(chosen) > DDOF:
+        deviation = chosen.std(correction=DDOF)
+        total = (total - chosen.mean()) / (deviation + EPS)
     return _spread(rollouts, total.masked_fill(~(signal & groups.active), 0.0))
 
 
@@ -199,8 +204,8 @@ def grpo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     then summed from the right. The pool is the positions of `reward_mask` (all policy tokens by default).
     """
     pool = Groups.of(rollouts.groups.index[rollouts.segments.ids], rollouts.reward_mask)
-    normal = pool.centred(rollouts.rewards) / (pool.std(rollouts.rewards, section.ddof) + section.eps)
-    normal = normal.masked_fill(pool.degenerate(rollouts.rewards, section.tolerance), 0.0)
+    normal = pool.centred(rollouts.rewards) / (pool.std(rollouts.rewards, DDOF) + EPS)
+    normal = normal.masked_fill(pool.degenerate(rollouts.rewards, TOLERANCE), 0.0)
     sums = rewards_to_go(normal, rollouts.mask, rollouts.segments, gamma=section.gamma)
     return sums, sums
 
@@ -209,7 +214,7 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     """Token rewards of PRIME (arXiv 2502.01456, eq. 5) before its whitening.
 
     n / (n - 1) r_t - sum_j mean_j / (n - 1), mean_j over sample j's reward positions; plus, where `outcomes` are
-    given, their leave-one-out value on the last policy token; weighted, summed from the right.
+    given, their leave-one-out value on the last policy token; summed from the right.
     """
     r, groups = rollouts, rollouts.groups
     means = r.segments.mean(r.rewards, r.reward_mask)
@@ -218,12 +223,12 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     baseline = groups.total(means)[groups.index] / others
     shaped = r.rewards * r.segments.spread(size / others) - r.segments.spread(baseline)
     pool = Groups.of(groups.index[r.segments.ids], r.reward_mask)
-    flat = pool.degenerate(r.rewards, section.tolerance) | r.segments.spread(size < 2)
-    shaped = section.process_coefficient * shaped.masked_fill(flat | ~r.reward_mask, 0.0)
+    flat = pool.degenerate(r.rewards, TOLERANCE) | r.segments.spread(size < 2)
+    shaped = shaped.masked_fill(flat | ~r.reward_mask, 0.0)
     if r.outcomes is not None:
         centred = r.outcomes - groups.mean_of_others(r.outcomes)
-        outcome = _zero_degenerate_groups(r, r.outcomes, centred, section)
-        shaped = shaped + section.outcome_coefficient * r.segments.on_last_token(outcome, r.mask)
+        outcome = _zero_degenerate_groups(r, r.outcomes, centred)
+        shaped = shaped + r.segments.on_last_token(outcome, r.mask)
     sums = rewards_to_go(shaped, r.mask, r.segments, gamma=section.gamma)
     return sums, sums
 
@@ -249,25 +254,23 @@ def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> T
     scores, scale = rollouts.scores(), section.scale or default
     centred = rollouts.groups.centred(scores)
     if scale != "none":
-        centred = centred / _deviation(rollouts, scores, section, scale)
-    return _zero_degenerate_groups(rollouts, scores, centred, section)
+        centred = centred / _deviation(rollouts, scores, scale)
+    return _zero_degenerate_groups(rollouts, scores, centred)
 
 
-def _deviation(rollouts: Rollouts, scores: Tensor, section: EstimatorSection, scale: str) -> Tensor:
+def _deviation(rollouts: Rollouts, scores: Tensor, scale: str) -> Tensor:
     """[B] or scalar standard deviation + eps; "batch" is over raw scores, differences between groups included."""
     if scale == "group":
-        return rollouts.groups.std(scores, section.ddof) + section.eps
+        return rollouts.groups.std(scores, DDOF) + EPS
     chosen = scores[rollouts.groups.active]
-    spread = chosen.std(correction=section.ddof) if len(chosen) > section.ddof else scores.new_zeros(())
-    return spread + section.eps
+    spread = chosen.std(correction=DDOF) if len(chosen) > DDOF else scores.new_zeros(())
+    return spread + EPS
 
 
-def _zero_degenerate_groups(
-    rollouts: Rollouts, scores: Tensor, values: Tensor, section: EstimatorSection
-) -> Tensor:
+def _zero_degenerate_groups(rollouts: Rollouts, scores: Tensor, values: Tensor) -> Tensor:
     """Exactly 0 where the group is degenerate or the sample does not take part."""
     groups = rollouts.groups
-    return values.masked_fill(groups.degenerate(scores, section.tolerance) | ~groups.active, 0.0)
+    return values.masked_fill(groups.degenerate(scores, TOLERANCE) | ~groups.active, 0.0)
 
 
 def _spread(rollouts: Rollouts, advantages: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What an algorithm remembers from step to step: coefficients that move (KL, entropy) and running reward statistics.
+"""What an algorithm remembers from step to step: coefficients that move (KL, entropy).
 
 Owns the rules by which coefficients move, and the state for checkpoints. Where a coefficient is applied is the recipe's
 (reward) and the objective's (loss).
@@ -10,8 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from mrl.algorithms.outcomes import RunningMoments
 from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSection
+
+ENTROPY_STEP = 0.005
+"""Change of the entropy coefficient per step towards its target."""
+MAX_ENTROPY_COEFFICIENT = 1.0
+"""Upper bound of the moving entropy coefficient."""
 
 
 class Controller(Protocol):
@@ -71,49 +75,15 @@ class Adaptive:
 
 
 @dataclasses.dataclass
-class Window:
-    """Every `steps` updates their mean is looked at: above `high` beta grows by `factor`, below `low` it shrinks.
-
-    After a change the window starts anew, so that one excursion moves beta once.
-    """
-
-    coefficient: float
-    low: float
-    high: float
-    factor: float
-    steps: int
-    seen: list[float] = dataclasses.field(default_factory=list)
-
-    def update(self, measured: float, *, num_samples: int) -> None:
-        self.seen.append(measured)
-        if len(self.seen) < self.steps:
-            return
-        mean = sum(self.seen) / len(self.seen)
-        self.seen = []
-        if mean > self.high:
-            self.coefficient *= self.factor
-        elif mean < self.low:
-            self.coefficient /= self.factor
-
-    def state(self) -> dict[str, Any]:
-        return {"coefficient": self.coefficient, "seen": list(self.seen)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.coefficient, self.seen = float(state["coefficient"]), [float(x) for x in state["seen"]]
-
-
-@dataclasses.dataclass
 class EntropyTarget:
     """An additive coefficient that acts only while the last measured entropy is at or below the target (TRL).
 
-    Before the first measurement nothing acts. Below or at the target the coefficient grows by delta, above it shrinks,
-    within [0, highest].
+    Before the first measurement nothing acts. Below or at the target the coefficient grows by ENTROPY_STEP, above it shrinks,
+    within [0, MAX_ENTROPY_COEFFICIENT].
     """
 
     raw: float
     target: float
-    delta: float
-    highest: float
     last: float = float("inf")
 
     @property
@@ -121,8 +91,8 @@ class EntropyTarget:
         return self.raw if self.last <= self.target else 0.0
 
     def update(self, measured: float, *, num_samples: int) -> None:
-        step = self.delta if measured <= self.target else -self.delta
-        self.raw = min(self.highest, max(0.0, self.raw + step))
+        step = ENTROPY_STEP if measured <= self.target else -ENTROPY_STEP
+        self.raw = min(MAX_ENTROPY_COEFFICIENT, max(0.0, self.raw + step))
         self.last = measured
 
     def state(self) -> dict[str, Any]:
@@ -134,20 +104,17 @@ class EntropyTarget:
 
 
 def kl_controller(section: KlSection) -> Controller:
-    """The controller that section.controller names."""
-    rule = section.controller
-    if rule.kind == "adaptive":
-        return Adaptive(section.coefficient, rule.target, rule.horizon)
-    if rule.kind == "window":
-        return Window(section.coefficient, rule.low, rule.high, rule.factor, rule.window_steps)
-    return Fixed(section.coefficient)
+    """Fixed, or held at section.target."""
+    if section.target is None:
+        return Fixed(section.coefficient)
+    return Adaptive(section.coefficient, section.target, section.horizon)
 
 
 def entropy_controller(section: EntropySection) -> Controller:
     """Fixed, or held at section.target."""
     if section.target is None:
         return Fixed(section.coefficient)
-    return EntropyTarget(section.coefficient, section.target, section.delta, section.max_coefficient)
+    return EntropyTarget(section.coefficient, section.target)
 
 
 @dataclasses.dataclass
@@ -157,8 +124,6 @@ class AlgorithmState:
     kl: Controller
     entropy: Controller
     kl_in_loss: bool
-    moments: dict[str, RunningMoments] = dataclasses.field(default_factory=dict)
-    """Raw-reward moments by domain, for normalisation over "running"."""
 
     @classmethod
     def of(cls, config: AlgorithmSection) -> AlgorithmState:
@@ -182,11 +147,9 @@ class AlgorithmState:
 
     def state(self) -> dict[str, Any]:
         """JSON values for a checkpoint."""
-        moments = {name: dataclasses.asdict(moments) for name, moments in self.moments.items()}
-        return {"kl": self.kl.state(), "entropy": self.entropy.state(), "moments": moments}
+        return {"kl": self.kl.state(), "entropy": self.entropy.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`."""
         self.kl.restore(state["kl"])
         self.entropy.restore(state["entropy"])
-        self.moments = {name: RunningMoments(**moments) for name, moments in state["moments"].items()}

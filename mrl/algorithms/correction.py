@@ -8,7 +8,7 @@ denominator: a token with weight 0 still counts.
 Choices where frameworks differ:
 1. sequence_mask measures a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
 2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" bounds them above.
-3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w into [low, high] (TIS).
+3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w above (TIS).
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from mrl.algorithms.losses import Tokens
 from mrl.algorithms.tokens import MAX_LOG_RATIO
 from mrl.config.sections.correction import Correction
 
+TOKEN_HIGH = 2.0
+"""Of sequence_mask with truncated token weights: the largest, TIS's."""
+
 
 def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Tensor:
     """[N] weight of each token's loss, detached, 0 off the mask; rollout_logprobs [N] are checked like the tokens.
 
-    With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: clip(w_t, low, high).
+    With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: min(w_t, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
-    `token_weights` none (1), raw (w_t) or truncated (min(w_t, token_high)). geometric: clip(W, low, high). product:
-    clip(exp(sum), low, high).
+    `token_weights` none (1), raw (w_t) or truncated (min(w_t, TOKEN_HIGH)). geometric: min(W, high). product:
+    min(exp(sum), high).
     """
     log_ratios = _log_ratios(tokens, rollout_logprobs)
     per_token = torch.exp(log_ratios)
@@ -37,20 +40,20 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
         case "off":
             values = torch.ones_like(per_token)
         case "truncated":
-            values = per_token.clamp(section.low, section.high)
+            values = per_token.clamp(max=section.high)
         case "icepop":
             values = per_token.masked_fill(_outside(section, per_token), 0.0)
         case "sequence_mask":
             kept = {
                 "none": torch.ones_like(per_token),
                 "raw": per_token,
-                "truncated": per_token.clamp(max=section.token_high),
+                "truncated": per_token.clamp(max=TOKEN_HIGH),
             }[section.token_weights]
             values = kept.masked_fill(_outside(section, _geometric(log_ratios, tokens)), 0.0)
         case "geometric":
-            values = _geometric(log_ratios, tokens).clamp(section.low, section.high)
+            values = _geometric(log_ratios, tokens).clamp(max=section.high)
         case "product":
-            values = _product(log_ratios, tokens).clamp(section.low, section.high)
+            values = _product(log_ratios, tokens).clamp(max=section.high)
     return values.masked_fill(~tokens.mask, 0.0)
 
 

@@ -23,7 +23,6 @@ Choices where frameworks differ:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -36,6 +35,8 @@ from mrl.samples import TrainBatch
 
 TEACHER = "teacher"
 """Of TrainBatch.samples: [B] int64, which of DistillationSection.folders teaches the sample; -1 where none does."""
+CLIP = 10.0
+"""Largest absolute term of one sampled token before its weight; those changed are counted."""
 
 
 def join_advantages(
@@ -58,12 +59,11 @@ def join_advantages(
     taught = batch.loss_mask & np.repeat(batch.samples[TEACHER] >= 0, batch.lengths())
     log_ratio = torch.from_numpy((arrays["teacher_logprobs"] - policy)[taught]).double()
     terms, estimates = sampled(section, log_ratio)
-    limit = math.inf if section.clip is None else section.clip
-    total[taught] += section.coefficient * terms.clamp(-limit, limit).float().numpy()
+    total[taught] += section.coefficient * terms.clamp(-CLIP, CLIP).float().numpy()
     count, trained = max(1, len(terms)), max(1, int(batch.loss_mask.sum()))
     return total, {
         "distillation/divergence": float(estimates.sum()) / count,
-        "distillation/clipped_frac": float((terms.abs() > limit).sum()) / count,
+        "distillation/clipped_frac": float((terms.abs() > CLIP).sum()) / count,
         "distillation/taught_frac": len(terms) / trained,
     }
 

@@ -4,7 +4,7 @@ Owns the estimators and their clamp. Not the coefficient (controllers) and not w
 loss: objective). Source: Schulman, "Approximating KL divergence" (2020); k3 as in DeepSeekMath, arXiv 2402.03300.
 
 Choices where frameworks differ:
-1. `clamp` is 10 by default, for every kind.
+1. The CLAMP of 10 nats is for every kind.
 2. The exponent of k3 is bounded at 80, so that an extreme token gives a huge finite value instead of NaN gradients.
 """
 
@@ -15,21 +15,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mrl.config.sections.algorithm import KlSection
-
 _MAX_EXPONENT = 80.0
+CLAMP = 10.0
+"""Largest absolute estimate of one token, in nats; clamped tokens are counted."""
 
 
-def estimate(section: KlSection, difference: Tensor) -> tuple[Tensor, Tensor]:
+def estimate(kind: str, difference: Tensor) -> tuple[Tensor, Tensor]:
     """([N] KL estimates per token in nats, [N] bool which of them the clamp changed).
 
-    With d = difference = logprobs - ref_logprobs: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. With a clamp
-    the estimate is limited to [-clamp, clamp] and passes no gradient outside.
+    With d = difference = logprobs - ref_logprobs: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. The
+    estimate is limited to [-CLAMP, CLAMP] and passes no gradient outside.
     """
-    values, clamp = KINDS[section.kind](difference), section.clamp
-    if clamp is None:
-        return values, torch.zeros_like(values, dtype=torch.bool)
-    return values.clamp(-clamp, clamp), values.detach().abs() > clamp
+    values = KINDS[kind](difference)
+    return values.clamp(-CLAMP, CLAMP), values.detach().abs() > CLAMP
 
 
 def _k3(difference: Tensor) -> Tensor:

@@ -106,14 +106,13 @@ def loss_of(section: sections.LossSection) -> Loss:
 
 @register(sections.PpoClipLoss)
 def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347)."""
-    return _clipped(tokens, tokens.ratio(), section)
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347).
 
-
-@register(sections.DualClipLoss)
-def dual_clip(tokens: Tokens, section: sections.DualClipLoss) -> PerToken:
-    """PPO clip; for A < 0 the objective is at least dual_clip * A (arXiv 1912.09729, eq. 5)."""
+    With dual_clip the objective for A < 0 is at least dual_clip * A (arXiv 1912.09729, eq. 5).
+    """
     clipped, advantages = _clipped(tokens, tokens.ratio(), section), tokens.advantages
+    if section.dual_clip is None:
+        return clipped
     bounded = torch.minimum(clipped.loss, -section.dual_clip * advantages)
     return dataclasses.replace(clipped, loss=torch.where(advantages < 0, bounded, clipped.loss))
 
@@ -124,30 +123,22 @@ def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
 
     In the token form sg(s) pi / sg(pi) (GSPO-token, eq. 13-14): the value is the sequence's, the gradient the token's
     own. Where A is the sequence's both forms have the same gradient; with a correction only this one weighs each
-    token's. `normalise = False` takes s = exp(sum), the plain sequence ratio, whose gradient is |y| times as large.
+    token's.
     """
-    length, exponent = tokens.sequence_length(), tokens.sequence_log_ratio()
-    if section.normalise:
-        exponent = exponent / length
+    exponent = tokens.sequence_log_ratio() / tokens.sequence_length()
     own = tokens.logprobs - tokens.logprobs.detach()  # 0, with the gradient of the log-prob
-    own = torch.where(exponent.abs() <= MAX_LOG_RATIO, own if section.normalise else own * length, 0.0)
+    own = torch.where(exponent.abs() <= MAX_LOG_RATIO, own, 0.0)
     ratio = torch.exp(exponent.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + own)
     return _clipped(tokens, ratio, section)
 
 
 @register(sections.CispoLoss)
 def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
-    """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2506.13585, eq. 4-5).
-
-    `mask_clipped` drops the tokens whose gradient PPO's clip would drop (eq. 7).
-    """
+    """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2506.13585, eq. 4-5)."""
     lowest, highest = 1 - section.clip_low, 1 + section.clip_high
     ratio = tokens.ratio().detach()
     low, high = ratio < lowest, ratio > highest
     weight = ratio.clamp(lowest, highest)
-    if section.mask_clipped:
-        low, high = low & (tokens.advantages < 0), high & (tokens.advantages > 0)
-        weight = weight.masked_fill(low | high, 0.0)
     return PerToken(
         loss=-weight * tokens.advantages * tokens.logprobs, ratio=ratio, clipped_low=low, clipped_high=high
     )
@@ -155,20 +146,19 @@ def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
 
 @register(sections.ToprLoss)
 def topr(tokens: Tokens, section: sections.ToprLoss) -> PerToken:
-    """Positive samples -A logprobs, others -sg(clip(R, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2503.14286).
+    """Positive samples -A logprobs, others -sg(min(R, 1)) A logprobs (arXiv 2503.14286).
 
-    R = exp(sum of log rho) is the ratio of the whole trajectory, which the paper clips to [0, 1].
+    R = exp(sum of log rho) is the ratio of the whole trajectory.
     """
-    lowest, highest = 1 - section.clip_low, 1 + section.clip_high
     ratio = torch.exp(tokens.sequence_log_ratio().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     scores = tokens.advantages if tokens.scores is None else tokens.scores
-    positive = scores > section.positive_above
-    weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(lowest, highest))
+    positive = scores > 0
+    weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(max=1))
     return PerToken(
         loss=-weight * tokens.advantages * tokens.logprobs,
         ratio=ratio,
-        clipped_low=~positive & (ratio < lowest),
-        clipped_high=~positive & (ratio > highest),
+        clipped_low=torch.zeros_like(positive),
+        clipped_high=~positive & (ratio > 1),
     )
 
 

@@ -144,7 +144,7 @@ class Objective:
         if section.location != "loss":
             return 0.0, {}
         reference = _array(inputs, "ref_logprobs", "the reference model (kl.location = loss)").detach()
-        values, clamped = kl.estimate(section, tokens.logprobs - reference)
+        values, clamped = kl.estimate(section.kind, tokens.logprobs - reference)
         weighted = values
         if section.unbiased:
             weighted = values * tokens.ratio()
@@ -191,8 +191,8 @@ class ValueObjective:
     """The critic's."""
 
     def __init__(self, config: AlgorithmSection) -> None:
-        self._clip = config.value.clip
-        self._aggregation = AggregationSection(mode=config.value.aggregation)
+        self._clip = config.value_clip
+        self._aggregation = AggregationSection(mode="token_mean")
 
     def __call__(
         self,

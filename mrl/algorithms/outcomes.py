@@ -1,8 +1,6 @@
 """From outcomes to shaped rewards: what rollout and reward workers said about a batch's samples, and what is made of it.
 
-Owns the reading of groups into arrays [B] in the batch's order, the shaping formulas, their order, and running
-statistics. Statistics "batch" and "running" are those of a domain, so that one domain's scale never enters another's.
-Lengths are counts of policy tokens (the mask's sum), never spans that include the environment's tokens.
+Owns the reading of groups into arrays [B] in the batch's order, the shaping formulas, and their order. Lengths are counts of policy tokens (the mask's sum), never spans that include the environment's tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms.groups import Groups
 from mrl.algorithms.tokens import check_samples
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.shaping import NormaliseSection, OverlongSection, ShapingSection
+from mrl.config.sections.shaping import OverlongSection, ShapingSection
 from mrl.samples import Group, Sample, Status, TrainBatch, VerdictKind
 
 
@@ -123,49 +120,15 @@ def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
     return np.concatenate(pieces)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunningMoments:
-    """Mean and variance over everything seen so far: Chan, Golub and LeVeque's update (1979); no decay.
-
-    Worked example: after [1, 0, 0] count is 3, mean 1/3 and squares (the sum of squared deviations) 2/3.
-    """
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def merged(self, values: Tensor) -> RunningMoments:
-        """The moments with the [K] values added."""
-        if not len(values):
-            return self
-        numbers = values.to(torch.float64)
-        mean = float(numbers.mean())
-        squares = float((numbers - mean).square().sum())
-        total = self.count + len(values)
-        shift = mean - self.mean
-        return RunningMoments(
-            count=total,
-            mean=self.mean + shift * len(values) / total,
-            squares=self.squares + squares + shift**2 * self.count * len(values) / total,
-        )
-
-    def std(self, ddof: int = 1) -> float:
-        """Standard deviation; 0 with no more than `ddof` values."""
-        return (self.squares / (self.count - ddof)) ** 0.5 if self.count > ddof else 0.0
-
-
 def shape_by_domain(
     config: AlgorithmSection,
     outcomes: Outcomes,
     *,
     lengths: Tensor,
-    group_ids: Tensor,
-    moments: dict[str, RunningMoments],
 ) -> tuple[Tensor, dict[str, float]]:
     """([B] float64 shaped rewards, 0 for samples without a reward; metrics over the scored samples).
 
-    lengths [B] in policy tokens; group_ids [B]. `moments` by domain are brought up to date in place. ValueError for an
-    infinite reward, with its sample.
+    lengths [B] in policy tokens. ValueError for an infinite reward, with its sample.
     """
     rewards, has_reward = torch.from_numpy(outcomes.rewards), torch.from_numpy(outcomes.has_reward)
     check_samples("rewards", rewards.masked_fill(~has_reward, 0.0), len(has_reward))
@@ -177,11 +140,8 @@ def shape_by_domain(
         if not bool(chosen.any()):
             continue
         section = config.shaping_by_domain.get(domain, config.shaping)
-        values, clipped[chosen] = clip(rewards[chosen], low=section.clip_low, high=section.clip_high)
-        values = shape(section, values, lengths[chosen], finished[chosen], truncated[chosen])
-        moments[domain] = moments.get(domain, RunningMoments()).merged(values)
-        values = normalise(section.normalise, values, group_ids[chosen], moments[domain])
-        shaped[chosen] = values * section.weight
+        values, clipped[chosen] = clip(rewards[chosen], section.clip)
+        shaped[chosen] = shape(section, values, lengths[chosen], finished[chosen], truncated[chosen])
     count = max(1, int(has_reward.sum()))
     return shaped, {
         "reward/raw_mean": float(torch.nan_to_num(rewards).sum()) / count,
@@ -196,9 +156,9 @@ def truncated_away(config: AlgorithmSection, outcomes: Outcomes) -> np.ndarray:
     return outcomes.truncated & np.array(masks, dtype=np.bool_)
 
 
-def clip(rewards: Tensor, *, low: float | None, high: float | None) -> tuple[Tensor, Tensor]:
-    """([B] rewards within [low, high], [B] bool which were changed)."""
-    clipped = rewards if low is None and high is None else rewards.clamp(min=low, max=high)
+def clip(rewards: Tensor, bounds: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
+    """([B] rewards within the bounds, [B] bool which were changed)."""
+    clipped = rewards if bounds is None else rewards.clamp(*bounds)
     return clipped, clipped != rewards
 
 
@@ -206,8 +166,6 @@ def shape(
     section: ShapingSection, rewards: Tensor, lengths: Tensor, finished: Tensor, truncated: Tensor
 ) -> Tensor:
     """[B] clipped rewards of one domain after what depends on the sample's length and end, in the section's order."""
-    if section.length_reference is not None:
-        rewards = per_length(rewards, lengths, reference=section.length_reference)
     if section.overlong is not None:
         rewards = rewards + overlong_penalty(section.overlong, lengths)
     if section.stop_properly is not None:
@@ -217,21 +175,15 @@ def shape(
     return rewards
 
 
-def per_length(rewards: Tensor, lengths: Tensor, *, reference: float) -> Tensor:
-    """[B] rewards * reference / length, lengths in policy tokens; a sample without tokens keeps its reward."""
-    scaled = rewards * reference / lengths.clamp(min=1).to(rewards.dtype)
-    return torch.where(lengths > 0, scaled, rewards)
-
-
 def overlong_penalty(section: OverlongSection, lengths: Tensor) -> Tensor:
     """[B] numbers <= 0 to add: 0 up to max_tokens - buffer_tokens, then linearly to -factor at max_tokens.
 
-    DAPO (arXiv 2503.14476, eq. 13). `capped = False` keeps growing beyond max_tokens (verl). Lengths in policy tokens.
+    DAPO (arXiv 2503.14476, eq. 13); verl's keeps growing beyond max_tokens. Lengths in policy tokens.
     Worked example: max 100, buffer 20, lengths 80, 90, 120 give 0, -0.5, -1.
     """
     free = section.max_tokens - section.buffer_tokens
     share = (lengths.to(torch.float64) - free) / section.buffer_tokens
-    return -section.factor * share.clamp(min=0.0, max=1.0 if section.capped else None)
+    return -section.factor * share.clamp(min=0.0, max=1.0)
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, *, coefficient: float) -> Tensor:
@@ -243,34 +195,3 @@ def stop_properly(rewards: Tensor, truncated: Tensor, *, coefficient: float) -> 
     if coefficient < 0:
         return torch.where(truncated, rewards.new_tensor(coefficient), rewards)
     return torch.where(truncated & (rewards > 0), rewards * coefficient, rewards)
-
-
-def normalise(
-    section: NormaliseSection, rewards: Tensor, group_ids: Tensor, running: RunningMoments
-) -> Tensor:
-    """[B] (rewards - mean) / (std + eps), each over "batch", "group", "running" or "none" (0 and 1).
-
-    `running` moments hold these rewards already. All combinations give [B]. Where the standard deviation is undefined
-    or 0 the division is left out.
-    """
-    centre, _ = _moments(section.mean, rewards, group_ids, running, section.ddof)
-    _, spread = _moments(section.std, rewards, group_ids, running, section.ddof)
-    deviation = torch.as_tensor(spread, dtype=torch.float64)
-    return (rewards - centre) / torch.where(
-        deviation > 0, deviation + section.eps, torch.ones_like(deviation)
-    )
-
-
-def _moments(
-    over: str, rewards: Tensor, group_ids: Tensor, running: RunningMoments, ddof: int
-) -> tuple[Tensor | float, Tensor | float]:
-    """(mean, standard deviation), each one number or [B]; over nothing both are 0."""
-    if over == "none":
-        return 0.0, 0.0
-    if over == "running":
-        return running.mean, running.std(ddof)
-    if over == "batch":
-        return rewards.mean(), rewards.std(correction=ddof) if len(rewards) > ddof else 0.0
-    groups = Groups.of(group_ids, torch.ones_like(rewards, dtype=torch.bool))
-    deviation = groups.std(rewards, ddof).masked_fill(groups.degenerate(rewards, 1e-6), 0.0)
-    return groups.mean(rewards), deviation

@@ -4,9 +4,8 @@ Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the 
 outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` where the loss may read them),
 and metrics. Runs in the driver on the CPU, in float64.
 
-Order: shaping per domain (clip, length, overlong, truncation, normalisation, weight) -> reward on each sample's last
-policy token -> minus KL per token -> estimator -> whitening -> clip of advantages -> truncated samples leave the loss mask
--> teachers' terms of single tokens (distillation.py).
+Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
+token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation.py).
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import distillation, kl
-from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, Rollouts, estimate, whiten
+from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
@@ -43,8 +42,8 @@ def shape_and_estimate(
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
     A sample without a reward (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
-    shaping.mask_truncated names gets the same after the statistics. `state` is needed by moving coefficients and running
-    statistics, and is updated; without it a fresh one is used for this call.
+    shaping.mask_truncated names gets the same after the statistics. `state` is needed by moving coefficients, and is updated;
+    without it a fresh one is used for this call.
     """
     outcomes = _outcomes(outcomes)
     if len(outcomes.rewards) != batch.num_samples:
@@ -53,18 +52,12 @@ def shape_and_estimate(
         _require_state(config)
         state = AlgorithmState.of(config)
     work = _Work.of(config, batch, outcomes)
-    shaped, metrics = shape_by_domain(
-        config,
-        outcomes,
-        lengths=torch.from_numpy(policy_lengths(batch)),
-        group_ids=work.group_ids,
-        moments=state.moments,
-    )
+    shaped, metrics = shape_by_domain(config, outcomes, lengths=torch.from_numpy(policy_lengths(batch)))
     penalty, kl_metrics = _kl_penalty(config, batch, work, state)
     rollouts = _rollouts(config, batch, work, outcomes, shaped, penalty)
     advantages, returns = estimate(config.estimator, rollouts)
-    metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped, config.estimator.tolerance)
-    advantages, advantage_metrics = _finish(config, work, outcomes, advantages)
+    metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped)
+    advantages, advantage_metrics = _finish(config, work, advantages)
     cut = torch.from_numpy(truncated_away(config, outcomes))
     metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
     left = work.rows.mask & ~work.rows.segments.spread(cut)
@@ -118,12 +111,10 @@ def _outcomes(outcomes: Outcomes | Sequence[Group] | np.ndarray) -> Outcomes:
 
 
 def _require_state(config: AlgorithmSection) -> None:
-    sections = [config.shaping, *config.shaping_by_domain.values()]
-    running = any("running" in (s.normalise.mean, s.normalise.std) for s in sections)
-    if running or config.kl.controller.kind != "fixed":
+    if config.kl.target is not None:
         raise ValueError(
-            "state: required, because normalisation over 'running' or a moving KL coefficient must remember earlier steps; "
-            "make one with AlgorithmState.of(config.algorithm) at the start of the run"
+            "state: required, because a moving KL coefficient must remember earlier steps; make one with "
+            "AlgorithmState.of(config.algorithm) at the start of the run"
         )
 
 
@@ -141,7 +132,7 @@ def _kl_penalty(
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
     difference = (old - reference).masked_fill(~work.rows.mask, 0.0)
-    values, clamped = kl.estimate(section, difference)
+    values, clamped = kl.estimate(section.kind, difference)
     count = max(1, int(work.rows.mask.sum()))
     mean, coefficient = float(values.sum()) / count, state.kl.coefficient
     state.kl.update(mean, num_samples=int(work.has_reward.sum()))
@@ -214,41 +205,26 @@ def _parts(weights: Mapping[str, float], outcomes: Outcomes) -> Tensor:
     return torch.from_numpy(np.stack([outcomes.parts[name] for name in weights], axis=1))
 
 
-def _finish(
-    config: AlgorithmSection, work: _Work, outcomes: Outcomes, advantages: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """Whitening, then the clip of advantages, then what is reported about them."""
-    section, rows, clipped = config.estimator, work.rows, 0.0
-    if section.whitening != "off":
-        options = {"weights": rows.weights, "weigh_by": section.whitening, "ddof": section.ddof}
-        for mask in _whitening_masks(section.whiten_per_domain, rows, outcomes):
-            advantages = torch.where(mask, whiten(advantages, mask, rows.segments, **options), advantages)
+def _finish(config: AlgorithmSection, work: _Work, advantages: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """Whiten the advantages, and report about them."""
+    rows, weigh_by = work.rows, config.estimator.whitening
+    if weigh_by != "off":
+        white = whiten(advantages, rows.mask, rows.segments, weights=rows.weights, weigh_by=weigh_by)
+        advantages = torch.where(rows.mask, white, advantages)
     weights = rows.weights.masked_fill(~rows.mask, 0.0)
     tokens = max(1.0, float(weights.sum()))
-    if section.clip is not None:
-        clipped = float(weights[advantages.abs() > section.clip].sum()) / tokens
-        advantages = advantages.clamp(-section.clip, section.clip)
     per_sample = rows.segments.mean(advantages, rows.mask)
     samples = max(1, int((rows.segments.sum(weights) > 0).sum()))
     return advantages, {
         "advantage/token_mean": float((advantages * weights).sum()) / tokens,
         "advantage/sample_mean": float(per_sample.sum()) / samples,
         "advantage/abs_max": float(advantages.abs().max()) if len(advantages) else 0.0,
-        "advantage/clipped_frac": clipped,
     }
 
 
-def _whitening_masks(per_domain: bool, rows: Rows, outcomes: Outcomes) -> list[Tensor]:
-    if not per_domain:
-        return [rows.mask]
-    names = np.array(outcomes.domains)
-    chosen = [torch.from_numpy(names == name) for name in sorted(set(outcomes.domains))]
-    return [rows.mask & rows.segments.spread(members) for members in chosen]
-
-
-def _degenerate(work: _Work, groups: Groups, shaped: Tensor, tolerance: float) -> dict[str, float]:
+def _degenerate(work: _Work, groups: Groups, shaped: Tensor) -> dict[str, float]:
     active = groups.active
-    flat = groups.degenerate(shaped, tolerance) & active
+    flat = groups.degenerate(shaped, TOLERANCE) & active
     return {
         "group/degenerate_samples_frac": float(flat.sum()) / max(1, int(active.sum())),
         "reward/without_tokens": float((~active & work.has_reward).sum()),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from mrl.capacity.saving import Exporting, Saving, saves
 from mrl.capacity.step_time import Work
 from mrl.config.root import Config
+from mrl.config.sections.shaping import MOST_PROMPTS
 
 NEAR = 0.5
 """Share of its deadline above which a wait is called near it: the times are estimates."""
@@ -58,4 +59,4 @@ def most_rounds(config: Config) -> int:
     section = config.algorithm.filter
     if section is None:
         return 1
-    return min(section.max_rounds, -(-section.max_prompts // config.loop.prompts_per_step))
+    return min(section.max_rounds, -(-MOST_PROMPTS // config.loop.prompts_per_step))

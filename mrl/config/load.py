@@ -22,10 +22,9 @@ from mrl.section import Section
 CHOICES = {
     "algorithm.loss": ("name", "ppo_clip"),
     "algorithm.correction": ("kind", "off"),
-    "algorithm.kl.controller": ("kind", "fixed"),
 }
 """Sections (with the key that chooses and its value without one) whose constants belong to the choice: another
-loss, correction or controller takes constants of its own, not the former's."""
+loss or correction takes constants of its own, not the former's."""
 MOST_PLACES = 3
 """Settings of one name that an error lists; more would say nothing."""
 
@@ -119,7 +118,7 @@ def _explain(problem: Any, origins: Origins) -> str:
         old = repr(value) if setting in holder.model_fields else "the setting"
         if new := renamed(holder, setting, value):
             return f"{path}: {old} is renamed to {new}{origin}"
-        if remedy := removed(holder, setting, value):
+        if remedy := removed(holder, setting, _choice(value)):
             return f"{path}: {old} is removed; {remedy}{origin}"
     if problem["type"] == "extra_forbidden":
         return _unknown(path, value, section, origins)
@@ -128,6 +127,11 @@ def _explain(problem: Any, origins: Origins) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(value, dict | Section) else f"; got {_told(value)}"
     return f"{path or 'configuration'}: {message}{shown}{origin}"
+
+
+def _choice(value: Any) -> Any:
+    """Return what chooses a section among others; the value itself if it is not a section."""
+    return value.get("name", value.get("kind")) if isinstance(value, dict) else value
 
 
 def _unknown(path: str, value: Any, section: type[pydantic.BaseModel] | None, origins: Origins) -> str:

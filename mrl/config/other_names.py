@@ -4,12 +4,25 @@ other systems. Pure."""
 from __future__ import annotations
 
 from mrl.config.root import Config
-from mrl.config.sections.algorithm import AlgorithmSection, KlSection
+from mrl.config.sections.algorithm import (
+    AlgorithmSection,
+    EntropySection,
+    EstimatorSection,
+    KlSection,
+)
+from mrl.config.sections.correction import (
+    GeometricCorrection,
+    ProductCorrection,
+    SequenceMaskCorrection,
+    TruncatedCorrection,
+)
 from mrl.config.sections.data import DataSection
+from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.logging import LoggingSection
 from mrl.config.sections.loop import LoopSection
+from mrl.config.sections.policy_loss import CispoLoss, GspoLoss, ToprLoss
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.shaping import FilterSection, ShapingSection
+from mrl.config.sections.shaping import FilterSection, OverlongSection, ShapingSection
 from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
@@ -21,7 +34,7 @@ _REWARD = (KindPart, RewardSpec, RewardSection)
 RENAMED: dict[type[Section], dict[str, str]] = {
     Config: {"judge": "reward", "observe": "logging", "sft": "tune", "warm_start": "tune"},
     DataSection: {"over_long": "overlong"},
-    FilterSection: {"min_spread": "min_reward_range", "when_spent": "on_exhausted"},
+    FilterSection: {"min_spread": "min_reward_range"},
     KlSection: {"place": "location", "times_ratio": "unbiased"},
     LoopSection: {
         "max_sampler_mismatch": "max_rollout_mismatch",
@@ -61,6 +74,52 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "window": "delete it; stream.max_age lets generation run further ahead",
         ("in_flight", "drain"): "set recompute",
     },
+    AlgorithmSection: {
+        ("loss", "dual_clip"): "write loss: {name: ppo_clip, dual_clip: 3.0}",
+        "value": "set algorithm.value_clip; errors are averaged over tokens",
+    },
+    CispoLoss: {"mask_clipped": "weights are always kept at the bound"},
+    EntropySection: {
+        "delta": "delete it; the coefficient moves by 0.005 a step",
+        "max_coefficient": "delete it; the moving coefficient is at most 1",
+    },
+    EstimatorSection: {
+        "clip": "delete it; advantages are not clipped; shaping.clip bounds rewards",
+        "ddof": "delete it; standard deviations have ddof 1",
+        "discount": "delete it; only tokens of the policy discount",
+        "eps": "delete it; 1e-6 is added to a standard deviation",
+        "outcome_coefficient": "set the weights of the verifiers among reward.parts",
+        "process_coefficient": "set the weight of the verifier that gives values of tokens",
+        "tolerance": "delete it; a group is degenerate if its rewards differ by 1e-6 of the largest or less",
+        "whiten_per_domain": "delete it; whitening is over the batch",
+    },
+    DistillationSection: {"clip": "delete it; a sampled token's term is at most 10"},
+    FilterSection: {
+        "max_prompts": "set max_rounds; a step samples 4096 prompts at most",
+        "on_exhausted": "delete it; a step whose rounds are spent trains on fewer groups",
+    },
+    GeometricCorrection: {"low": "delete it; only large weights are cut"},
+    GspoLoss: {"normalise": "delete it; the ratio is the geometric mean over tokens"},
+    KlSection: {
+        "clamp": "delete it; an estimate is at most 10 nats",
+        "controller": "set kl.target, and kl.horizon, for a coefficient that moves; without a target it stays",
+    },
+    OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
+    ProductCorrection: {"low": "delete it; only large weights are cut"},
+    SequenceMaskCorrection: {"token_high": "delete it; token_weights = truncated cuts them at 2"},
+    ShapingSection: {
+        "clip_high": "set clip: [low, high]",
+        "clip_low": "set clip: [low, high]",
+        "length_reference": "give a penalty with shaping.overlong, or scale rewards in a plug-in",
+        "normalise": "set algorithm.estimator.scale, which centres and divides, or whiten",
+        "weight": "set the weight of the domain's verifiers",
+    },
+    ToprLoss: {
+        "clip_high": "delete it; weights are cut to [0, 1], as in the paper",
+        "clip_low": "delete it; weights are cut to [0, 1], as in the paper",
+        "positive_above": "delete it; a sample with a reward above 0 is positive",
+    },
+    TruncatedCorrection: {"low": "delete it; only large weights are cut"},
 }
 """Section -> a removed setting of it, or (setting, a removed value of it) -> what to do instead."""
 
@@ -174,7 +233,8 @@ _WORDS = {
     "algorithm.aggregation.mode": "loss_agg_mode calculate_per_token_loss",
     "algorithm.loss.clip_low and algorithm.loss.clip_high": "clip_ratio eps_clip_low_high",
     "algorithm.kl.kind": "kl_loss_type kl_penalty kl_estimator",
-    "algorithm.kl.controller": "kl_ctrl.type kl_ctrl.target_kl kl_ctrl.horizon",
+    "algorithm.kl.target": "kl_ctrl.type kl_ctrl.target_kl",
+    "algorithm.kl.horizon": "kl_ctrl.horizon",
     "algorithm.filter": "filter_groups dynamic_filtering dynamic_sampling_filter_path",
     "algorithm.shaping.overlong": "overlong_buffer overlong_buffer_len",
     "algorithm.shaping.mask_truncated": "mask_truncated_completions",

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from mrl.config.root import Config
+from mrl.config.sections.shaping import MOST_PROMPTS
 from mrl.data.stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
@@ -102,4 +103,4 @@ class GroupSupply:
         section = self._config.algorithm.filter
         if section is None:
             return rounds == 0
-        return rounds < section.max_rounds and num_generated < section.max_prompts
+        return rounds < section.max_rounds and num_generated < MOST_PROMPTS

@@ -12,7 +12,7 @@ import numpy as np
 from mrl.algorithms import filtering
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
-from mrl.errors import RewardError, RolloutError
+from mrl.errors import RewardError
 from mrl.loops import nan_guard
 from mrl.loops.alikeness import alikeness
 from mrl.loops.collect import has_reward, trainable
@@ -94,8 +94,8 @@ class Screen:
     def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
         """The metrics of the step that trains `version` on these groups; the next account begins.
 
-        RewardError where too many of the booked samples have no verdict, RolloutError where groups are missing and the
-        configuration says stop. `effort`: what was spent, for that message.
+        RewardError where too many of the booked samples have no verdict. `effort`: what was spent, for the warning where groups
+        are missing.
         """
         judged = sorted(self._booked, key=lambda group: group.prompt.index)
         wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
@@ -144,10 +144,6 @@ class Screen:
             f"dynamic sampling found {num_groups} of {wanted} groups in {effort}; "
             f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
         )
-        if section.on_exhausted == "stop":
-            raise RolloutError(
-                f"{text}; raise algorithm.filter.max_rounds or max_prompts, or set on_exhausted: train_on_fewer"
-            )
         log.warning("%s; training on fewer", text)
 
 

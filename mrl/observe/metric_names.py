@@ -91,14 +91,12 @@ METRICS = {
     ),
     "reward/raw_mean": Metric("reward", "Mean reward of the trained groups' samples, before shaping."),
     "reward/shaped_mean": Metric("reward", "Mean of the same rewards after shaping."),
-    "reward/clipped_frac": Metric(
-        "share", "Share of the same rewards that shaping.clip_low or clip_high changed."
-    ),
+    "reward/clipped_frac": Metric("share", "Share of the same rewards that shaping.clip changed."),
     "reward/kl_reference": Metric(
         "nats", "KL to the reference per token, in nats, with kl.location = reward or a moving coefficient."
     ),
     "reward/kl_coefficient": Metric("1", "Weight of that KL in the reward."),
-    "reward/kl_clamped_frac": Metric("share", "Share of its tokens that kl.clamp changed."),
+    "reward/kl_clamped_frac": Metric("share", "Share of its tokens whose estimate was beyond 10 nats."),
     "group/generated": Metric("groups", "Groups that went through the filter in the step."),
     "group/kept": Metric("groups", "Groups that the filter kept."),
     "group/kept_frac": Metric("share", "Share of the groups that the filter kept."),
@@ -207,7 +205,6 @@ METRICS = {
     "advantage/token_mean": Metric("advantage", "Mean advantage over the trained tokens."),
     "advantage/sample_mean": Metric("advantage", "Mean over the samples of their tokens' mean advantage."),
     "advantage/abs_max": Metric("advantage", "Largest absolute advantage."),
-    "advantage/clipped_frac": Metric("share", "Share of the tokens whose advantage estimator.clip changed."),
     "distillation/divergence": Metric(
         "nats",
         "Divergence of policy and teacher a token that has a teacher: exact, or estimated from sampled tokens.",
@@ -232,7 +229,7 @@ METRICS = {
     "policy/kl_reference": Metric(
         "nats", "Mean KL to the reference per token, in nats, with kl.location = loss."
     ),
-    "policy/kl_clamped_frac": Metric("share", "Share of its tokens that kl.clamp changed."),
+    "policy/kl_clamped_frac": Metric("share", "Share of its tokens whose estimate was beyond 10 nats."),
     "policy/kl_loss": Metric("1", "The KL term of the objective."),
     "policy/age_steps": Metric(
         "versions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mrl.config.root import Config
+from mrl.config.sections.shaping import MOST_PROMPTS
 from mrl.pool.group_bytes import TOKEN_BYTES
 from mrl.pool.ledger import Admission
 
@@ -10,7 +11,7 @@ from mrl.pool.ledger import Admission
 def admission_of(config: Config) -> Admission:
     """The rule of a run; without a filter nothing is admitted in the place of a group without a reward, as under on_policy."""
     batch, section = config.loop.prompts_per_step, config.algorithm.filter
-    limit = batch if section is None else min(section.max_rounds * batch, section.max_prompts)
+    limit = batch if section is None else min(section.max_rounds * batch, MOST_PROMPTS)
     return Admission(
         batch=batch,
         max_age=config.stream.max_age,

@@ -54,7 +54,7 @@ def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         "training.layout={tp: 1, pp: 1, ep: 1, dp: 2}",
         "training.offload=always",
         "routing.replay=engine",
-        "algorithm.filter={max_rounds: 2, on_exhausted: train_on_fewer}",
+        "algorithm.filter={max_rounds: 2}",
         "loop.validation={every_steps: 0, before_training: false, after_training: false}",
         "loop.checkpoint={every_steps: 0, at_end: false}",
     )
@@ -107,16 +107,6 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(
         assert (row["rollout/groups"], row["group/short"], row["group/rounds"]) == (0, 4, 2)
         assert not any(name.startswith(("optim/", "policy/loss")) for name in row)
     assert live[1].version == before + 2, "every step syncs, also one that trained nothing"
-
-
-def test_a_budget_that_is_spent_can_end_the_run(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
-    config, hybrid = live
-    stop = {"filter": {"max_rounds": 1, "on_exhausted": "stop"}}
-    strict = Config.model_validate(config.model_dump() | {"algorithm": config.algorithm.model_dump() | stop})
-    with pytest.raises(
-        RolloutError, match="found 0 of 4 groups in 1 rounds; 100% of the groups were all right"
-    ):
-        run((strict, hybrid), tmp_path, "always_right", steps=1)
 
 
 def test_a_rank_without_samples_takes_part(live: tuple[Config, Hybrid], tmp_path: Path) -> None:

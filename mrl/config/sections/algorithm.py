@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.policy_loss import PolicyLoss, PpoClipLoss
 from mrl.config.sections.shaping import FilterSection, ShapingSection
-from mrl.section import Section, chosen, named
+from mrl.section import Section, named
 
 _Estimators = Literal[
     "gae",
@@ -51,32 +51,15 @@ class EstimatorSection(Section):
     """Discount per policy token (gae, reinforce_pp, grpo_process, rloo_process)."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda."""
-    discount: Literal["policy_tokens", "all_tokens"] = "policy_tokens"
-    """reinforce_pp: whether tokens the policy did not produce discount too."""
     scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
     """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
     none)."""
-    ddof: Literal[0, 1] = 1
-    """Delta degrees of freedom of every standard deviation."""
-    eps: float = Field(default=1e-6, ge=0)
-    """Added to a standard deviation before dividing by it."""
-    tolerance: float = Field(default=1e-6, ge=0)
-    """A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly
-    0."""
     whiten: Literal["off", "tokens", "samples"] | None = None
     """Whitening of advantages over the batch, weighted by token or sample; null means as the estimator's
     paper."""
-    whiten_per_domain: bool = False
-    """Whiten inside each domain instead of over the batch."""
-    clip: float | None = Field(default=None, gt=0)
-    """Largest absolute advantage; null means no clipping."""
     part_weights: dict[str, float] = {}
     """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
     part."""
-    process_coefficient: float = Field(default=1.0, ge=0)
-    """rloo_process: weight of the token rewards."""
-    outcome_coefficient: float = Field(default=1.0, ge=0)
-    """rloo_process: weight of the outcome reward."""
 
     @property
     def whitening(self) -> Literal["off", "tokens", "samples"]:
@@ -114,52 +97,6 @@ class AggregationSection(Section):
         return self
 
 
-class FixedController(Section):
-    """The coefficient stays as it is."""
-
-    kind: Literal["fixed"] = "fixed"
-    """Controller."""
-
-
-class AdaptiveController(Section):
-    """The coefficient moves in proportion to the error (arXiv 1909.08593)."""
-
-    kind: Literal["adaptive"] = "adaptive"
-    """Controller."""
-    target: float = Field(gt=0)
-    """KL per token, in nats, that is held."""
-    horizon: int = Field(default=10_000, ge=1)
-    """Samples over which a relative error of e changes the coefficient by the share e (e limited to 0.2)."""
-
-
-class WindowController(Section):
-    """The coefficient grows or shrinks where the mean KL leaves a band."""
-
-    kind: Literal["window"] = "window"
-    """Controller."""
-    low: float = Field(ge=0)
-    """Below this mean KL the coefficient is divided by factor."""
-    high: float = Field(gt=0)
-    """Above this mean KL the coefficient is multiplied by factor."""
-    factor: float = Field(default=1.5, gt=1)
-    """Size of a change."""
-    window_steps: int = Field(default=10, ge=1)
-    """Steps averaged before each decision."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> WindowController:
-        if self.low >= self.high:
-            raise ValueError(f"low = {self.low} must be below high = {self.high}")
-        return self
-
-
-CONTROLLER_KINDS = Literal["fixed", "adaptive", "window"]
-Controller = Annotated[
-    Annotated[FixedController | AdaptiveController | WindowController, Discriminator("kind")],
-    chosen("controller", "kind", CONTROLLER_KINDS, default="fixed"),
-]
-
-
 class KlSection(Section):
     """Distance to the reference policy."""
 
@@ -168,13 +105,14 @@ class KlSection(Section):
     kind: KlKind = "k3"
     """Estimator of the KL per token."""
     coefficient: float = Field(default=0.0, ge=0)
-    """Weight (start value where the controller moves it)."""
-    clamp: float | None = Field(default=10.0, gt=0)
-    """Largest absolute estimate of one token, in nats; clamped tokens are counted; null means no clamp."""
+    """Weight (start value where a target is given)."""
+    target: float | None = Field(default=None, gt=0)
+    """KL per token, in nats, that is held: the coefficient moves in proportion to the error (arXiv 1909.08593); null keeps
+    it fixed."""
+    horizon: int = Field(default=10_000, ge=1)
+    """Samples over which a relative error of e from the target changes the coefficient by the share e (e limited to 0.2)."""
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
-    controller: Controller = FixedController()
-    """How the coefficient moves."""
 
     @model_validator(mode="after")
     def _coefficient_is_used(self) -> KlSection:
@@ -202,25 +140,6 @@ class EntropySection(Section):
     """Weight of the bonus (start value where a target is given)."""
     target: float | None = Field(default=None, gt=0)
     """Mean entropy in nats below which the bonus acts and grows; null keeps the coefficient fixed."""
-    delta: float = Field(default=0.005, gt=0)
-    """Change of the coefficient per step towards the target."""
-    max_coefficient: float = Field(default=1.0, gt=0)
-    """Upper bound of the moving coefficient."""
-
-
-class ValueLossSection(Section):
-    """The critic's loss (gae only)."""
-
-    clip: float | None = Field(default=0.2, gt=0)
-    """New values count as at most this far from the old ones; null means plain squared error."""
-    aggregation: Aggregation = "token_mean"
-    """How token errors are averaged over the step."""
-
-    @model_validator(mode="after")
-    def _no_constant(self) -> ValueLossSection:
-        if self.aggregation == "constant":
-            raise ValueError("value.aggregation: choose token_mean or sequence_mean")
-        return self
 
 
 class AlgorithmSection(Section):
@@ -250,8 +169,8 @@ class AlgorithmSection(Section):
     """Reward shaping by domain; an entry replaces `shaping` as a whole."""
     filter: FilterSection | None = None
     """Dynamic sampling; null trains on every group."""
-    value: ValueLossSection = ValueLossSection()
-    """Critic loss."""
+    value_clip: float | None = Field(default=0.2, gt=0)
+    """Critic loss of gae: new values count as at most this far from the old ones; null means plain squared error."""
     epochs: int = Field(default=1, ge=1)
     """Passes over a step's samples."""
     minibatches: int = Field(default=1, ge=1)

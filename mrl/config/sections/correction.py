@@ -34,13 +34,11 @@ class _Bounded(Section):
         return self
 
 
-class TruncatedCorrection(_Bounded):
-    """Each token's weight, clipped: truncated importance sampling (TIS)."""
+class TruncatedCorrection(Section):
+    """Each token's weight, cut above: truncated importance sampling (TIS)."""
 
     kind: Literal["truncated"] = "truncated"
     """Correction."""
-    low: float = Field(default=0.0, ge=0)
-    """Smallest weight of a token."""
     high: float = Field(default=2.0, gt=0)
     """Largest weight of a token; 2 is also verl's (rollout_is_threshold)."""
 
@@ -69,29 +67,23 @@ class SequenceMaskCorrection(_Bounded):
     """Sequences whose mean weight is above are dropped; see policy/rollout_weight_geometric before widening
     it."""
     token_weights: Literal["none", "raw", "truncated"] = "none"
-    """Weights of the tokens in kept sequences: none (1), raw, or truncated at token_high."""
-    token_high: float = Field(default=2.0, gt=0)
-    """truncated: largest weight of a token, TIS's."""
+    """Weights of the tokens in kept sequences: none (1), raw, or truncated at 2 (TIS's)."""
 
 
-class GeometricCorrection(_Bounded):
-    """The geometric mean of a sequence's weights, clipped, for all its tokens."""
+class GeometricCorrection(Section):
+    """The geometric mean of a sequence's weights, cut above, for all its tokens."""
 
     kind: Literal["geometric"] = "geometric"
     """Correction."""
-    low: float = Field(default=0.0, ge=0)
-    """Smallest weight of a sequence."""
     high: float = Field(default=1.2, gt=0)
     """Largest weight of a sequence; ROLL's bound (train_infer_correction)."""
 
 
-class ProductCorrection(_Bounded):
-    """The product of a sequence's weights, clipped, for all its tokens."""
+class ProductCorrection(Section):
+    """The product of a sequence's weights, cut above, for all its tokens."""
 
     kind: Literal["product"] = "product"
     """Correction."""
-    low: float = Field(default=0.0, ge=0)
-    """Smallest weight of a sequence."""
     high: float = Field(default=2.0, gt=0)
     """Largest weight of a sequence; verl's for weights of sequences (usual are 2 to 10)."""
 

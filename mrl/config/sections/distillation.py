@@ -30,8 +30,6 @@ class DistillationSection(Section):
     """jsd: share of the teacher in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)
     """Weight of the term."""
-    clip: float | None = Field(default=10.0, gt=0)
-    """sampled: largest absolute term of one token before its weight; those changed are counted; null means no clip."""
     alone: bool = False
     """Whether the teachers are all that is learned from: advantages of rewards are replaced by 0, rewards only measured."""
 

@@ -30,19 +30,8 @@ class PpoClipLoss(LossSection):
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(default=0.2, ge=0)
     """The ratio is clipped above at 1 + clip_high."""
-
-
-class DualClipLoss(LossSection):
-    """PPO clip, and for negative advantages a bound on the loss (arXiv 1912.09729)."""
-
-    name: Literal["dual_clip"] = "dual_clip"
-    """Loss."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float = Field(default=3.0, gt=1)
-    """Ratio at which the loss of a negative advantage stops growing."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Ratio at which the loss of a negative advantage stops growing (arXiv 1912.09729; usually 3); null: it does not."""
 
 
 class GspoLoss(LossSection):
@@ -55,8 +44,6 @@ class GspoLoss(LossSection):
     """The sequence ratio is clipped below at 1 - clip_low."""
     clip_high: float = Field(default=4e-4, ge=0)
     """The sequence ratio is clipped above at 1 + clip_high."""
-    normalise: bool = True
-    """The ratio is the geometric mean over tokens; false takes the product."""
 
 
 class CispoLoss(LossSection):
@@ -68,8 +55,6 @@ class CispoLoss(LossSection):
     """The weight is at least 1 - clip_low; 1 means no lower bound."""
     clip_high: float = Field(default=4.0, ge=0)
     """The weight is at most 1 + clip_high."""
-    mask_clipped: bool = False
-    """Drop tokens that PPO's clip would drop, instead of keeping them at the bound."""
 
 
 class ToprLoss(LossSection):
@@ -79,12 +64,6 @@ class ToprLoss(LossSection):
     name: Literal["topr"] = "topr"
     """Loss."""
     reads_scores: ClassVar[bool] = True
-    clip_low: float = Field(default=1.0, ge=0, le=1)
-    """The weight of a sample that is not positive is at least 1 - clip_low."""
-    clip_high: float = Field(default=0.0, ge=0)
-    """The weight of a sample that is not positive is at most 1 + clip_high."""
-    positive_above: float = 0.0
-    """A sample is positive when its raw reward is above this."""
 
 
 class ReinforceLoss(LossSection):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from mrl.section import Section
@@ -18,8 +16,6 @@ class OverlongSection(Section):
     """Tokens before max_tokens over which the penalty grows linearly."""
     factor: float = Field(default=1.0, ge=0)
     """Full penalty. The paper's 1.0 is for rewards of +1 and -1; where they are 1 and 0, 0.5 is the same."""
-    capped: bool = True
-    """The penalty stops growing at max_tokens."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> OverlongSection:
@@ -30,28 +26,11 @@ class OverlongSection(Section):
         return self
 
 
-class NormaliseSection(Section):
-    """Centring and scaling of rewards before the estimator."""
-
-    mean: Literal["none", "batch", "group", "running"] = "none"
-    """Subtract the mean over this set."""
-    std: Literal["none", "batch", "group", "running"] = "none"
-    """Divide by the standard deviation over this set."""
-    ddof: Literal[0, 1] = 1
-    """Delta degrees of freedom of the standard deviation."""
-    eps: float = Field(default=1e-6, ge=0)
-    """Added to the standard deviation."""
-
-
 class ShapingSection(Section):
     """What happens to a domain's rewards before the estimator, in the order of the fields."""
 
-    clip_low: float | None = None
-    """Lower bound of the raw reward."""
-    clip_high: float | None = None
-    """Upper bound of the raw reward."""
-    length_reference: float | None = Field(default=None, gt=0)
-    """Rewards are multiplied by length_reference / response tokens; null leaves them."""
+    clip: tuple[float, float] | None = None
+    """Least and largest raw reward; null leaves rewards as they are."""
     overlong: OverlongSection | None = None
     """Soft length penalty."""
     stop_properly: float | None = Field(default=None, le=1)
@@ -61,16 +40,16 @@ class ShapingSection(Section):
     mask_truncated: bool = False
     """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong
     filtering)."""
-    normalise: NormaliseSection = NormaliseSection()
-    """Centring and scaling, within the domain."""
-    weight: float = Field(default=1.0, ge=0)
-    """Factor on the domain's shaped rewards."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ShapingSection:
-        if self.clip_low is not None and self.clip_high is not None and self.clip_low >= self.clip_high:
-            raise ValueError(f"shaping.clip_low = {self.clip_low} must be below clip_high = {self.clip_high}")
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"shaping.clip = {list(self.clip)}: the first must be below the second")
         return self
+
+
+MOST_PROMPTS = 4096
+"""Prompts that dynamic sampling takes in one step at most, whatever max_rounds allows."""
 
 
 class FilterSection(Section):
@@ -83,11 +62,7 @@ class FilterSection(Section):
     mean_high: float | None = None
     """A group is kept if its mean reward is below this."""
     max_rounds: int = Field(default=4, ge=1)
-    """Rounds of generation in one step."""
-    max_prompts: int = Field(default=4096, ge=1)
-    """Prompts sampled in one step."""
-    on_exhausted: Literal["train_on_fewer", "stop"] = "train_on_fewer"
-    """What happens when rounds or prompts are spent and groups are missing."""
+    """Rounds of generation in one step; when they are spent and groups are missing, it trains on fewer."""
 
     @model_validator(mode="after")
     def _tests_something(self) -> FilterSection:

@@ -17,6 +17,15 @@ from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection, 
 SECTIONS = {section.model_fields["name"].default: section for section in sections.LOSSES}
 NAMES = tuple(name for name in SECTIONS if name != "custom")
 """Of every loss that comes with the package."""
+FORMS = SECTIONS | {"dual_clip": sections.PpoClipLoss}
+"""Name -> section of every loss, and of the form of ppo_clip that the constant dual_clip makes."""
+
+
+def bounds_of(kind: str, *, low: float, high: float) -> dict[str, float]:
+    """Return the bounds that a correction has."""
+    if kind == "off":
+        return {}
+    return {"low": low, "high": high} if kind in ("icepop", "sequence_mask") else {"high": high}
 
 
 def segments_of(mask: Tensor, segment_ids: Tensor | None = None) -> Segments:
@@ -76,7 +85,7 @@ def policy_loss(
     **arrays: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Constants are those of the loss's section, and not checked against its bounds."""
-    section = SECTIONS[name].model_construct(**(constants or {}))
+    section = FORMS[name].model_construct(**(constants or {}))
     tokens = tokens_of(loss_mask=loss_mask, **arrays)
     if weights is not None:
         weights = weights.reshape(-1).masked_fill(~tokens.mask, 0.0)

@@ -19,11 +19,11 @@ from tests.support.samples import make_groups, make_sample
 
 KINDS: dict[str, dict[str, Any]] = {
     "off": {"kind": "off"},
-    "truncated": {"kind": "truncated", "low": 0.8, "high": 1.3},
+    "truncated": {"kind": "truncated", "high": 1.3},
     "icepop": {"kind": "icepop", "low": 0.7, "high": 1.4},
     "sequence_mask": {"kind": "sequence_mask", "low": 0.9, "high": 1.1, "token_weights": "raw"},
-    "geometric": {"kind": "geometric", "low": 0.95, "high": 1.05},
-    "product": {"kind": "product", "low": 0.2, "high": 3.0},
+    "geometric": {"kind": "geometric", "high": 1.05},
+    "product": {"kind": "product", "high": 3.0},
 }
 
 
@@ -50,15 +50,15 @@ def case(seed: int) -> tuple[TrainBatch, np.ndarray]:
 def weight_of(c: Any, w: float, *, mean: float, product: float) -> float:
     match c.kind:
         case "truncated":
-            return min(max(w, c.low), c.high)
+            return min(w, c.high)
         case "icepop":
             return w if c.low <= w <= c.high else 0.0
         case "sequence_mask":
             return w if c.low <= mean <= c.high else 0.0
         case "geometric":
-            return min(max(mean, c.low), c.high)
+            return min(mean, c.high)
         case "product":
-            return min(max(product, c.low), c.high)
+            return min(product, c.high)
     return 1.0
 
 

@@ -4,32 +4,23 @@ import json
 
 import pytest
 
+from mrl.algorithms import controllers
 from mrl.algorithms.controllers import AlgorithmState, EntropyTarget, entropy_controller, kl_controller
 from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSection
 
 
-def section(**controller) -> KlSection:
-    return KlSection(location="reward", kind="k1", coefficient=0.2, controller=controller)
+def section(**constants) -> KlSection:
+    return KlSection(location="reward", kind="k1", coefficient=0.2, **constants)
 
 
 def test_adaptive_follows_ziegler() -> None:
     """Errors +0.2 (limited), +0.1, 0, -0.1, -0.2 (limited) of 256 samples, horizon 10000."""
-    controller = kl_controller(section(kind="adaptive", target=6.0))
+    controller = kl_controller(section(target=6.0))
     path = []
     for measured in (60.0, 6.6, 6.0, 5.4, 0.1):
         controller.update(measured, num_samples=256)
         path.append(controller.coefficient)
     assert path == pytest.approx([0.201024, 0.20153862, 0.20153862, 0.20102268, 0.19999345], abs=5e-9)
-
-
-def test_window_moves_once_per_full_window() -> None:
-    rule = {"kind": "window", "low": 1.0, "high": 2.0, "factor": 2.0, "window_steps": 2}
-    controller = kl_controller(section(**rule))
-    path = []
-    for measured in (9.0, 9.0, 9.0, 1.5, 1.5, 1.5, 0.1, 0.1):
-        controller.update(measured, num_samples=1)
-        path.append(controller.coefficient)
-    assert path == pytest.approx([0.2, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8, 0.4])
 
 
 def test_fixed_stays() -> None:
@@ -39,10 +30,12 @@ def test_fixed_stays() -> None:
     assert entropy_controller(EntropySection(coefficient=0.01)).coefficient == 0.01
 
 
-def test_entropy_target(golden) -> None:
+def test_entropy_target(golden, monkeypatch) -> None:
     case = golden("D12")
     p = case.params
-    controller = EntropyTarget(raw=p["init"], target=p["target"], delta=p["delta"], highest=p["max"])
+    assert p["max"] == controllers.MAX_ENTROPY_COEFFICIENT
+    monkeypatch.setattr(controllers, "ENTROPY_STEP", p["delta"])
+    controller = EntropyTarget(raw=p["init"], target=p["target"])
     path = []
     for measured in case.inputs["window_entropy"]:
         applied = controller.coefficient
@@ -51,17 +44,10 @@ def test_entropy_target(golden) -> None:
     case.check(case.tensor(path), case.expected["[applied_now, coef_for_next]"])
 
 
-@pytest.mark.parametrize(
-    "controller",
-    [
-        {"kind": "fixed"},
-        {"kind": "adaptive", "target": 0.1, "horizon": 100},
-        {"kind": "window", "low": 0.1, "high": 0.2, "window_steps": 3},
-    ],
-)
-def test_a_restored_controller_continues_as_if_never_stopped(controller) -> None:
+@pytest.mark.parametrize("constants", [{}, {"target": 0.1, "horizon": 100}])
+def test_a_restored_controller_continues_as_if_never_stopped(constants) -> None:
     config = AlgorithmSection(
-        kl={"location": "loss", "coefficient": 0.1, "controller": controller},
+        kl={"location": "loss", "coefficient": 0.1, **constants},
         entropy={"coefficient": 0.1, "target": 0.5},
     )
     straight, first = AlgorithmState.of(config), AlgorithmState.of(config)

@@ -8,7 +8,7 @@ import torch
 
 from mrl.algorithms.losses import gradient_frac
 from mrl.config.sections.correction import CORRECTION_KINDS
-from tests.mrl.algorithms.padded import measure, policy_loss, weights
+from tests.mrl.algorithms.padded import bounds_of, measure, policy_loss, weights
 
 KINDS = typing.get_args(CORRECTION_KINDS)
 
@@ -25,14 +25,13 @@ def one_token_two_nats_off() -> dict[str, torch.Tensor]:
     ("kind", "options", "expected"),
     [
         ("off", {}, [1, 1, 1, 1]),
-        ("truncated", {"low": 0.0, "high": 2.0}, [1, 1, 2, 1]),
-        ("truncated", {"low": 1.5, "high": 5.0}, [1.5, 1.5, 5, 1.5]),
+        ("truncated", {"high": 2.0}, [1, 1, 2, 1]),
         ("icepop", {"low": 0.5, "high": 5.0}, [1, 1, 0, 1]),
         ("icepop", {"low": 0.5, "high": 8.0}, [1, 1, math.exp(2), 1]),
-        ("sequence_mask", {"high": 1.6}, [0, 0, 0, 0]),
-        ("sequence_mask", {"high": 1.7}, [1, 1, 1, 1]),
-        ("sequence_mask", {"high": 1.7, "token_weights": "raw"}, [1, 1, math.exp(2), 1]),
-        ("sequence_mask", {"high": 1.7, "token_weights": "truncated", "token_high": 1.6}, [1, 1, 1.6, 1]),
+        ("sequence_mask", {"low": 0.0, "high": 1.6}, [0, 0, 0, 0]),
+        ("sequence_mask", {"low": 0.0, "high": 1.7}, [1, 1, 1, 1]),
+        ("sequence_mask", {"low": 0.0, "high": 1.7, "token_weights": "raw"}, [1, 1, math.exp(2), 1]),
+        ("sequence_mask", {"low": 0.0, "high": 1.7, "token_weights": "truncated"}, [1, 1, 2, 1]),
         ("geometric", {"high": 2.0}, [math.exp(0.5)] * 4),
         ("geometric", {"high": 1.2}, [1.2] * 4),
         ("product", {"high": 10.0}, [math.exp(2)] * 4),
@@ -40,7 +39,6 @@ def one_token_two_nats_off() -> dict[str, torch.Tensor]:
     ],
 )
 def test_kinds(kind, options, expected) -> None:
-    options = {"low": 0.0} | options if kind != "off" else {}
     values = weights(kind, **one_token_two_nats_off(), **options)
     torch.testing.assert_close(values, torch.tensor([expected], dtype=torch.float64), atol=1e-12, rtol=0)
 
@@ -65,10 +63,9 @@ def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
             rollout_logprobs=part.arrays["rollout_logprobs"],
             loss_mask=part.mask,
             segment_ids=part.segment_ids,
-            **bounds,
+            **bounds_of(kind, low=0.9, high=1.1),
         )
 
-    bounds = {} if kind == "off" else {"low": 0.9, "high": 1.1}
     packed = batch.packed()
     padded = call(batch)
     torch.testing.assert_close(packed.unpack(call(packed), batch), padded, atol=1e-12, rtol=0)
@@ -81,7 +78,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="unknown correction 'icepopp': did you mean 'icepop'"):
         weights("icepopp", **arguments)
     with pytest.raises(ValueError, match=r"low = 2.0 must be below correction.high = 1.0"):
-        weights("truncated", low=2.0, high=1.0, **arguments)
+        weights("icepop", low=2.0, high=1.0, **arguments)
     with pytest.raises(ValueError, match="rollout_logprobs: -inf in sample 0"):
         weights("off", **(arguments | {"rollout_logprobs": torch.full((1, 4), float("-inf"))}))
     with pytest.raises(ValueError, match="'none', 'raw' or 'truncated'"):
@@ -124,7 +121,7 @@ def gradient_of(
 def test_what_a_correction_leaves_of_the_gradient_is_reported(kind: str, aggregation: str) -> None:
     arrays = long_responses(64)
     arrays["loss_mask"][3:, 40:] = 0
-    applied = weights(kind, **arrays, low=0.998, high=1.002)
+    applied = weights(kind, **arrays, **bounds_of(kind, low=0.998, high=1.002))
     whole, _ = gradient_of(arrays, torch.ones_like(applied), aggregation)
     left, metrics = gradient_of(arrays, applied, aggregation)
     mask = arrays["loss_mask"].bool()
@@ -141,7 +138,7 @@ def test_a_product_takes_the_gradient_of_long_responses_while_other_weights_look
     left = []
     for length in (128, 4096, 16384):
         arrays = long_responses(length)
-        _, metrics = gradient_of(arrays, weights("product", **arrays, low=0.0, high=2.0), "token_mean")
+        _, metrics = gradient_of(arrays, weights("product", **arrays, high=2.0), "token_mean")
         left.append(metrics["policy/correction_gradient_frac"])
         measured = measure(**arrays)
         assert float(measured["policy/rollout_weight_token"]) == pytest.approx(1, abs=2e-3)

@@ -112,8 +112,8 @@ def test_log_probs_of_a_pass_come_before_the_engines() -> None:
 
 
 def test_extreme_tokens_are_clipped_and_counted() -> None:
-    found, metrics = advantages(algorithm(alone=True, clip=2.0), batch([0, 0], -50.0), [1.0, 0.0])
-    np.testing.assert_array_equal(found, -2)
+    found, metrics = advantages(algorithm(alone=True), batch([0, 0], -50.0), [1.0, 0.0])
+    np.testing.assert_array_equal(found, -10)
     assert metrics["distillation/clipped_frac"] == 1 and metrics["distillation/divergence"] == pytest.approx(
         50
     )

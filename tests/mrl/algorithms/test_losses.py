@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms.tokens import Segments, checked
-from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection, ValueLossSection
+from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection
 from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, value_loss
 
 MODES = ("token_mean", "sequence_mean", "constant")
@@ -195,9 +195,9 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("section", "message"),
         [
-            ({"name": "ppo"}, r"unknown loss 'ppo': .*known: ppo_clip, dual_clip, gspo"),
+            ({"name": "ppo"}, r"unknown loss 'ppo': .*known: ppo_clip, gspo"),
             ({"name": "ppo_clip", "tau": 1.0}, r"ppo_clip.tau\n.*Extra inputs are not permitted"),
-            ({"name": "dual_clip", "dual_clip": 0.5}, "greater than 1"),
+            ({"name": "ppo_clip", "dual_clip": 0.5}, "greater than 1"),
         ],
     )
     def test_names_and_constants_are_checked_by_the_section(self, section, message) -> None:
@@ -272,7 +272,7 @@ def test_value_loss_refuses() -> None:
     arguments = {name: torch.zeros(2, 3) for name in ("values", "old_values", "returns")}
     arguments["loss_mask"] = torch.ones(2, 3)
     with pytest.raises(ValueError, match="greater than 0"):
-        ValueLossSection(clip=0.0)
+        AlgorithmSection(value_clip=0.0)
     with pytest.raises(ValueError, match="returns: inf in sample 0"):
         value_loss(
             clip=0.2,

@@ -18,7 +18,7 @@ from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.correction import CORRECTION_KINDS
 from mrl.config.sections.policy_loss import CustomLoss
 from mrl.errors import ConfigError
-from tests.mrl.algorithms.padded import NAMES, aggregate, policy_loss, segments_of
+from tests.mrl.algorithms.padded import NAMES, aggregate, bounds_of, policy_loss, segments_of
 from tests.mrl.algorithms.padded import weights as correction_weights
 
 EVERYTHING = {
@@ -97,7 +97,7 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
         **ids,
     )
     divergence = aggregate(
-        kl.estimate(config.kl, a["logprobs"] - a["ref_logprobs"])[0], packed.mask, "token_mean", **ids
+        kl.estimate(config.kl.kind, a["logprobs"] - a["ref_logprobs"])[0], packed.mask, "token_mean", **ids
     )
     entropy = aggregate(a["entropy"], packed.mask, "token_mean", **ids)
     assert float(loss) == pytest.approx(float(policy + 0.3 * divergence - 0.2 * entropy), abs=1e-14)
@@ -187,7 +187,7 @@ def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batc
     """For every loss and every correction that drops; the kept tokens of the same sequences get theirs."""
     packed = batch.packed()
     variable = packed.arrays["logprobs"].clone().requires_grad_()
-    wide = {"clip_low": 1.0, "clip_high": 9.0} if loss in ("ppo_clip", "dual_clip", "gspo", "topr") else {}
+    wide = {"clip_low": 1.0, "clip_high": 9.0} if loss in ("ppo_clip", "gspo") else {}
     section = AlgorithmSection.model_validate(
         {"loss": {"name": loss, **wide}, "correction": {"kind": correction, "low": 0.9, "high": 1.1}}
     )
@@ -331,9 +331,7 @@ def test_a_users_module_that_ends_the_process_is_a_fault_of_the_configuration() 
 
 
 def test_value_objective_shares_add_up(batch) -> None:
-    config = AlgorithmSection.model_validate(
-        {"estimator": {"name": "gae"}, "value": {"aggregation": "sequence_mean"}}
-    )
+    config = AlgorithmSection.model_validate({"estimator": {"name": "gae"}})
 
     def share(part) -> float:
         loss, _ = ValueObjective(config)(
@@ -435,7 +433,7 @@ def test_what_is_not_finite_is_named_with_its_sample(name, batch) -> None:
 def test_what_stands_off_the_mask_reaches_neither_gradient_nor_metric(wild, kind, loss, batch) -> None:
     """exp of what an engine says of a token that is not trained on may overflow, and 0 times infinity is no 0."""
     packed = batch.packed()
-    bounds = {} if kind == "off" else {"low": 0.9, "high": 1.1}
+    bounds = bounds_of(kind, low=0.9, high=1.1)
     section = AlgorithmSection.model_validate(
         EVERYTHING | {"loss": {"name": loss}, "correction": {"kind": kind} | bounds}
     )

@@ -17,6 +17,7 @@ from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection
 from mrl.samples import TrainBatch
 from tests.mrl.algorithms import megatron_scenarios as scenarios
+from tests.mrl.algorithms.padded import bounds_of
 from tests.mrl.training.scenarios import TEMPERATURE
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
@@ -28,7 +29,6 @@ SPECIAL = {
         "function": "tests.mrl.algorithms.megatron_scenarios:kimi15_by_options",
         "options": {"tau": 0.5},
     },
-    "dual_clip": {"dual_clip": 1.05},
 }
 """Options where the defaults would not show on ratios near 1."""
 
@@ -46,7 +46,7 @@ def kl_of(kind: str) -> dict[str, Any]:
 
 
 def correction_of(kind: str) -> dict[str, Any]:
-    return {"kind": kind} if kind == "off" else {"kind": kind, "low": 0.95, "high": 1.1}
+    return {"kind": kind} | bounds_of(kind, low=0.95, high=1.1)
 
 
 CONFIGS: list[dict[str, Any]] = [
@@ -55,6 +55,7 @@ CONFIGS: list[dict[str, Any]] = [
     *({"kl": kl_of(n)} for n in typing.get_args(algorithm._KlKinds)),
     *({"correction": correction_of(n)} for n in typing.get_args(correction.CORRECTION_KINDS)),
     {"old_logprobs": "rollout"},
+    {"loss": {"name": "ppo_clip", "dual_clip": 1.05}} | scenarios.EXTRAS,
 ]
 
 

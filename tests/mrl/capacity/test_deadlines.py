@@ -58,8 +58,8 @@ def test_rounds_lengthen_the_step_and_no_wait() -> None:
     generate = one["step"]["seconds"]["generate"]
     assert one["step"]["longest_seconds"] == one["step"]["seconds"]["total"]
     assert six["step"]["longest_seconds"] == pytest.approx(one["step"]["longest_seconds"] + 5 * generate)
-    few = tree("algorithm.filter.max_rounds=6", "algorithm.filter.max_prompts=256")
-    assert few["step"]["most_rounds"] == 2
+    few = tree("algorithm.filter.max_rounds=6", "loop.prompts_per_step=2048")
+    assert few["step"]["most_rounds"] == 2, "a step samples 4096 prompts at most"
 
 
 def test_a_run_that_never_saves_waits_for_no_checkpoint() -> None:

@@ -52,8 +52,8 @@ def test_each_correction_has_its_own_default_bounds() -> None:
     """IcePop's and TIS's are their papers', the others' those of the frameworks that have them."""
     kinds = ("truncated", "icepop", "sequence_mask", "geometric", "product")
     sections = [AlgorithmSection.model_validate({"correction": {"kind": kind}}).correction for kind in kinds]
-    bounds = [(section.low, section.high) for section in sections if section.kind != "off"]
-    assert bounds == [(0.0, 2.0), (0.5, 5.0), (0.999, 1.001), (0.0, 1.2), (0.0, 2.0)]
+    bounds = [(getattr(section, "low", None), getattr(section, "high", None)) for section in sections]
+    assert bounds == [(None, 2.0), (0.5, 5.0), (0.999, 1.001), (None, 1.2), (None, 2.0)]
     assert AlgorithmSection().correction.kind == "off"
 
 
@@ -62,7 +62,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
     [
         (
             {"loss": {"name": "cispi"}},
-            "unknown loss 'cispi': did you mean 'cispo'\\? known: ppo_clip, dual_clip",
+            "unknown loss 'cispi': did you mean 'cispo'\\? known: ppo_clip, gspo",
         ),
         ({"estimator": {"name": "grop"}}, "unknown estimator 'grop': did you mean 'grpo'\\? known: gae"),
         ({"kl": {"kind": "k4"}}, "unknown KL kind 'k4'.*known: k1, abs, k2, k3"),
@@ -79,13 +79,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
             {"kl": {"location": "reward", "coefficient": 1, "unbiased": True}},
             "unbiased is for kl.location = loss",
         ),
-        ({"kl": {"controller": {"kind": "adaptive"}}}, "adaptive.target\n  Field required"),
-        (
-            {"kl": {"controller": {"kind": "window", "low": 2, "high": 1}}},
-            "low = 2.0 must be below high = 1.0",
-        ),
-        ({"kl": {"controller": {"kind": "windows"}}}, "unknown controller 'windows': did you mean 'window'"),
-        ({"kl": {"controller": {"target": 1}}}, "Extra inputs are not permitted"),
+        ({"kl": {"target": 0}}, "greater than 0"),
         ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
         ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
         ({"correction": {"high": 2.0}}, "high needs a correction.kind.*: truncated, icepop"),
@@ -107,10 +101,9 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"estimator": {"part_weights": {"a": 1}}}, "read by gdpo only"),
         ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
         ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
-        ({"shaping": {"clip_low": 1, "clip_high": 1}}, "must be below clip_high"),
+        ({"shaping": {"clip": [1, 1]}}, "the first must be below the second"),
         ({"filter": {"min_reward_range": None}}, "are all None"),
         ({"filter": {"mean_low": 1, "mean_high": 0}}, "must be below filter.mean_high"),
-        ({"value": {"aggregation": "constant"}}, "choose token_mean or sequence_mean"),
         ({"estimater": {}}, "Extra inputs are not permitted"),
     ],
 )

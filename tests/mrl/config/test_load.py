@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -90,7 +91,7 @@ def test_another_correction_brings_its_own_bounds(minimal: Path, tmp_path: Path)
     tis = tmp_path / "tis.yaml"
     tis.write_text("algorithm: {correction: {kind: truncated, high: 3.0}}\n")
     kept = load([minimal, tis], ["algorithm.correction.kind=truncated"]).algorithm.correction
-    assert kept.model_dump() == {"kind": "truncated", "low": 0.0, "high": 3.0}
+    assert kept.model_dump() == {"kind": "truncated", "high": 3.0}
     papers = load([minimal, tis], ["algorithm.correction.kind=icepop"]).algorithm.correction
     assert papers.model_dump() == {"kind": "icepop", "low": 0.5, "high": 5.0}
     with pytest.raises(ConfigError, match=r"token_weights: unknown key.*known keys here: kind, low, high"):
@@ -382,7 +383,7 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
         ("max_grad_norm", r"training\.optimizer\.clip_grad"),
         ("judge", "judge is reward now"),
         ("loop.old_logprobs", r"did you mean 'algorithm\.old_logprobs'"),
-        ("clip_low", r"did you mean 'algorithm\.loss\.clip_low' or 'algorithm\.shaping\.clip_low'\?"),
+        ("clip_low", r"did you mean 'algorithm\.loss\.clip_low'\?"),
         ("deepspeed", r"deepspeed is not supported: training\.layout"),
         ("bf16", r"training\.dtype"),
         ("val/accuracy", "the metric is renamed to val/reward"),
@@ -542,7 +543,6 @@ OLD_NAMES = {
     "sft={data: d, output: o}": "sft: the setting is renamed to tune",
     "data.over_long=filter": "data.over_long: the setting is renamed to overlong",
     "algorithm.filter.min_spread=0.1": "algorithm.filter.min_spread: the setting is renamed to min_reward_range",
-    "algorithm.filter.when_spent=stop": "algorithm.filter.when_spent: the setting is renamed to on_exhausted",
     "algorithm.kl.place=loss": "algorithm.kl.place: the setting is renamed to location",
     "algorithm.kl.times_ratio=true": "algorithm.kl.times_ratio: the setting is renamed to unbiased",
     "algorithm.old_logprobs=sampler": "algorithm.old_logprobs: 'sampler' is renamed to rollout",
@@ -575,10 +575,58 @@ def test_every_old_name_has_a_case() -> None:
     cases = " ".join(OLD_NAMES)
     settings = [old for names in RENAMED.values() for old in names]
     values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
-    values += [old if isinstance(old, str) else "=".join(old) for names in REMOVED.values() for old in names]
     assert [
         name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
     ] == []
+
+
+def places(
+    section: type[Section], path: str = "", outer: Callable[[object], object] = lambda tree: tree
+) -> Iterator[tuple[type[Section], str, Callable[[object], object]]]:
+    """Every section at and below one with its path, and what makes a configuration's tree of what is inside it."""
+    yield section, path, outer
+    for name, field in section.model_fields.items():
+        is_map = typing.get_origin(field.annotation) is dict
+        is_list = typing.get_origin(field.annotation) in (tuple, list) or str in get_args(field.annotation)
+        for inner in section_types(field.annotation):
+            tag = next((key for key in ("name", "kind") if tag_of(inner) and key in inner.model_fields), None)
+            chosen = {} if tag is None else {tag: tag_of(inner)}
+
+            def around(
+                tree: dict,
+                name: str = name,
+                chosen: dict = chosen,
+                is_map: bool = is_map,
+                is_list: bool = is_list,
+            ) -> object:
+                entry = chosen | tree
+                return outer({name: {"d": entry} if is_map else [entry] if is_list else entry})
+
+            middle = ".d" if is_map else ".0" if is_list else ""
+            yield from places(inner, f"{path}.{name}{middle}".removeprefix("."), around)
+
+
+ALL_PLACES = sorted(places(Config), key=lambda place: place[1].count("."), reverse=True)
+PLACES = {section: (path, around) for section, path, around in ALL_PLACES}
+GONE = [(section, old) for section, settings in REMOVED.items() for old in settings]
+
+
+@pytest.mark.parametrize(("section", "old"), GONE, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_a_removed_setting_is_told_what_to_do_instead(
+    minimal: Path, section: type[Section], old: str | tuple[str, str]
+) -> None:
+    """Also where an old run's config.yaml has it."""
+    path, around = PLACES[section]
+    setting, value = (old, 1) if isinstance(old, str) else old
+    if setting in section.model_fields and section_types(section.model_fields[setting].annotation):
+        value = {"name": value}
+    with pytest.raises(ConfigError) as error:
+        load([minimal, around({setting: value})])
+    where = re.escape(f"{path}.{setting}".removeprefix("."))
+    remedy = re.escape(f"is removed; {REMOVED[section][old]}")
+    assert re.search(rf"^{where}: .* {remedy}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("old", RENAMED_COMMANDS)

@@ -20,7 +20,7 @@ from mrl.samples import Group, Sample
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 STREAM = ("loop.schedule=stream", "stream.max_age=2")
 SCHEDULES = {
     "on_policy": (),

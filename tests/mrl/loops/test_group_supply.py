@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.errors import RewardError, RolloutError
+from mrl.errors import RewardError
 from mrl.loops.collect import sampling_of
 from mrl.loops.nan_guard import BadNumbers
 from mrl.routes import Routes, Rows
 from mrl.samples import Prompt, Status
 from tests.mrl.loops.scripted import Scripted, mixed, useful
 
-FILTER: dict[str, object] = {
-    "filter": {"min_reward_range": 0.0, "max_rounds": 3, "on_exhausted": "train_on_fewer"}
-}
+FILTER: dict[str, object] = {"filter": {"min_reward_range": 0.0, "max_rounds": 3}}
 
 
 def test_without_a_filter_a_step_is_one_round(tmp_path: Path) -> None:
@@ -69,16 +67,16 @@ def test_the_served_version_is_that_of_new_samples(tmp_path: Path) -> None:
     assert script.supply.take(script.collector, version=7).served_version == 7
 
 
-@pytest.mark.parametrize(("limit", "rounds"), [("max_rounds: 2", 2), ("max_prompts: 9", 3)])
-def test_a_budget_ends_in_fewer_groups_or_in_an_error(limit: str, rounds: int, tmp_path: Path) -> None:
-    words = f"algorithm.filter={{min_reward_range: 0.0, {limit}, on_exhausted: train_on_fewer}}"
+@pytest.mark.parametrize(("limit", "most_prompts", "rounds"), [(2, 4096, 2), (4, 9, 3)])
+def test_a_budget_ends_in_fewer_groups(
+    limit: int, most_prompts: int, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrl.loops.group_supply.MOST_PROMPTS", most_prompts)
+    words = f"algorithm.filter={{min_reward_range: 0.0, max_rounds: {limit}}}"
     script = Scripted(tmp_path, {}, words, reward=useful(1))
     chosen, metrics = script.step()
     assert chosen == [1] and len(script.asked()) == rounds
     assert (metrics["group/short"], metrics["group/rounds"]) == (3, rounds)
-    strict = Scripted(tmp_path, {}, words.replace("train_on_fewer", "stop"), reward=useful(1))
-    with pytest.raises(RolloutError, match=f"found 1 of 4 groups in {rounds} rounds; .* all right"):
-        strict.step()
 
 
 def test_a_resumed_supply_goes_on_with_the_same_groups(tmp_path: Path) -> None:

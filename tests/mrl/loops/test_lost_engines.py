@@ -14,7 +14,7 @@ from mrl.rollout.request import Request, Response, Round, sample_of
 from mrl.samples import Status
 from tests.mrl.loops.table_policy import TableRun, config_of
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 OWN = ("loop.schedule=stream", "launch.engine_slots=1", "rollout.tp=1", "rollout.replace=99")
 
 

@@ -20,7 +20,7 @@ from tests.mrl.loops.table_policy import TableRun, config_of, logprobs_of
 DAPO = {
     "loss": {"name": "ppo_clip", "clip_low": 0.02, "clip_high": 0.03},
     "aggregation": {"mode": "token_mean"},
-    "filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"},
+    "filter": {"min_reward_range": 0.0, "max_rounds": 4},
 }
 
 

@@ -12,7 +12,7 @@ from mrl.errors import WorkerLost
 from mrl.report.audit import audit, text
 from tests.mrl.loops.table_policy import TableRun, config_of
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 STREAM = "loop.schedule=stream"
 OWN = ("launch.engine_slots=1", "rollout.tp=1")
 SETTINGS = {

@@ -19,7 +19,7 @@ from tests.mrl.loops.table_policy import TableRun, config_of
 
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")
 STREAM = ("loop.schedule=stream", "stream.max_age=3")
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 
 
 def after_three_steps(folder: Path, *words: str) -> TableRun:

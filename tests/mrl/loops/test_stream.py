@@ -17,7 +17,7 @@ from mrl.samples import Prompt, Status
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 STREAM = "loop.schedule=stream"
 
 

@@ -376,10 +376,11 @@ def _policies() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name in LOSS_NAMES:
         if name != "custom":
             yield f"loss {name}", {"loss": {"name": name}}
+    yield "loss ppo_clip with dual_clip", {"loss": {"name": "ppo_clip", "dual_clip": 3.0}}
     for kind in get_args(CORRECTION_KINDS):
         yield f"correction {kind}", {"correction": {"kind": kind}}
     for kind in kl.KINDS:
-        section = {"location": "loss", "kind": kind, "coefficient": 0.1, "clamp": None, "unbiased": True}
+        section = {"location": "loss", "kind": kind, "coefficient": 0.1, "unbiased": True}
         yield f"kl {kind}", {"kl": section, "entropy": {"coefficient": 0.1}}
     for mode, more in (("token_mean", {}), ("sequence_mean", {}), ("constant", {"length": 8})):
         yield f"aggregation {mode}", {"aggregation": {"mode": mode} | more, "old_logprobs": "rollout"}

@@ -23,7 +23,7 @@ from tests.mrl.loops.scripted import ScriptedRewards, mixed
 from tests.mrl.loops.table_policy import ROWS, TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1", "stream.update_ticks=3")}
 STEPS = 12
 

@@ -39,7 +39,7 @@ from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.samples import make_response, verdict_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
-FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4, "on_exhausted": "train_on_fewer"}}
+FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 STEPS = 8
 SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1")}
 
