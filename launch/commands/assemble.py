@@ -126,12 +126,10 @@ class Parts:
     def throughput(self) -> Throughput:
         """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
         config = self.config
-        peak = config.logging.device_peak_flops
-        if peak is None:
-            names = self.hybrid.train.device_names()
-            peaks = [peak_flops(name, config.training.dtype) for name in names]
-            known = [peak for peak in peaks if peak is not None]
-            peak = min(known) if len(known) == len(names) else None
+        names = self.hybrid.train.device_names()
+        peaks = [peak_flops(name, config.training.dtype) for name in names]
+        known = [peak for peak in peaks if peak is not None]
+        peak = min(known) if len(known) == len(names) else None
         facts = find_facts(config.model)
         return Throughput(facts, config.algorithm, config.num_slots, config.training.layout.world_size, peak)
 
@@ -164,7 +162,15 @@ def assembled(
             print(inputs.dataset.report.text(), flush=True)
             when_checked()
             print(_starting(config), flush=True)
-        engines = stack.enter_context(Engines(config.reward, log_folder)) if rewards else None
+        engines = (
+            stack.enter_context(
+                Engines(
+                    config.reward, log_folder, start_deadline_seconds=config.launch.start_deadline_seconds
+                )
+            )
+            if rewards
+            else None
+        )
         prompts, store = inputs.dataset.stream(config.run.seed), None
         if config.loop.schedule == "stream":
             store = group_pool.opened(config, prompts)

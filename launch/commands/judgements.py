@@ -24,6 +24,7 @@ from mrl.rewards.judges.question import thought_of
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import ServerSection
 
 FILES = {"train": "judgements.jsonl", "validation": "judgements_validation.jsonl"}
 GOLD = "gold.jsonl"
@@ -36,10 +37,10 @@ def make(config: Config, judge: Config, options: Options, thought: str | Path | 
 
     ConfigError where `judge` has not one verifier of kind llm, or one that compares; DataError where no row gives a pair.
     """
-    rules = _rules(judge.reward)
+    rules, server = _rules(judge.reward)
     thinks = "" if thought is None else thought_of(thought, rules)
     pairs, truths = pairs_of(config, options), _ground_truths(judge, rules)
-    questions, draw = Questions(rules), random.Random(config.run.seed)
+    questions, draw = Questions(rules, server), random.Random(config.run.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     said, choices = [], sorted(rules.choices, key=lambda choice: rules.choices[choice])
     for use, found in pairs.items():
@@ -56,7 +57,7 @@ def make(config: Config, judge: Config, options: Options, thought: str | Path | 
     return "\n".join(said)
 
 
-def _rules(section: RewardSection) -> LlmRules:
+def _rules(section: RewardSection) -> tuple[LlmRules, ServerSection]:
     found = [part for part in section.all_verifiers() if part.kind == "llm"]
     if len(found) != 1:
         raise ConfigError(f"--judge has {len(found)} verifiers of kind llm; judgements are for one")
@@ -65,7 +66,7 @@ def _rules(section: RewardSection) -> LlmRules:
         raise ConfigError(
             "llm.compare: a pair does not say how either response compares with the row's answer"
         )
-    return rules
+    return rules, found[0].server
 
 
 def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:

@@ -25,6 +25,9 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, OverlongSection, ShapingSection
 from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
+from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.instructions.rules import RepetitionRules
+from mrl.rewards.judges.rules import EngineSection, LlmRules, RewardModelRules
 from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
 from mrl.rewards.maths.rules import MathsRules
 from mrl.section import Section
@@ -40,9 +43,9 @@ RENAMED: dict[type[Section], dict[str, str]] = {
         "max_sampler_mismatch": "max_rollout_mismatch",
         "max_unjudged_fraction": "max_no_reward_fraction",
     },
-    **{key: {"lowest": "min_reward", "unjudged_alarm": "no_reward_alarm"} for key in _REWARD},
+    **{key: {"lowest": "min_reward"} for key in _REWARD},
     MathsRules: {"several": "on_conflict"},
-    RewardSection: {"pool_workers": "workers", "lowest": "min_reward", "unjudged_alarm": "no_reward_alarm"},
+    RewardSection: {"pool_workers": "workers", "lowest": "min_reward"},
     RolloutSection: {
         "compiled": "enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
         "memory_fraction": "gpu_memory_utilization",
@@ -55,13 +58,21 @@ RENAMED: dict[type[Section], dict[str, str]] = {
 """Section -> a former setting of it -> today's setting of the same section."""
 
 RENAMED_VALUES: dict[type[Section], dict[tuple[str, str], str]] = {
-    **{key: {("truncated", "judge"): "score", ("truncated", "lowest"): "min_reward"} for key in _REWARD},
     MathsRules: {("extraction", "hashes"): "gsm8k", ("extraction", "whole"): "whole_response"},
     AlgorithmSection: {
         ("old_logprobs", "sampler"): "rollout",
     },
 }
 """Section -> (setting, a former value of it) -> today's value."""
+
+_SERVER: dict[str | tuple[str, str], str] = {
+    **{
+        name: f"set server.{name}, beside the verifier's kind"
+        for name in ("api_key_env", "max_calls", "model", "tokenizer", "tries")
+    },
+    "calls_per_minute": "delete it; a call that the server refuses (status 429) is made again when it says",
+    "max_tokens": "set server.max_calls; llm.reply_tokens bounds each reply",
+}
 
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     LoggingSection: {
@@ -107,6 +118,52 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
     ProductCorrection: {"low": "delete it; only large weights are cut"},
     SequenceMaskCorrection: {"token_high": "delete it; token_weights = truncated cuts them at 2"},
+    **{
+        key: {
+            "truncated": "set algorithm.shaping.stop_properly: 0 rewards no truncated response",
+            "value_range": "raise an error in the plug-in, which makes the verifier count as failed",
+            "workers": "set reward.workers, for every kind of work",
+        }
+        for key in (KindPart, RewardSpec)
+    },
+    CodeRules: {
+        "cases_per_process": "delete it; 16 cases of a function-call task share a process",
+        "file_mib": "delete it; the writable file system has 32 MiB",
+        "output_kib": "delete it; a program may write 256 KiB",
+        "processes": "delete it; a program has 32 processes at most",
+    },
+    EngineSection: {
+        "enforce_eager": "write arguments: [--enforce-eager]",
+        "num_threads": "delete it; a rank has one thread",
+        "on_outage": "set restarts; 0 stops the run when the server ends",
+        "start_deadline_seconds": "set launch.start_deadline_seconds",
+    },
+    LlmRules: _SERVER
+    | {
+        "max_canary_passes": "delete it; five attacks may succeed",
+        "max_chars": "delete it; the judge sees the last 20,000 characters",
+        "temperature": "write body: {temperature: 0.7}; it is 0 at the first ask",
+        "max_order_flips": "delete it; half of the winners may change with the order",
+    },
+    MathsRules: {
+        "imaginary_unit": "delete it; i is the imaginary unit",
+        "irrational": "delete it; correctly rounded decimals of six digits and more are accepted",
+        "lists": "delete it; a list without brackets has no order",
+        "max_answer_chars": "delete it; an answer has 400 characters at most",
+        "percent": "delete it; a percent sign is dropped",
+        "unevaluated": "delete it; an operation left to do is wrong where the ground truth is an integer",
+    },
+    RepetitionRules: {"max_penalty": "set weight, the factor of a verifier among parts"},
+    RewardModelRules: _SERVER,
+    RewardSection: {
+        "idle_seconds": "delete it; a worker without work for 900 s ends",
+        "min_agreement": "delete it; an error is written when agreement with witnesses falls",
+        "no_reward_alarm": "set loop.max_no_reward_fraction, above which the run stops; from 0.02 on a warning is written",
+        "queue_limit": "delete it; 4096 samples wait at most",
+        "right_above": "delete it; a reward above 0.5 says that a response is right",
+        "value_range": "raise an error in the plug-in, which makes the verifier count as failed",
+        "truncated": "set algorithm.shaping.stop_properly: 0 rewards no truncated response",
+    },
     ShapingSection: {
         "clip_high": "set clip: [low, high]",
         "clip_low": "set clip: [low, high]",

@@ -13,6 +13,8 @@ from mrl.samples import Group, Sample
 
 STEPS = 8
 """Of the newest steps, together; and of the first, with which they are compared."""
+RIGHT_ABOVE = 0.5
+"""A reward above it says that a response is right, and so does a witness' value."""
 
 Seen = tuple[bool, bool]
 """(the reward says that a sample is right, its witness says so)."""
@@ -48,20 +50,17 @@ class Witnesses:
 
     def _seen(self, sample: Sample) -> Iterator[Seen]:
         """One for each witness that looked at a sample."""
-        verdict, line = sample.verdict, self._section.right_above
+        verdict = sample.verdict
         if verdict is None or verdict.value is None:
             return
         for part in self._section.for_domain(sample.domain).verifiers():
             if part.is_witness and part.label in verdict.parts:
-                yield verdict.value > line, verdict.parts[part.label] > line
+                yield verdict.value > RIGHT_ABOVE, verdict.parts[part.label] > RIGHT_ABOVE
 
     def _fallen(self, agreed: int, total: int, agreed_first: int, total_first: int) -> str:
-        """By more than chance: intervals of 95 % that do not touch, or one that does not reach what is asked for."""
+        """By more than chance: intervals of 95 % that do not touch."""
         (_, high), (low_first, _) = wilson(agreed, total), wilson(agreed_first, total_first)
-        least = self._section.min_agreement
         share = f"rewards agree with witnesses in {agreed} of {total} of the newest samples ({agreed / total:.3f})"
-        if high < least:
-            return f"{share}, less than reward.min_agreement = {least:g}"
         return f"{share}, in {agreed_first / total_first:.3f} of the first" if high < low_first else ""
 
 

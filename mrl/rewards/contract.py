@@ -229,9 +229,8 @@ def printable(reason: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
 
 
-def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float] | None = None) -> float:
-    """A reward as a finite float. Raises RewardError for NaN, infinities, other types and values out of
-    range."""
+def checked_value(value: Any, *, verifier: str) -> float:
+    """A reward as a finite float. Raises RewardError for NaN, infinities and other types."""
     number = value.item() if isinstance(value, np.generic) else value
     if not isinstance(number, bool | int | float):
         raise RewardError(
@@ -241,8 +240,4 @@ def checked_value(value: Any, *, verifier: str, value_range: tuple[float, float]
         raise RewardError(f"verifier {verifier}: the reward is an integer that is too large for a float")
     if not math.isfinite(number):
         raise RewardError(f"verifier {verifier}: the reward is {number}; only finite numbers are rewards")
-    if value_range is not None and not value_range[0] <= number <= value_range[1]:
-        raise RewardError(
-            f"verifier {verifier}: the reward {number} is outside its value_range {list(value_range)}"
-        )
     return float(number)

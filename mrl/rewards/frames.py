@@ -91,9 +91,7 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
     }
 
 
-def decode_verdict(
-    data: Any, *, verifier: str, version: str, value_range: tuple[float, float] | None, num_tokens: int | None
-) -> Verdict | None:
+def decode_verdict(data: Any, *, verifier: str, version: str, num_tokens: int | None) -> Verdict | None:
     """A verdict from a reply. Raises RewardError for whatever breaks the contract."""
     if data is None:
         return None
@@ -110,7 +108,7 @@ def decode_verdict(
         )
     return Verdict(
         kind=kind,
-        value=None if value is None else checked_value(value, verifier=verifier, value_range=value_range),
+        value=None if value is None else checked_value(value, verifier=verifier),
         reason=printable(str(data.get("reason", ""))[:_MAX_REASON])[:_MAX_REASON],
         parts={str(name): checked_value(part, verifier=verifier) for name, part in parts.items()},
         verifier=str(data.get("verifier") or verifier),

@@ -14,13 +14,12 @@ OF_A_WORKER = frozenset(
         "kind",
         "path",
         "engine",
+        "server",
         "style",
         "group",
         "min_reward",
-        "value_range",
         "deadline_seconds",
         "memory_mib",
-        "workers",
         "concurrency",
     }
 )
@@ -36,6 +35,24 @@ class Served:
     """Unix socket that it listens on, in a folder that no other user may enter."""
     answers: str
     """Digest of all that decides its answers."""
+
+
+class ServerSection(Section):
+    """How the server of a model that judges is asked."""
+
+    model: str = ""
+    """The model's name at the server; empty: the server's own choice."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's key."""
+    tries: int = Field(default=4, ge=1)
+    """Times that a call is made where the server refuses, is overloaded or breaks off, with growing pauses (or
+    the one that it asks for), inside the sample's deadline; `reward.retries` begins anew."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Answered calls of the whole run (on each node), resumed parts included; no sample has a reward after
+    them."""
+    tokenizer: str | None = None
+    """Folder of the judge's tokenizer, which knows the control tokens that no response may write; without it
+    those of the common families are known."""
 
 
 class RewardPart(Section):
@@ -57,23 +74,19 @@ class RewardPart(Section):
     """Plug-in as package.module:function or file.py:function; base URL of a code service or of a model that judges."""
     engine: str | None = None
     """Of a model that judges: the one of `reward.engines` that is asked, in place of a path."""
+    server: ServerSection = ServerSection()
+    """How the server of a model that judges is asked (kinds llm and reward_model)."""
     style: Style | None = None
     """Calling convention of the plug-in; null: recognised by its arguments (`solution_str`: verl, `queries`: openrlhf, `completions`: trl,
     else native)."""
     group: bool = False
     """The plug-in scores all samples of a prompt in one call."""
-    truncated: Literal["score", "min_reward"] = "score"
-    """A response cut off at its limit is scored as it is, or carries the lowest value."""
     min_reward: float = 0.0
     """Value of a rejected response."""
-    value_range: tuple[float, float] | None = None
-    """A value outside makes the verifier, not the sample, count as failed."""
     deadline_seconds: float = Field(default=10.0, gt=0)
     """Longest work on one sample, counted from the start of the work, without waits for a processor."""
     memory_mib: int = Field(default=2048, ge=128)
     """Private memory of a reward worker."""
-    workers: int | None = Field(default=None, ge=1)
-    """Processes for this verifier; by default `reward.workers`."""
     concurrency: int = Field(default=64, ge=1)
     """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
     services."""

@@ -23,6 +23,7 @@ from mrl.rewards.judges.llm import shown
 from mrl.rewards.judges.reward_model import Conversation
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import ServerSection
 from mrl.rewards.pool.engines import Engines, served
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
@@ -77,7 +78,7 @@ def section(folder: Path, kind: str, **more: Any) -> RewardSection:
         "dtype": "float32",
         "max_length": 1024,
         "max_num_seqs": 8,
-        "enforce_eager": True,
+        "arguments": ["--enforce-eager"],
     }
     return RewardSection(kind=kind, engine="judge", engines={"judge": engine}, deadline_seconds=300, **more)
 
@@ -269,7 +270,7 @@ def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -
     assert "is a choice with probability" in free[0].reason or "no log-probs" in free[0].reason
     secret = (tmp_path / "judged" / SECRET).read_text()
     nonce = hashlib.sha256(f"{secret}\x000.0".encode()).hexdigest()[:16]
-    text = shown(LlmRules(**llm), request(0)).replace(GUESS, nonce)
+    text = shown(LlmRules(**llm), ServerSection(), request(0)).replace(GUESS, nonce)
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
     )

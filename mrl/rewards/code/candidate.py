@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from mrl.errors import RewardError
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 from mrl.rewards.frames import FrameBuffer, frame, parse_reply
 from mrl.rewards.own_time import Allowance, OwnTime
@@ -49,7 +49,7 @@ class Session:
             os.set_blocking(descriptor, False)
         self._open_outputs = {self._stdout, self._stderr}
         self._output = {self._stdout: bytearray(), self._stderr: bytearray()}
-        self._frames = FrameBuffer(limit=rules.output_kib * 1024 + 64)
+        self._frames = FrameBuffer(limit=OUTPUT_KIB * 1024 + 64)
         self._replies: list[bytes] = []
         self._reply_open = True
         self._calls = 0
@@ -220,8 +220,8 @@ class Session:
             self._open_outputs.discard(descriptor)
             return
         self._output[descriptor] += data
-        if sum(map(len, self._output.values())) > self._rules.output_kib * 1024:
-            self._end(Outcome.OUTPUT_LIMIT, f"more than {self._rules.output_kib} KiB of output")
+        if sum(map(len, self._output.values())) > OUTPUT_KIB * 1024:
+            self._end(Outcome.OUTPUT_LIMIT, f"more than {OUTPUT_KIB} KiB of output")
 
     def _write_some(self, left: memoryview) -> memoryview:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.outcome import Outcome
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary
 from mrl.rewards.own_time import Allowance
 
@@ -39,7 +39,7 @@ class Cells(Session):
         super().__enter__()
         self._close_stdin()
         whole = self._rules.model_copy(update={"cpu_seconds": _ALL_CELLS * self._rules.cpu_seconds})
-        shown = max(0, self._rules.output_kib * 1024 - _ERROR_BYTES) // _BYTES_A_CHARACTER
+        shown = max(0, OUTPUT_KIB * 1024 - _ERROR_BYTES) // _BYTES_A_CHARACTER
         limits = {"limits": self._boundary.rlimits(whole), "cells": shown}
         try:
             self._send(self._setup("", None) | limits)

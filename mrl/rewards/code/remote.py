@@ -24,7 +24,7 @@ from mrl.rewards.addresses import proxy_of
 from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import Request, scored
 from mrl.rewards.own_time import PATIENCE_SECONDS, Allowance
@@ -80,8 +80,8 @@ class RemoteSession:
         if result.get("status") != "Finished" or result.get("return_code") != 0:
             raise CandidateEnded(*_outcome(reply))
         written = str(result.get("stdout") or "").encode("utf-8", "replace")
-        if len(written) > self._rules.output_kib * 1024:
-            raise CandidateEnded(Outcome.OUTPUT_LIMIT, f"more than {self._rules.output_kib} KiB of output")
+        if len(written) > OUTPUT_KIB * 1024:
+            raise CandidateEnded(Outcome.OUTPUT_LIMIT, f"more than {OUTPUT_KIB} KiB of output")
         return written
 
     def _post(self, source: str, stdin: str, files: list[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from mrl.errors import RewardError
 from mrl.rewards.code import cgroup
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.rules import FILE_MIB, PROCESSES, CodeRules
 from mrl.rewards.code.scratch import SHM, TMP, mount_scratch
 from mrl.rewards.code.seccomp import filter_program
 
@@ -78,12 +78,12 @@ class Boundary:
             "RLIMIT_SIGPENDING": 64,
             "RLIMIT_CPU": int(rules.cpu_seconds)
             + 2,  # a second line: who waits for the run looks at its time
-            "RLIMIT_FSIZE": rules.file_mib * _MIB,
+            "RLIMIT_FSIZE": FILE_MIB * _MIB,
             "RLIMIT_CORE": 0,
             "RLIMIT_NOFILE": _DESCRIPTORS,
             "RLIMIT_MEMLOCK": 0,
         }
-        limits["RLIMIT_NPROC"] = rules.processes
+        limits["RLIMIT_NPROC"] = PROCESSES
         if self.has_cgroup:
             return limits
         memory = rules.memory_mib * _MIB - self.scratch_bytes(rules)
@@ -97,8 +97,8 @@ class Boundary:
     def scratch_bytes(self, rules: CodeRules) -> int:
         """Size of the writable file system; without a cgroup it is a part of the run's memory."""
         if self.has_cgroup:
-            return rules.file_mib * _MIB
-        return min(rules.file_mib, rules.memory_mib // 2) * _MIB if self.has_scratch else 0
+            return FILE_MIB * _MIB
+        return min(FILE_MIB, rules.memory_mib // 2) * _MIB if self.has_scratch else 0
 
 
 @functools.lru_cache(maxsize=1)
@@ -165,7 +165,7 @@ class BoundaryRun:
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
         self._cgroup = (
-            cgroup.make(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=rules.processes + 3)
+            cgroup.make(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=PROCESSES + 3)
             if boundary.has_cgroup
             else None
         )

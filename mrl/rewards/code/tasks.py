@@ -21,7 +21,7 @@ import re
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.values import decode, encode
 
 
@@ -110,7 +110,7 @@ def _tolerance(raw: dict[str, Any], place: str) -> float | None:
 
 def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, place: str) -> None:
     """Raises DataError for a case that no program can be given, or no answer can equal."""
-    limit = rules.output_kib * 1024
+    limit = OUTPUT_KIB * 1024
     try:
         if entry_point:
             for value in (*case.args, *dict(case.kwargs).values()):
@@ -126,7 +126,7 @@ def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, pla
     if size > limit:
         raise DataError(
             f"{place}: no program can pass a case of this task: what it wants has {size} bytes, and a program "
-            f"may write {limit} (reward.code.output_kib = {rules.output_kib}). Raise output_kib or leave the row out"
+            f"may write {limit}; leave the row out"
         )
 
 

@@ -10,7 +10,6 @@ from mrl.rewards.instructions.checks import UNSPACED
 from mrl.rewards.instructions.plain import plain_text, prose
 from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
 from mrl.rewards.maths.answers import marked_answers
-from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Verdict
 
@@ -26,7 +25,7 @@ def verify_format(response: str, rules: FormatRules) -> Verdict:
 
 
 def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
-    """Minus max_penalty times the share of n-grams that occurred before; 0 for a text without n-grams.
+    """Minus the share of n-grams that occurred before; 0 for a text without n-grams.
 
     N-grams are of words; of characters in scripts without spaces, and in runs that no word is as long as.
     """
@@ -36,9 +35,7 @@ def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
         return scored(0.0, "shorter than one n-gram")
     distinct = {hash(tuple(units[start : start + rules.ngram])) for start in range(num_ngrams)}
     share = 1.0 - len(distinct) / num_ngrams
-    return scored(
-        -rules.max_penalty * share if share else 0.0, f"{share:.3f} of the {rules.ngram}-grams repeat"
-    )
+    return scored(-share if share else 0.0, f"{share:.3f} of the {rules.ngram}-grams repeat")
 
 
 def _units(response: str) -> list[str]:
@@ -67,7 +64,7 @@ def _objection(response: str, rules: FormatRules) -> str:
 
 def _objection_to_answers(visible: str) -> str:
     """What is wrong with the answers behind marks of every kind: exactly one is right."""
-    answers = marked_answers(visible, MathsRules())
+    answers = marked_answers(visible)
     if len(answers) == 1:
         return ""
     return f"{len(answers)} different final answers" if answers else "no final answer"

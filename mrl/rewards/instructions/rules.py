@@ -27,5 +27,3 @@ class RepetitionRules(Section):
 
     ngram: int = Field(default=20, ge=1)
     """Words per n-gram; characters in scripts without spaces."""
-    max_penalty: float = Field(default=1.0, ge=0)
-    """Size of the penalty when every n-gram is a repetition."""

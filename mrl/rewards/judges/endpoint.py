@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import random
-import time
 from typing import Any
 
 import httpx
@@ -19,8 +18,7 @@ import httpx
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.addresses import proxy_of
 from mrl.rewards.contract import Refused
-from mrl.rewards.judges.rules import EndpointRules
-from mrl.rewards.part import RewardPart
+from mrl.rewards.part import RewardPart, ServerSection
 
 MAX_REPLY_BYTES = 4 * 2**20
 CONNECT_SECONDS = 10.0
@@ -49,7 +47,7 @@ class Endpoint:
     def __init__(
         self,
         url: str,
-        rules: EndpointRules,
+        server: ServerSection,
         *,
         concurrency: int,
         deadline_seconds: float,
@@ -58,22 +56,21 @@ class Endpoint:
         """`socket`: of a server of this run, which is asked there, and is started again if it ends. ConfigError for
         a key that is not there and a proxy that cannot be used."""
         self.url = url.rstrip("/")
-        self._rules, self._deadline, self._socket = rules, deadline_seconds, socket
-        self._headers = _headers(rules.api_key_env)
+        self._server, self._deadline, self._socket = server, deadline_seconds, socket
+        self._headers = _headers(server.api_key_env)
         self._limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._proxy = None if socket else proxy_of(url, _PROXIES)
         self._client: httpx.AsyncClient | None = None
         self._jitter = random.Random()
-        self._not_before = 0.0
 
     @classmethod
-    def of(cls, part: RewardPart, rules: EndpointRules) -> Endpoint:
+    def of(cls, part: RewardPart) -> Endpoint:
         """The server that a part of the settings names."""
         if part.engine is not None and part.served is None:
             raise ConfigError(f"reward.engines.{part.engine} has not been started")
         socket = part.served.socket if part.served else None
         limits = {"concurrency": part.concurrency, "deadline_seconds": part.deadline_seconds}
-        return cls(part.path or "", rules, socket=socket, **limits)
+        return cls(part.path or "", part.server, socket=socket, **limits)
 
     @staticmethod
     def who(part: RewardPart) -> Any:
@@ -84,8 +81,7 @@ class Endpoint:
         """The server's answer to one call. RewardError where there is none, and Refused where there will be none; the caller has the
         deadline."""
         last, attempt = None, 0
-        while attempt < self._rules.tries:
-            await self._turn()
+        while attempt < self._server.tries:
             try:
                 return await self._once(route, body)
             except _Down:
@@ -97,18 +93,9 @@ class Endpoint:
                 last = error
                 pause = max(error.after, _PAUSE_SECONDS * 2**attempt * self._jitter.uniform(0.5, 1.5))
             attempt += 1
-            if attempt < self._rules.tries:
+            if attempt < self._server.tries:
                 await asyncio.sleep(pause)
-        raise RewardError(f"{last} ({self._rules.tries} tries)") from last
-
-    async def _turn(self) -> None:
-        """Waits for a call's turn where only so many are begun in a minute."""
-        if self._rules.calls_per_minute is None:
-            return
-        now = time.monotonic()
-        at = max(now, self._not_before)
-        self._not_before = at + 60.0 / self._rules.calls_per_minute
-        await asyncio.sleep(at - now)
+        raise RewardError(f"{last} ({self._server.tries} tries)") from last
 
     async def _once(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._client is None:

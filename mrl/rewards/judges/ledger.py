@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.rewards.contract import Refused
-from mrl.rewards.judges.rules import EndpointRules
+from mrl.rewards.part import ServerSection
 
 FILE, SECRET = "judged.jsonl", "secret"
 MOST = 1 << 24
@@ -113,16 +113,11 @@ def _line(text: bytes) -> dict[str, Any]:
     return line if isinstance(line, dict) else {}
 
 
-def check_budget(rules: EndpointRules, *ledgers: Ledger) -> None:
+def check_budget(server: ServerSection, *ledgers: Ledger) -> None:
     """Refused where the run may not ask again, for all that the ledgers hold."""
     calls = sum(ledger.calls for ledger in ledgers)
-    tokens = sum(ledger.tokens for ledger in ledgers)
-    for used, limit, name in (
-        (calls, rules.max_calls, "max_calls"),
-        (tokens, rules.max_tokens, "max_tokens"),
-    ):
-        if limit is not None and used >= limit:
-            raise Refused(f"the run's budget is spent: {name} = {limit}")
+    if server.max_calls is not None and calls >= server.max_calls:
+        raise Refused(f"the run's budget is spent: max_calls = {server.max_calls}")
 
 
 def _secret(folder: Path | None) -> str:

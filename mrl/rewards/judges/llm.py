@@ -29,7 +29,7 @@ from mrl.rewards.judges.question import (
 )
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, fault_of
-from mrl.rewards.part import RewardPart
+from mrl.rewards.part import RewardPart, ServerSection
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
@@ -38,19 +38,20 @@ _WRONG = "I do not know the answer."
 _ASK_AGAIN_TEMPERATURE = 0.7
 _TOP_LOGPROBS = 20
 _OF_THE_VERDICT = (
-    "model",
     "reference",
     "compare",
     "choices",
     "verdict",
     "constrained",
     "reply_tokens",
-    "temperature",
     "asks",
-    "max_chars",
     "body",
 )
 """Rules that a verdict depends on, besides the texts of the template and of the control tokens."""
+MAX_CANARY_PASSES = 5
+"""Attacks that may succeed in a run; after one more no sample has a reward."""
+MAX_ORDER_FLIPS = 0.5
+"""Share of the comparisons whose winner may change with the order; when more do, no sample has a reward."""
 _LEAST_COMPARISONS = 50
 """Before anything is said of how many changed with the order."""
 
@@ -63,11 +64,11 @@ class LlmVerifier:
 
     def __init__(self, part: RewardPart, rules: LlmRules, folder: Path | None) -> None:
         self._part, self._rules = part, rules
-        self._questions = Questions(rules)
+        self._questions = Questions(rules, part.server)
         self.version = self._questions.judge(Endpoint.who(part))
         self._ledger = Ledger(folder, self.version)
         self._canaries = Ledger(folder, f"{self.version} canaries", above=self._middle)
-        self._endpoint = Endpoint.of(part, rules)
+        self._endpoint = Endpoint.of(part)
         self._attacks = list(read_attacks().values())
         self._compared = self._flipped = 0
 
@@ -101,7 +102,7 @@ class LlmVerifier:
             return found
         fault: RewardError | None = None
         for number in range(self._rules.asks):
-            check_budget(self._rules, self._ledger, self._canaries)
+            check_budget(self._part.server, self._ledger, self._canaries)
             reply = await self._endpoint.post("/chat/completions", self._body(asked, number))
             tokens = _tokens(reply)
             try:
@@ -118,14 +119,12 @@ class LlmVerifier:
         rules = self._rules
         body: dict[str, Any] = {
             "messages": [{"role": "user", "content": asked.text}],
-            "temperature": rules.temperature
-            if not number
-            else max(rules.temperature, _ASK_AGAIN_TEMPERATURE),
+            "temperature": _ASK_AGAIN_TEMPERATURE if number else 0.0,
             "seed": (int(asked.nonce, 16) + number) % 2**31,
             "max_tokens": rules.reply_tokens,
         }
-        if rules.model:
-            body["model"] = rules.model
+        if self._part.server.model:
+            body["model"] = self._part.server.model
         if rules.verdict == "choice":
             body |= {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         if rules.constrained:
@@ -166,18 +165,17 @@ class LlmVerifier:
 
     def _check_canaries(self) -> None:
         passed = self._canaries.num_above
-        if passed > self._rules.max_canary_passes:
+        if passed > MAX_CANARY_PASSES:
             raise RewardError(
-                f"the judge took {passed} wrong responses for right that attacked it, more than "
-                f"llm.max_canary_passes = {self._rules.max_canary_passes}"
+                f"the judge took {passed} wrong responses for right that attacked it, more than {MAX_CANARY_PASSES}"
             )
 
     def _check_order_flips(self) -> None:
         compared, flipped = self._compared, self._flipped
-        if compared >= _LEAST_COMPARISONS and flipped > self._rules.max_order_flips * compared:
+        if compared >= _LEAST_COMPARISONS and flipped > MAX_ORDER_FLIPS * compared:
             raise RewardError(
                 f"the judge's winner changed with the order in {flipped} of {compared} comparisons, more than "
-                f"llm.max_order_flips = {self._rules.max_order_flips:g}"
+                f"a share of {MAX_ORDER_FLIPS:g}"
             )
 
     @property
@@ -191,15 +189,15 @@ class LlmVerifier:
 class Questions:
     """What a judge of these rules is asked about responses."""
 
-    def __init__(self, rules: LlmRules) -> None:
+    def __init__(self, rules: LlmRules, server: ServerSection) -> None:
         """ConfigError where the template, or the judge's tokenizer, cannot be read."""
-        self._rules = rules
+        self._rules, self._model = rules, server.model
         self.template = template_of(rules)
-        self._controls = ControlStrings.of_folder(rules.tokenizer)
+        self._controls = ControlStrings.of_folder(server.tokenizer)
 
     def judge(self, who: Any) -> str:
         """Return the digest of all that decides a verdict; `who`: of whom the server is."""
-        rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT}
+        rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT} | {"model": self._model}
         return digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
     def ask(
@@ -239,9 +237,9 @@ class Questions:
         return str(request.ground_truth) if self._rules.reference else ""
 
 
-def shown(rules: LlmRules, request: Request) -> str:
+def shown(rules: LlmRules, server: ServerSection, request: Request) -> str:
     """What the judge is asked about a response, with a nonce for show."""
-    return Questions(rules).about(request, GUESS).text
+    return Questions(rules, server).about(request, GUESS).text
 
 
 def _tokens(reply: dict[str, Any]) -> int:

@@ -41,11 +41,11 @@ class RewardModelVerifier:
     def __init__(
         self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
     ) -> None:
-        self._rules, self._conversation = rules, conversation
-        who = ("reward_model", Endpoint.who(part), rules.model, conversation.version)
+        self._rules, self._server, self._conversation = rules, part.server, conversation
+        who = ("reward_model", Endpoint.who(part), part.server.model, conversation.version)
         self.version = digest(*who, rules.disagreement_weight, rules.step_reduction)[:12]
         self._ledger = Ledger(folder, self.version)
-        self._endpoint = Endpoint.of(part, rules)
+        self._endpoint = Endpoint.of(part)
 
     async def score(self, request: Request) -> Verdict:
         ids, found = self._conversation.ids(request)
@@ -60,10 +60,10 @@ class RewardModelVerifier:
         key = digest(ids)
         if known := self._ledger.find_all(key):
             return known
-        check_budget(self._rules, self._ledger)
+        check_budget(self._server, self._ledger)
         body |= {"input": ids, "use_activation": False}
-        if self._rules.model:
-            body["model"] = self._rules.model
+        if self._server.model:
+            body["model"] = self._server.model
         found = read(await self._endpoint.post(path, body))
         self._ledger.note(len(ids), key, *found)
         return found
@@ -90,7 +90,7 @@ class Conversation:
         try:
             self.tokenizer = from_folder(folder)
         except Exception as error:  # what the readers of each kind of file raise
-            raise ConfigError(f"reward_model.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
+            raise ConfigError(f"server.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self.tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
@@ -214,14 +214,14 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"reward_model.tokenizer = {str(folder)!r}: config.json: {error}") from error
+        raise ConfigError(f"server.tokenizer = {str(folder)!r}: config.json: {error}") from error
     names = config.get("architectures") or [""]
     if not str(names[0]).endswith(SCORED):
-        raise ConfigError(f"reward_model.tokenizer = {str(folder)!r} is {names[0]}, no ...{SCORED}")
+        raise ConfigError(f"server.tokenizer = {str(folder)!r} is {names[0]}, no ...{SCORED}")
     pad, end = config.get("pad_token_id"), config.get("eos_token_id")
     if not isinstance(end, int) or pad is None or pad == end:
         raise ConfigError(
-            f"reward_model.tokenizer = {str(folder)!r}: pad_token_id = {pad} and eos_token_id = {end} in config.json; they are two "
+            f"server.tokenizer = {str(folder)!r}: pad_token_id = {pad} and eos_token_id = {end} in config.json; they are two "
             "different tokens, or the score is of another place than it was trained at"
         )
     return config

@@ -27,19 +27,11 @@ class EngineSection(Section):
     """Questions in one batch at most."""
     kv_cache_bytes: int | None = Field(default=None, ge=1)
     """Size of its KV cache (of each rank); null: vLLM's own choice, on CPU a GiB (vLLM's is 92 % of the machine's memory)."""
-    enforce_eager: bool = False
-    """Compile nothing: a shorter start, slower answers."""
-    num_threads: int = Field(default=1, ge=1)
-    """Threads of a rank."""
     arguments: tuple[str, ...] = ()
     """Further words of `vllm serve`; of a word that stands twice the last one counts."""
-    start_deadline_seconds: float = Field(default=600.0, gt=0)
-    """Longest time until it answers, also when it is started again."""
-    on_outage: Literal["restart", "stop"] = "restart"
-    """What becomes of the run when the server ends: it is started again while samples wait, or the run stops. A
-    sample never has a value for it."""
     restarts: int = Field(default=3, ge=0)
-    """Times that it is started again in a run; then the run stops."""
+    """Times that a server that ended is started again in a run, while samples wait; then the run stops. A sample never has a value
+    for it."""
 
     @model_validator(mode="after")
     def _ranks_have_gpus(self) -> "EngineSection":
@@ -54,29 +46,7 @@ class EngineSection(Section):
         return self
 
 
-class EndpointRules(Section):
-    """How a server is asked."""
-
-    model: str = ""
-    """The model's name at the server; empty: the server's own choice."""
-    api_key_env: str | None = None
-    """Environment variable that holds the server's key."""
-    tries: int = Field(default=4, ge=1)
-    """Times that a call is made where the server refuses, is overloaded or breaks off, with growing pauses (or
-    the one that it asks for), inside the sample's deadline; `reward.retries` begins anew."""
-    max_calls: int | None = Field(default=None, ge=1)
-    """Answered calls of the whole run (on each node), resumed parts included; no sample has a reward after
-    them."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """The same for tokens, as the server counts them."""
-    calls_per_minute: float | None = Field(default=None, gt=0)
-    """Most calls that are begun in a minute."""
-    tokenizer: str | None = None
-    """Folder of the judge's tokenizer, which knows the control tokens that no response may write; without it
-    those of the common families are known."""
-
-
-class LlmRules(EndpointRules):
+class LlmRules(Section):
     """What a language model is asked, and how its answer is read."""
 
     template: str | None = None
@@ -86,10 +56,8 @@ class LlmRules(EndpointRules):
     """Whether the judge sees the row's ground truth, which every row has then."""
     compare: bool = False
     """Ask which is better, the response or the row's ground truth, which is an answer then: in both orders. The choices are
-    first, second and tie; the value is 1 where the response wins twice, 0 where it loses twice, and the mean of both else."""
-    max_order_flips: float = Field(default=0.5, ge=0, le=1)
-    """Share of the comparisons whose winner may change with the order; when 50 and more have been made and more than this
-    did, no sample has a reward."""
+    first, second and tie; the value is 1 where the response wins twice, 0 where it loses twice, and the mean of both else. When
+    the winner of more than half of them, 50 and more, changes with the order, no sample has a reward."""
     choices: dict[str, float] = Field(default={"no": 0.0, "yes": 1.0}, min_length=2)
     """What the judge may say, and the value of each."""
     verdict: Literal["line", "choice"] = "line"
@@ -99,16 +67,11 @@ class LlmRules(EndpointRules):
     """Ask the server (vLLM) to let it say nothing but a choice; for verdict = choice."""
     reply_tokens: int = Field(default=2048, ge=1)
     """Longest reply; for verdict = line."""
-    temperature: float = Field(default=0.0, ge=0)
-    """Of the first ask; a further one has at least 0.7, and another seed."""
     asks: int = Field(default=2, ge=1)
-    """Replies that are asked for until one holds a verdict."""
-    max_chars: int = Field(default=20000, ge=100)
-    """Of a longer response the judge sees the end."""
+    """Replies that are asked for until one holds a verdict: the first at temperature 0, others at 0.7 with another seed."""
     canaries: float = Field(default=0.01, ge=0, le=1)
-    """Share of the samples beside which the judge is also asked about a wrong response that attacks it."""
-    max_canary_passes: int = Field(default=5, ge=0)
-    """Attacks that may succeed in a run; after one more no sample has a reward."""
+    """Share of the samples beside which the judge is also asked about a wrong response that attacks it. After six attacks that
+    succeeded no sample has a reward."""
     body: dict[str, Any] = {}
     """Further fields of each request, as the server knows them."""
 
@@ -127,7 +90,7 @@ class LlmRules(EndpointRules):
         return self
 
 
-class RewardModelRules(EndpointRules):
+class RewardModelRules(Section):
     """Which reward model is asked."""
 
     disagreement_weight: float | None = Field(default=None, ge=0)

@@ -24,11 +24,11 @@ class _Asked(RewardKind):
         if (part.path is None) == (part.engine is None):
             raise ValueError(f"kind = {part.kind} needs either path or engine")
         if part.path is not None:
-            key = f"put the key into an environment variable and name that in {part.kind}.api_key_env"
+            key = "put the key into an environment variable and name that in server.api_key_env"
             check_address(part.path, "a model that judges", key)
-        if part.engine is not None and getattr(part, str(part.kind)).tokenizer:
+        if part.engine is not None and part.server.tokenizer:
             raise ValueError(
-                f"{part.kind}.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
+                "server.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
             )
 
     @property
@@ -67,7 +67,7 @@ class Llm(_Asked):
     def reading(self, request: Request) -> dict[str, str]:
         from mrl.rewards.judges.llm import shown
 
-        return {"asked": shown(self.rules, request)}
+        return {"asked": shown(self.rules, self.part.server, request)}
 
 
 class RewardModel(_Asked):
@@ -78,14 +78,14 @@ class RewardModel(_Asked):
     @classmethod
     def check(cls, part: RewardPart) -> None:
         super().check(part)
-        if not part.engine and not part.reward_model.tokenizer:  # type: ignore[attr-defined] each kind's rules are in the part
-            raise ValueError("kind = reward_model needs reward_model.tokenizer, the model's folder")
+        if not part.engine and not part.server.tokenizer:
+            raise ValueError("kind = reward_model needs server.tokenizer, the model's folder")
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.process_reward_model import ProcessRewardVerifier
         from mrl.rewards.judges.reward_model import Conversation, RewardModelVerifier, check_heads
 
-        conversation = Conversation(self.rules.tokenizer or "")
+        conversation = Conversation(self.part.server.tokenizer or "")
         check_heads(conversation, self.rules)
         made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
         return made(self.part, self.rules, conversation, self.own_folder)

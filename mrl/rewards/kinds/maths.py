@@ -57,7 +57,7 @@ class Maths(RewardKind):
         from mrl.rewards.maths.numbers import tidy
 
         wanted = read_answer(tidy(ground_truth))
-        return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt, self.rules))
+        return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt))
 
     def right_response(self, ground_truth: Any) -> str:
         return _FORMS.get(self.rules.extraction[0], "{}").format(ground_truth)
@@ -67,5 +67,5 @@ class Maths(RewardKind):
         from mrl.rewards.maths.symbolic import read_ground_truth
 
         number = exact_quantity(ground_truth)
-        shape = number or read_ground_truth(ground_truth, self.rules.imaginary_unit)
+        shape = number or read_ground_truth(ground_truth)
         return "" if shape else "the maths verifier cannot read the ground truth and compares its text"

@@ -84,8 +84,8 @@ class RewardSection(RewardSpec):
     """The verifier of each domain; a domain that is not named here has the verifier above."""
     engines: dict[str, EngineSection] = {}
     """Servers of models that judge, by the name that a verifier's `engine` says; the run starts and ends them."""
-    workers: int = Field(default=2, ge=1)  # type: ignore[assignment] a part without a number has this one
-    """Processes for each kind of work (on each node that has any), where a part says no other number."""
+    workers: int = Field(default=2, ge=1)
+    """Processes for each kind of work (on each node that has any)."""
     nodes: Literal["driver", "all"] = "driver"
     """Reward processes run on the driver's node, or on every node of the run, each with its share of the
     prompts."""
@@ -93,17 +93,6 @@ class RewardSection(RewardSpec):
     """Further attempts after a verifier failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)
     """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
-    idle_seconds: float = Field(default=900.0, gt=0)
-    """A worker without work for so long ends; the next sample starts another one."""
-    queue_limit: int = Field(default=4096, ge=1)
-    """Samples waiting; above it, handing in another one waits."""
-    right_above: float = 0.5
-    """A reward above it says that a response is right, and so does a witness' value; for `reward/agreement`."""
-    min_agreement: float = Field(default=0.0, ge=0, le=1)
-    """Share of the witnessed samples in which rewards are to agree with their witnesses; below it, or when
-    agreement has fallen since the first steps, an error is written."""
-    no_reward_alarm: float = Field(default=0.02, ge=0, le=1)
-    """Share of samples without a reward above which a warning is written."""
 
     @model_validator(mode="after")
     def _some_verifier(self) -> "RewardSection":

@@ -16,6 +16,8 @@ from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, ti
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.visible import answer_frames, visible_text
 
+MAX_ANSWER_CHARS = 400
+"""Longer answers are refused before anything parses them."""
 MAX_CANDIDATES = 32
 """More final answers than this in one place are hedging."""
 MAX_MARKS = 1000
@@ -64,16 +66,16 @@ def final_answer(response: str, rules: MathsRules) -> Answer:
     """The single final answer of a response, or of what is visible of it."""
     visible = visible_text(response)
     for place in rules.extraction:
-        candidates = _candidates(visible, place, rules)
+        candidates = _candidates(visible, place)
         if candidates:
             return _single(candidates, place, rules)
     return Answer(None, "no final answer")
 
 
-def marked_answers(text: str, rules: MathsRules) -> list[str]:
+def marked_answers(text: str) -> list[str]:
     """Every different answer behind a mark of any kind in a text, tidied: at most a few more than
     MAX_CANDIDATES for each kind."""
-    return _different(c for place in MARKED_PLACES for c in _candidates(text, place, rules))
+    return _different(c for place in MARKED_PLACES for c in _candidates(text, place))
 
 
 def read_answer(text: str) -> Quantity | str:
@@ -94,8 +96,8 @@ def are_equal(one: Quantity | str, other: Quantity | str) -> bool:
     return same_kind and one.value * one.unit.scale == other.value * other.unit.scale
 
 
-def _candidates(visible: str, place: str, rules: MathsRules) -> list[str]:
-    said = (text for text in _PLACES[place](visible, rules) if not _is_placeholder(text))
+def _candidates(visible: str, place: str) -> list[str]:
+    said = (text for text in _PLACES[place](visible) if not _is_placeholder(text))
     return list(itertools.islice(said, MAX_CANDIDATES + 1))
 
 
@@ -110,8 +112,8 @@ def _is_placeholder(text: str) -> bool:
 def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
     if len(candidates) > MAX_CANDIDATES:
         return Answer(None, f"more than {MAX_CANDIDATES} final answers ({place})", place)
-    if any(len(text) > rules.max_answer_chars for text in candidates):
-        return Answer(None, f"final answer longer than {rules.max_answer_chars} characters ({place})", place)
+    if any(len(text) > MAX_ANSWER_CHARS for text in candidates):
+        return Answer(None, f"final answer longer than {MAX_ANSWER_CHARS} characters ({place})", place)
     answers = _different(candidates) if rules.on_conflict == "wrong" else candidates
     if len(answers) > 1 and rules.on_conflict == "wrong":
         return Answer(None, f"{len(answers)} different final answers ({place})", place)
@@ -135,12 +137,12 @@ def _has_no_unit(answer: tuple[Quantity | str, str]) -> bool:
     return getattr(answer[0], "unit", None) is None
 
 
-def _boxed(text: str, rules: MathsRules) -> Iterator[str]:
+def _boxed(text: str) -> Iterator[str]:
     covered = 0
     for opening in itertools.islice(_BOX.finditer(text), MAX_MARKS):
         if opening.start() < covered:
             continue  # a box inside a box belongs to the outer one
-        content = _braced(text, opening.end(), rules.max_answer_chars)
+        content = _braced(text, opening.end(), MAX_ANSWER_CHARS)
         if content is None:
             continue
         yield _innermost(content)
@@ -170,41 +172,41 @@ def _braced(text: str, start: int, limit: int) -> str | None:
     return text[start:end] if end == start + limit + 1 else None
 
 
-def _gsm8k(text: str, rules: MathsRules) -> Iterator[str]:
+def _gsm8k(text: str) -> Iterator[str]:
     """Behind ####; words there that more text follows are a heading of the fourth level."""
     last = len(text.rstrip())
     for mark in itertools.islice(_HASHES.finditer(text), MAX_MARKS):
         label = _LABEL.match(text, mark.end())
-        rest, end = _rest_of_line(text, label.end() if label else mark.end(), rules)
+        rest, end = _rest_of_line(text, label.end() if label else mark.end())
         if end >= last or not _HEADING.match(rest):
             yield rest
 
 
-def _answer(text: str, rules: MathsRules) -> Iterator[str]:
+def _answer(text: str) -> Iterator[str]:
     for mark in itertools.islice(_ANSWER.finditer(text), MAX_MARKS):
-        yield _rest_of_line(text, mark.end(), rules)[0]
+        yield _rest_of_line(text, mark.end())[0]
 
 
-def _tags(text: str, rules: MathsRules) -> Iterator[str]:
+def _tags(text: str) -> Iterator[str]:
     """What stands between answer tags."""
     for framed in answer_frames(text)[:MAX_MARKS]:
-        yield framed.strip()[: rules.max_answer_chars + 1]
+        yield framed.strip()[: MAX_ANSWER_CHARS + 1]
 
 
-def _rest_of_line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
+def _rest_of_line(text: str, start: int) -> tuple[str, int]:
     """(what stands behind a mark, its end): what is in the line's one box, else the line; where that is empty, the
     next one if it is a number or formula alone."""
-    rest, end = _line(text, start, rules)
+    rest, end = _line(text, start)
     if not rest:
-        following, end_of_following = _line(text, _next_line(text, end), rules)
+        following, end_of_following = _line(text, _next_line(text, end))
         if _ALONE.fullmatch(following):
             rest, end = following, end_of_following
-    boxes = list(itertools.islice(_boxed(rest, rules), 2))
+    boxes = list(itertools.islice(_boxed(rest), 2))
     return boxes[0] if len(boxes) == 1 else rest, end
 
 
-def _line(text: str, start: int, rules: MathsRules) -> tuple[str, int]:
-    limit = start + rules.max_answer_chars + 8
+def _line(text: str, start: int) -> tuple[str, int]:
+    limit = start + MAX_ANSWER_CHARS + 8
     end = text.find("\n", start, limit)
     end = min(limit, len(text)) if end < 0 else end
     return _CLOSING_TAG.sub("", text[start:end]).strip("*_ \t\r"), end
@@ -215,17 +217,17 @@ def _next_line(text: str, end: int) -> int:
     return blank.end() if blank else end
 
 
-def _last_number(text: str, rules: MathsRules) -> list[str]:
-    candidates = _NUMBER.findall(text[-20 * rules.max_answer_chars :])
+def _last_number(text: str) -> list[str]:
+    candidates = _NUMBER.findall(text[-20 * MAX_ANSWER_CHARS :])
     return [candidates[-1].rstrip(",")] if candidates else []
 
 
-def _whole_response(text: str, rules: MathsRules) -> list[str]:
+def _whole_response(text: str) -> list[str]:
     """The response itself, where it is nothing but a number."""
     text = text.strip()
-    if not text or len(text) > rules.max_answer_chars or "\n" in text:
+    if not text or len(text) > MAX_ANSWER_CHARS or "\n" in text:
         return []
-    return [text] if exact_number(tidy(text), percent=rules.percent) is not None else []
+    return [text] if exact_number(tidy(text)) is not None else []
 
 
 _PLACES = {

@@ -83,9 +83,7 @@ def _in_base(answer: Shape, ground_truth: Based) -> bool:
 def _series(answer: Series, ground_truth: Series, rules: MathsRules) -> bool:
     if len(answer.items) != len(ground_truth.items) or len(answer.items) > MAX_ITEMS:
         return False
-    loose = rules.lists == "any_order"
-    free = ("", "{") if loose else ("{",)
-    if answer.brackets in free and ground_truth.brackets in free:
+    if answer.brackets in ("", "{") and ground_truth.brackets in ("", "{"):
         return _matched(answer.items, ground_truth.items, rules)
     if answer.brackets != ground_truth.brackets:
         return False

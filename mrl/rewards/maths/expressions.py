@@ -52,13 +52,14 @@ CLOSING = {
     "langle": "rangle",
 }
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "exp": "exp", "lg": "log"}
+_CONSTANTS = {"e": "e", "i": "i"}
 _SEVERAL = ("max", "min", "gcd", "lcm")
 _INVERSE = {n: "arc" + n for n in ("sin", "cos", "tan", "sec", "csc", "cot")}
 
 
-def read_expression(tokens: Sequence[Token], imaginary: str = "i") -> Tree:
-    """The tree of all tokens. `imaginary` is the letter of the imaginary unit. Raises Unreadable."""
-    reader = _Reader(tokens, imaginary)
+def read_expression(tokens: Sequence[Token]) -> Tree:
+    """Return the tree of all tokens; i is the imaginary unit. Raises Unreadable."""
+    reader = _Reader(tokens)
     tree = reader.sum()
     reader.end()
     return tree
@@ -78,9 +79,8 @@ def walk(tree: Tree) -> Iterator[Tree]:
 
 
 class _Reader:
-    def __init__(self, tokens: Sequence[Token], imaginary: str) -> None:
+    def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
-        self._constants = {"e": "e", imaginary: "i"}
         self._at = 0
 
     # The cursor.
@@ -296,8 +296,8 @@ class _Reader:
         if not self._peek().spaced and [self._peek(n).text for n in range(3)] == ["(", "0", ")"]:
             self._at += 3  # I(0) is a value of the function I: nobody writes a product with nothing
             return Symbol(f"{name}{index}(0)")
-        if not index and name in self._constants:
-            return Constant(self._constants[name])
+        if not index and name in _CONSTANTS:
+            return Constant(_CONSTANTS[name])
         return Symbol(name + index)
 
     def _index(self) -> str:

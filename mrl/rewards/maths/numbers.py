@@ -90,17 +90,16 @@ def as_numerals(answer: str, ground_truth: str) -> tuple[str, str]:
     return padded(answer), padded(ground_truth)
 
 
-def exact_number(text: str, *, percent: str = "ignore") -> Fraction | None:
-    """The one number a tidy text states, its unit left out, or None. `percent` as in `exact_quantity`."""
-    quantity = exact_quantity(text, percent=percent)
+def exact_number(text: str) -> Fraction | None:
+    """The one number a tidy text states, its unit left out, or None."""
+    quantity = exact_quantity(text)
     return quantity.value if quantity else None
 
 
-def exact_quantity(text: str, *, percent: str = "ignore", single_letters: bool = False) -> Quantity | None:
+def exact_quantity(text: str, *, single_letters: bool = False) -> Quantity | None:
     """The one number a tidy text states, with its unit, or None.
 
-    `percent` is MathsRules.percent: a sign is dropped ("ignore"), divides by 100 ("value") or is no number
-    ("wrong"). `single_letters` as in `split_unit`.
+    A percent sign is dropped. `single_letters` as in `split_unit`.
     """
     if len(text) > MAX_CHARS:
         return None
@@ -109,9 +108,7 @@ def exact_quantity(text: str, *, percent: str = "ignore", single_letters: bool =
         return number
     unsigned, has_percent = without_percent(text)
     if has_percent:
-        number = None if percent == "wrong" else _plain(unsigned)
-        scale = 100 if percent == "value" else 1
-        return dataclasses.replace(number, value=number.value / scale) if number else None
+        return _plain(unsigned)
     word = _WORD.search(text)
     if word and word.end() < len(text):
         body, unit = text[: word.end()], read_unit(text[word.end() :])

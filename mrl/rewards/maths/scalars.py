@@ -134,7 +134,7 @@ def _same_constant(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
         return True
     if rules.relative_tolerance:
         return _within(answer, ground_truth, rules.relative_tolerance)
-    return rules.irrational == "rounded" and right is None and _is_rounded(answer, ground_truth)
+    return right is None and _is_rounded(answer, ground_truth)
 
 
 def _rational(tree: Tree) -> Fraction | None:

@@ -127,11 +127,8 @@ def _is_product(run: str) -> bool:
 class Reading:
     """How letters are read, which is settled by the ground truth."""
 
-    imaginary: str = "i"
-    """The letter of the imaginary unit."""
     single_letters: bool = False
     """Plain single letters behind a number may be units."""
-    percent: str = "ignore"
 
 
 def read(text: str, reading: Reading) -> Shape:
@@ -142,14 +139,7 @@ def read(text: str, reading: Reading) -> Shape:
     based = _BASED.fullmatch(text.replace("\\textbf", "\\text"))
     if based:
         return _based(based)
-    return _measured(text, reading) or _ShapeReader(reading).shape(tokenise(_without_percent(text, reading)))
-
-
-def _without_percent(text: str, reading: Reading) -> str:
-    unsigned, has_percent = without_percent(text)
-    if has_percent and reading.percent != "ignore":
-        raise Unreadable("a percent sign behind an expression")
-    return unsigned
+    return _measured(text, reading) or _ShapeReader().shape(tokenise(without_percent(text)[0]))
 
 
 def _measured(text: str, reading: Reading) -> Shape | None:
@@ -159,7 +149,7 @@ def _measured(text: str, reading: Reading) -> Shape | None:
         return None
     quantity = exact_quantity(body)
     try:
-        tree = Number(quantity.value) if quantity else read_expression(tokenise(body), reading.imaginary)
+        tree = Number(quantity.value) if quantity else read_expression(tokenise(body))
     except Unreadable:
         return None  # a s is a product
     return Scalar(tree, unit)
@@ -177,9 +167,6 @@ def _based(match: re.Match[str]) -> Shape:
 
 
 class _ShapeReader:
-    def __init__(self, reading: Reading) -> None:
-        self._imaginary = reading.imaginary
-
     def shape(self, tokens: Sequence[Token]) -> Shape:
         """The outermost shape first: lists, relations, unions, brackets, expressions."""
         for joint in ("or", "and", ","):
@@ -276,9 +263,7 @@ class _ShapeReader:
         rows = [row for row, _ in _split(inner, ("\\\\",))]
         if not rows[-1]:
             rows.pop()
-        entries = tuple(
-            tuple(read_expression(cell, self._imaginary) for cell, _ in _split(row, ("&",))) for row in rows
-        )
+        entries = tuple(tuple(read_expression(cell) for cell, _ in _split(row, ("&",))) for row in rows)
         if len({len(row) for row in entries}) != 1:
             raise Unreadable("rows of different lengths")
         return Matrix(entries)
@@ -289,8 +274,8 @@ class _ShapeReader:
         if based and tokens[0].kind == "number":
             return _based(based)
         if tokens[-1].kind == "text" and (unit := read_unit(tokens[-1].text)):
-            return Scalar(read_expression(tokens[:-1], self._imaginary), unit)
-        tree = read_expression(tokens, self._imaginary)
+            return Scalar(read_expression(tokens[:-1]), unit)
+        tree = read_expression(tokens)
         if isinstance(tree, Call) and tree.name == "degrees":
             return Scalar(tree.arguments[0], DEGREE)
         return _alternatives(tree)

@@ -27,7 +27,7 @@ def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
     The ground truth has been read at load, so what an answer makes this raise is the answer's doing: wrong,
     never "no reward".
     """
-    wanted = read_ground_truth(ground_truth, rules.imaginary_unit)
+    wanted = read_ground_truth(ground_truth)
     if wanted is None:
         same = _words_of(answer) == _words_of(ground_truth)
         return scored(
@@ -50,27 +50,24 @@ def _words_of(text: str) -> list[str]:
 
 def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
     single_letters = isinstance(wanted, Scalar) and wanted.unit is not None
-    percent = "ignore" if "%" in ground_truth else rules.percent
-    given = read(answer, Reading(rules.imaginary_unit, single_letters, percent))
+    given = read(answer, Reading(single_letters))
     number = exact_quantity(ground_truth, single_letters=True)
-    asks_for_integer = rules.unevaluated == "wrong" and number is not None and number.is_integer
+    asks_for_integer = number is not None and number.is_integer
     if isinstance(wanted, Scalar) and isinstance(given, Scalar) and given.unit and wanted.unit:
         asks_for_integer &= given.unit == wanted.unit  # a conversion may leave anything
     if asks_for_integer and not _is_worked_out(given):
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
     right = equal(given, wanted, rules)
     if not right and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
-        right = equal(
-            given, read(ground_truth, Reading(rules.imaginary_unit)), rules
-        )  # 2 m: metres, or twice m
+        right = equal(given, read(ground_truth, Reading()), rules)  # 2 m: metres, or twice m
     return scored(float(right), "equal" if right else f"a different {type(wanted).__name__.lower()}")
 
 
 @functools.lru_cache(maxsize=1024)
-def read_ground_truth(text: str, imaginary: str = "i") -> Shape | None:
+def read_ground_truth(text: str) -> Shape | None:
     """The shape of a ground truth; None for one that can only be compared as text."""
     try:
-        shape = read(text, Reading(imaginary, single_letters=True))
+        shape = read(text, Reading(single_letters=True))
     except Unreadable:
         return None
     return shape if has_value(shape) else None

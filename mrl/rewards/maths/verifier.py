@@ -35,13 +35,8 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
     if answer.text == wanted:
         return scored(1.0, "same text")
     text, wanted = as_numerals(answer.text, wanted)
-    percent = "value" if rules.percent == "value" else "ignore"
-    right = _ground_truth_quantity(wanted, percent=percent, single_letters=True)
-    given = exact_quantity(
-        text,
-        percent=rules.percent if "%" not in wanted else percent,
-        single_letters=right is not None and right.unit is not None,
-    )
+    right = _ground_truth_quantity(wanted, single_letters=True)
+    given = exact_quantity(text, single_letters=right is not None and right.unit is not None)
     if right is not None and given is not None:
         return _compared(given, right, rules, f"{_short(text)}, not {_short(wanted)}")
     read = read_answer(text)
@@ -55,7 +50,7 @@ def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdi
 def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: str) -> Verdict | None:
     """Two numbers; None where units have to be converted by something that is not rational."""
     converted = given.unit and right.unit and given.unit != right.unit
-    if rules.unevaluated == "wrong" and given.is_quotient and right.is_integer and not converted:
+    if given.is_quotient and right.is_integer and not converted:
         return scored(0.0, "a quotient that is not worked out, where the ground truth is an integer")
     left, wanted = given.value, right.value
     if given.unit and right.unit:

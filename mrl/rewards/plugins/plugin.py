@@ -225,7 +225,7 @@ def _verdict(answer: Any, part: RewardPart, name: str) -> Verdict | None:
         return None
     if isinstance(answer, Verdict):
         if answer.kind is not VerdictKind.NO_REWARD:
-            checked_value(answer.value, verifier=name, value_range=part.value_range)
+            checked_value(answer.value, verifier=name)
         return answer
     if isinstance(answer, dict):
         if "score" not in answer:
@@ -235,7 +235,5 @@ def _verdict(answer: Any, part: RewardPart, name: str) -> Verdict | None:
         numbers = {
             str(k): float(v) for k, v in answer.items() if k != "score" and isinstance(v, bool | int | float)
         }
-        return scored(
-            checked_value(answer["score"], verifier=name, value_range=part.value_range), "", **numbers
-        )
-    return scored(checked_value(answer, verifier=name, value_range=part.value_range))
+        return scored(checked_value(answer["score"], verifier=name), "", **numbers)
+    return scored(checked_value(answer, verifier=name))

@@ -41,13 +41,22 @@ CPU_CACHE_BYTES = 1 << 30
 BASE = {"llm": "/v1", "reward_model": ""}
 """Kind -> where a server's routes begin."""
 CLOSE_SECONDS = END_SECONDS + 10.0
+START_SECONDS = 600.0
+"""Longest time until an engine answers, where no configuration of a run says another."""
 
 
 class Engine:
     """One keeper, and what it says of its server."""
 
-    def __init__(self, name: str, section: EngineSection, words: Sequence[str], log_folder: Path) -> None:
-        self._name, self._section = name, section
+    def __init__(
+        self,
+        name: str,
+        section: EngineSection,
+        words: Sequence[str],
+        log_folder: Path,
+        start_deadline_seconds: float,
+    ) -> None:
+        self._name, self._deadline = name, start_deadline_seconds
         self.log = log_folder / f"engine-{name}.log"
         self.restarts = 0
         self._lost = ""
@@ -62,8 +71,8 @@ class Engine:
             _environment(section) | {"VLLM_RPC_BASE_PATH": self._sockets},
             self.served.socket,
             str(self.log),
-            section.restarts if section.on_outage == "restart" else 0,
-            section.start_deadline_seconds,
+            section.restarts,
+            start_deadline_seconds,
         )
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
@@ -76,7 +85,7 @@ class Engine:
 
     def ready(self) -> None:
         """Waits for its first answer. ConfigError with what it said where it does not come up."""
-        self._ready.wait(self._section.start_deadline_seconds + CLOSE_SECONDS)
+        self._ready.wait(self._deadline + CLOSE_SECONDS)
         if self._lost or not self._ready.is_set():
             raise ConfigError(
                 f"reward.engines.{self._name}: {self._lost or 'no answer'}; its log is {self.log}"
@@ -85,9 +94,8 @@ class Engine:
     def check(self) -> None:
         """WorkerLost where it is gone for good."""
         if self._lost:
-            outage = f"on_outage = {self._section.on_outage}, started again {self.restarts} times"
             raise WorkerLost(
-                f"the engine reward.engines.{self._name} is gone: {self._lost} ({outage}); its log is {self.log}; the run "
+                f"the engine reward.engines.{self._name} is gone: {self._lost} (started again {self.restarts} times); its log is {self.log}; the run "
                 "goes on from its last checkpoint when it is started again"
             )
 
@@ -136,15 +144,24 @@ class Engine:
 class Engines:
     """All of a run's, in the making from the start; `with` ends them."""
 
-    def __init__(self, section: RewardSection, log_folder: Path | None = None) -> None:
-        """`log_folder`: of the run; without it their logs lie in a folder that is left behind where one does not start."""
+    def __init__(
+        self,
+        section: RewardSection,
+        log_folder: Path | None = None,
+        *,
+        start_deadline_seconds: float = START_SECONDS,
+    ) -> None:
+        """`log_folder`: of the run; without it their logs lie in a folder that is left behind where one does not start.
+        `start_deadline_seconds`: longest time until an engine answers, also when it is started again."""
         self._section = section
         self._engines: dict[str, Engine] = {}
         if section.engines:
             folder = log_folder or Path(tempfile.mkdtemp(prefix="mrl-engines-"))
             try:
                 for name, engine in section.engines.items():
-                    self._engines[name] = Engine(name, engine, _asked(section, name), folder)
+                    self._engines[name] = Engine(
+                        name, engine, _asked(section, name), folder, start_deadline_seconds
+                    )
             except BaseException:
                 self.close()
                 raise
@@ -192,8 +209,8 @@ class Engines:
         changed: dict[str, Any] = {"parts": parts} if parts else {}
         if part.engine is not None:
             tokenizer = {"tokenizer": self._section.engines[part.engine].model}
-            rules = getattr(part, part.kind).model_copy(update=tokenizer)
-            changed |= {"path": f"http://engine{BASE[part.kind]}", part.kind: rules}
+            server = part.server.model_copy(update=tokenizer)
+            changed |= {"path": f"http://engine{BASE[part.kind]}", "server": server}
         addressed = part.model_copy(update=changed)
         return addressed if part.engine is None else addressed.served_by(self._engines[part.engine].served)
 
@@ -245,19 +262,19 @@ def _words(section: EngineSection) -> list[str]:
         words += ["--kv-cache-memory-bytes", str(cache)]
     if section.shares_slots:  # what vLLM wants to find free when it starts; the cache's size is said
         words += ["--gpu-memory-utilization", "0.01"]
-    return [*words, "--enforce-eager"] if section.enforce_eager else words
+    return words
 
 
 def _environment(section: EngineSection) -> dict[str, str]:
     environment = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(section.num_threads),
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    if section.enforce_eager:
+    if "--enforce-eager" in section.arguments:
         environment["TORCHDYNAMO_DISABLE"] = "1"
     if section.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible_gpus(section.gpus))

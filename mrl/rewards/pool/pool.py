@@ -20,7 +20,7 @@ from types import TracebackType
 
 from mrl.errors import RewardError
 from mrl.rewards.causes import CauseLog
-from mrl.rewards.contract import Request, no_reward, rejected, request_for
+from mrl.rewards.contract import Request, no_reward, request_for
 from mrl.rewards.kinds.environment import return_of
 from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
 from mrl.rewards.kinds.registry import kind_of
@@ -35,6 +35,10 @@ from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 _log = logging.getLogger(__name__)
 
+QUEUE_LIMIT = 4096
+"""Samples waiting; above it, handing in another one waits."""
+NO_REWARD_ALARM = 0.02
+"""Share of samples without a reward above which a warning is written."""
 _ALARM_FROM = 50
 """Samples before a rate says anything."""
 
@@ -171,12 +175,15 @@ class RewardPool:
 
     def _await_room(self, deadline: float) -> None:
         """With `_room` held; what was handed in before is at work meanwhile."""
-        limit = self._section.queue_limit
-        if len(self._open) < limit:
+        if len(self._open) < QUEUE_LIMIT:
             return
         self._dispatcher.wake()
-        if not self._room.wait_for(lambda: len(self._open) < limit, timeout=deadline - time.monotonic()):
-            raise RewardError(f"rewards: {limit} samples are waiting and none was scored by the deadline")
+        if not self._room.wait_for(
+            lambda: len(self._open) < QUEUE_LIMIT, timeout=deadline - time.monotonic()
+        ):
+            raise RewardError(
+                f"rewards: {QUEUE_LIMIT} samples are waiting and none was scored by the deadline"
+            )
 
     def _spec(self, prompt: Prompt) -> RewardSpec:
         try:
@@ -187,11 +194,6 @@ class RewardPool:
             ) from error
 
     def _hand_in(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
-        if sample.status is Status.TRUNCATED and part.truncated == "min_reward":
-            self._answered(
-                ticket, part, rejected("cut off at the response limit", min_reward=part.min_reward)
-            )
-            return
         if part.kind == "environment":
             self._answered(ticket, part, return_of(sample))
             return
@@ -259,7 +261,7 @@ class RewardPool:
     def _alarm(self) -> None:
         total = sum(self._kinds.values())
         share = self._kinds[VerdictKind.NO_REWARD.value] / max(total, 1)
-        if total >= _ALARM_FROM and share > self._section.no_reward_alarm and not self._alarmed:
+        if total >= _ALARM_FROM and share > NO_REWARD_ALARM and not self._alarmed:
             self._alarmed = True
             _log.error(
                 "rewards: %.1f%% of %d samples have no reward; a verifier is failing", 100 * share, total

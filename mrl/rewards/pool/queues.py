@@ -41,6 +41,9 @@ WAITING_GRACE_SECONDS = 5.0
 """The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
 and one that is silent for so long is blocked."""
 
+IDLE_SECONDS = 900.0
+"""A worker without work for so long ends; the next sample starts another one."""
+
 
 class StageQueue:
     """Tasks and workers of one stage of one kind, and what is known of the verifier's health."""
@@ -55,7 +58,7 @@ class StageQueue:
         self._section, self._counts = section, counts
         self._is_cheap = stage.batch_size > 1
         is_one = self._is_cheap or stage.one_process
-        self._num_workers = 1 if is_one else (self.part.workers or section.workers)
+        self._num_workers = 1 if is_one else section.workers
         self._tasks = FairQueue()
         self._delayed: list[tuple[float, Task]] = []
         self._numbers = itertools.count()
@@ -142,7 +145,7 @@ class StageQueue:
     def is_idle(self, worker: Worker, now: float) -> bool:
         """Whether the worker has had nothing to do for so long that it ends."""
         idle = worker.ready and not worker.running
-        return idle and now - worker.idle_since > self._section.idle_seconds
+        return idle and now - worker.idle_since > IDLE_SECONDS
 
     def starts_to_watch(self, worker: Worker, now: float) -> bool:
         """Whether what the worker does has become long, so that its process' figures are worth taking."""
@@ -255,7 +258,6 @@ class StageQueue:
             reply,
             verifier=worker.name,
             version=worker.version,
-            value_range=self.part.value_range,
             num_tokens=None if tokens is None else len(tokens),
         )
 

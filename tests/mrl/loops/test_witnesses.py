@@ -13,9 +13,9 @@ from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 ONE = np.zeros(1, np.int32)
 
 
-def section(**more: float) -> RewardSection:
+def section() -> RewardSection:
     parts = [{"kind": "llm", "path": "http://judge"}, {"kind": "maths", "weight": 0.0, "share": 0.5}]
-    return RewardSection.model_validate({"parts": parts} | more)
+    return RewardSection.model_validate({"parts": parts})
 
 
 def sample(index: int, value: float, witness: float | None) -> Sample:
@@ -55,8 +55,3 @@ def test_a_judge_that_is_being_deceived_is_noticed_and_an_honest_one_is_not() ->
         assert not any(honest), seed
         fallen = [witnesses.look(step(rng, wrong_taken=0.5))[1] for _ in range(STEPS)]
         assert any("of the first" in said for said in fallen[:5]), seed
-
-
-def test_agreement_below_what_is_asked_for_is_said_from_the_first_step() -> None:
-    said = Witnesses(section(min_agreement=0.95)).look(step(random.Random(0), wrong_taken=1.0))[1]
-    assert "less than reward.min_agreement = 0.95" in said

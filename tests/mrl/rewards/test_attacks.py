@@ -19,7 +19,7 @@ from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
 
-RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192, processes=16, output_kib=64, file_mib=8)
+RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192)
 PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})
 """For what does not end by a limit of time: a busy machine may take long over it."""
 TASK = parse_task(

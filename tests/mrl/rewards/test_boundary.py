@@ -18,7 +18,7 @@ from mrl.rewards.code.sandbox import Boundary, BoundaryRun, find_boundary
 from tests.support.plain_user import printed, run_as_plain_user
 
 MIB = 2**20
-LIMITS = {"seconds": 60.0, "cpu_seconds": 60.0, "memory_mib": 128, "output_kib": 64, "file_mib": 8}
+LIMITS = {"seconds": 60.0, "cpu_seconds": 60.0, "memory_mib": 128}
 RULES = CodeRules(**LIMITS)  # type: ignore[arg-type]
 
 Run = Callable[[str], str]

@@ -13,7 +13,7 @@ from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.code.verifier import verify
 
-RULES = CodeRules(seconds=60.0, cpu_seconds=60.0, memory_mib=192, file_mib=32)
+RULES = CodeRules(seconds=60.0, cpu_seconds=60.0, memory_mib=192)
 TASK = parse_task({"entry_point": "f", "cases": [{"args": [3], "expected": 10}]}, place="x")
 RIGHT = "\ndef f(x):\n    return x * x + 1\n"
 HELPERS = """

@@ -122,7 +122,7 @@ def test_reasons_carry_no_control_characters(program: str) -> None:
     assert verdict.value == 0.0
     assert verdict.reason.isprintable() and r"\x1b[2J\n\u202e" in verdict.reason
     reply = {"kind": "scored", "value": 0.0, "reason": "\x1b[2J"}
-    decoded = decode_verdict(reply, verifier="x", version="1", value_range=None, num_tokens=None)
+    decoded = decode_verdict(reply, verifier="x", version="1", num_tokens=None)
     assert decoded is not None and decoded.reason == r"\x1b[2J"
 
 

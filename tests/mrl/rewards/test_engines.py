@@ -21,7 +21,7 @@ import pytest
 from mrl.errors import WorkerLost
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import Served
+from mrl.rewards.part import Served, ServerSection
 from mrl.rewards.pool import engines
 from mrl.rewards.pool.pool import RewardPool
 from tests.support.judge_server import judge_server
@@ -155,11 +155,17 @@ def addressed(socket: Path, folder: Path) -> RewardSection:
     """As the driver hands it to reward workers once the engine is up."""
     (folder / "tokenizer.json").write_text("{}")
     engines = {"judge": {"model": str(folder)}}
-    rules = LlmRules(tries=1, canaries=0.0)
+    rules, server = LlmRules(canaries=0.0), ServerSection(tries=1)
     made = RewardSection(
-        kind="llm", engine="judge", engines=engines, llm=rules, retries=0, deadline_seconds=60.0
+        kind="llm",
+        engine="judge",
+        engines=engines,
+        llm=rules,
+        server=server,
+        retries=0,
+        deadline_seconds=60.0,
     )
-    told = {"path": "http://engine/v1", "llm": rules.model_copy(update={"tokenizer": str(folder)})}
+    told = {"path": "http://engine/v1", "server": server.model_copy(update={"tokenizer": str(folder)})}
     return made.model_copy(update=told).served_by(Served(str(socket), "judge"))
 
 
@@ -199,7 +205,7 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
             "either path or engine",
         ),
         (
-            {"kind": "llm", "engine": "a", "llm": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
+            {"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
             "leave it out",
         ),
         (

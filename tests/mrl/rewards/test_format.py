@@ -29,8 +29,8 @@ def test_tricks_earn_nothing(response: str) -> None:
 
 
 def test_repetition_is_a_penalty_in_proportion() -> None:
-    rules = RepetitionRules(ngram=2, max_penalty=0.5)
+    rules = RepetitionRules(ngram=2)
     assert verify_repetition("a b c d e", rules).value == 0.0
     assert verify_repetition("a", rules).value == 0.0
-    assert verify_repetition("a b a b a", rules).value == pytest.approx(-0.5 * (1 - 2 / 4))
-    assert verify_repetition("x " * 1000, rules).value == pytest.approx(-0.5 * (1 - 1 / 999))
+    assert verify_repetition("a b a b a", rules).value == pytest.approx(-(1 - 2 / 4))
+    assert verify_repetition("x " * 1000, rules).value == pytest.approx(-(1 - 1 / 999))

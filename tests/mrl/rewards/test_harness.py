@@ -151,9 +151,8 @@ def test_a_task_that_no_program_can_pass_is_refused(raw: dict[str, Any]) -> None
         parse_task(raw, place="rows:4")
 
 
-def test_the_limit_of_a_wanted_output_is_that_of_the_section() -> None:
-    raw = {"inputs": ["1"], "outputs": ["7" * 5000]}
-    Code(KindPart(kind="code")).parse_ground_truth(raw, place="x")
-    small = Code(KindPart.model_validate({"kind": "code", "code": {"output_kib": 4}}))
-    with pytest.raises(DataError, match=r"rows:4: .*5000 bytes.*reward\.code\.output_kib = 4"):
-        small.parse_ground_truth(raw, place="rows:4")
+def test_a_wanted_output_beyond_the_limit_is_refused() -> None:
+    kind = Code(KindPart(kind="code"))
+    kind.parse_ground_truth({"inputs": ["1"], "outputs": ["7" * 5000]}, place="x")
+    with pytest.raises(DataError, match=r"rows:4: .*300000 bytes.*may write 262144; leave the row out"):
+        kind.parse_ground_truth({"inputs": ["1"], "outputs": ["7" * 300_000]}, place="rows:4")

@@ -12,6 +12,7 @@ from mrl.rewards.judges import ledger
 from mrl.rewards.judges.ledger import Ledger
 from mrl.rewards.judges.llm import Questions
 from mrl.rewards.judges.rules import EngineSection, LlmRules
+from mrl.rewards.part import ServerSection
 from mrl.rewards.pool import engines
 
 
@@ -43,11 +44,7 @@ def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch
             assert len(found) in held and found == list(range(found[0], 100))
 
 
-NO_MATTER = {"tries", "max_calls", "max_tokens", "calls_per_minute", "api_key_env"} | {
-    "canaries",
-    "max_canary_passes",
-    "max_order_flips",
-}
+NO_MATTER = {"tries", "max_calls", "api_key_env", "canaries"}
 """Rules that no verdict depends on."""
 BY_CONTENTS = {"template", "tokenizer"}
 
@@ -56,12 +53,13 @@ def test_a_judge_is_known_by_all_that_decides_its_verdicts(tmp_path: Path) -> No
     """A new rule is a part of that, or is named above as one that is not."""
 
     def judge(**changes: Any) -> str:
-        return Questions(LlmRules().model_copy(update=changes)).judge("somebody")
+        of_server = {name: value for name, value in changes.items() if name in ServerSection.model_fields}
+        rules = LlmRules().model_copy(update={n: v for n, v in changes.items() if n not in of_server})
+        return Questions(rules, ServerSection().model_copy(update=of_server)).judge("somebody")
 
-    others = {
-        name for name in set(LlmRules.model_fields) - BY_CONTENTS if judge(**{name: "another"}) != judge()
-    }
-    assert others == set(LlmRules.model_fields) - BY_CONTENTS - NO_MATTER
+    names = {*LlmRules.model_fields, *ServerSection.model_fields}
+    others = {name for name in names - BY_CONTENTS if judge(**{name: "another"}) != judge()}
+    assert others == names - BY_CONTENTS - NO_MATTER
     texts = {
         "a": "{prompt} {response} {reference}",
         "b": "{prompt} {response} {reference}",
@@ -84,6 +82,6 @@ def test_a_server_of_the_run_is_known_by_its_model_and_what_it_serves_it_with(tm
     known = [engines._answers(usual.model_copy(update={name: value}), ()) for name, value in serves.items()]
     known += [engines._answers(usual, ()), engines._answers(usual, ["--logprobs-mode", "processed_logprobs"])]
     assert len(set(known)) == len(known)
-    assert engines._answers(usual.model_copy(update={"num_threads": 2, "max_num_seqs": 2}), ()) == known[3]
+    assert engines._answers(usual.model_copy(update={"max_num_seqs": 2}), ()) == known[3]
     (tmp_path / "config.json").write_text("{ }")
     assert engines._answers(usual, ()) != known[3]

@@ -26,6 +26,7 @@ from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.registry import kind_of
 from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.part import ServerSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
 from tests.support import chat_tokenizers
@@ -41,8 +42,13 @@ def server() -> Iterator[Asked]:
 
 
 def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any) -> RewardSection:
-    llm = {"tries": 1, "asks": 1, "canaries": 0.0} | rules
-    return RewardSection(kind="llm", path=url, llm=llm, retries=retries, deadline_seconds=deadline)
+    llm = {"asks": 1, "canaries": 0.0} | {
+        k: v for k, v in rules.items() if k not in ServerSection.model_fields
+    }
+    server = {"tries": 1} | {k: v for k, v in rules.items() if k in ServerSection.model_fields}
+    return RewardSection(
+        kind="llm", path=url, llm=llm, server=server, retries=retries, deadline_seconds=deadline
+    )
 
 
 def test_a_judge_is_asked_about_what_is_left_of_a_response(
@@ -74,16 +80,16 @@ def test_two_responses_are_compared_in_both_orders(server: Asked, make_pair: Any
     url, stats, _ = server
     before = stats()["calls"]
     values = {"say 13": 1.0, "say 11": 0.0, "say 12": 0.5, "any 13": 0.5}
-    with RewardPool(section(url, compare=True, max_order_flips=0.2)) as pool:
+    with RewardPool(section(url, compare=True)) as pool:
         found = score_all(pool, [make_pair(n, text, "12") for n, text in enumerate(values)])
         assert [found[f"{n}.0"].value for n in range(4)] == list(values.values())
         assert [found[f"{n}.0"].parts["order_flip"] for n in range(4)] == [0.0, 0.0, 0.0, 1.0]
         assert stats()["calls"] == before + 8
-        pairs = [make_pair(n, f"any {n}" if n % 2 else f"say {n}", "12") for n in range(20, 80)]
+        pairs = [make_pair(n, f"any {n}" if n % 4 else f"say {n}", "12") for n in range(20, 80)]
         scored = [v for pair in pairs for v in score_all(pool, [pair]).values()]
     lost = [v for v in scored if v.value is None]
     assert len(lost) == 14, "the first 50 comparisons are judged"
-    assert all("in 24 of 50 comparisons, more than llm.max_order_flips = 0.2" in v.reason for v in lost)
+    assert all("in 35 of 50 comparisons, more than a share of 0.5" in v.reason for v in lost)
 
 
 def test_of_a_thousand_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_all: Any) -> None:
@@ -163,13 +169,13 @@ def test_a_judge_that_falls_for_attacks_ends_the_rewards(
 ) -> None:
     """The server compares numbers; where the ground truth is the last one of an attack it is taken in."""
     with judge_server() as (url, stats, _):
-        rules = section(url, canaries=1.0, max_canary_passes=0, choices={"no": 0.0, "yes": 1.0})
+        rules = section(url, canaries=1.0, choices={"no": 0.0, "yes": 1.0})
         with RewardPool(rules, folder=str(tmp_path)) as pool:
-            for number in range(200):  # one of 26 attacks has the ground truth as its last number
+            for number in range(2000):  # one of 26 attacks has the ground truth as its last number
                 verdict = score_all(pool, [make_pair(number, "12", "128")])[f"{number}.0"]
                 if verdict.value is None:
                     break
-        assert "llm.max_canary_passes = 0" in verdict.reason
+        assert "the judge took 6 wrong responses" in verdict.reason
         assert number < stats()["calls"] <= 2 * number, "canaries beside samples, and none after the last"
 
 
@@ -277,12 +283,18 @@ def scored_here(section: RewardSection, pair: Any, folder: str | None = None) ->
     return asyncio.run(kind.verifier(kind.stages[0]).score(asked))
 
 
+def asking(url: str, server: dict[str, Any], rules: dict[str, Any]) -> RewardSection:
+    """A reward model at a server."""
+    named = {"kind": "reward_model", "path": url, "server": server, "reward_model": rules}
+    return RewardSection.model_validate(named | {"retries": 0, "deadline_seconds": 60.0})
+
+
 def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
     """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
     tokenizer = chat_tokenizers.qwen()
     save_classifier(folder, tokenizer, id2label={str(head): f"head {head}" for head in range(heads)})
-    rules = {"tokenizer": str(folder), "tries": 1, "model": str(served)} | rules
-    return RewardSection(kind="reward_model", path=url, reward_model=rules, retries=0, deadline_seconds=60.0)
+    server = {"tokenizer": str(folder), "tries": 1, "model": str(served)}
+    return asking(url, server, rules)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
@@ -307,16 +319,15 @@ def test_heads_that_disagree_lower_the_reward(
 def test_a_deviation_lowers_the_reward(weight: float, server: Asked, make_pair: Any, tmp_path: Path) -> None:
     """The server says that log_sigma is ln 2, whatever it is asked."""
     save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(DISTRIBUTION))
-    rules = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution", "disagreement_weight": weight}
-    section = RewardSection(kind="reward_model", path=server[0], reward_model=rules, deadline_seconds=60.0)
+    asked = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution"}
+    section = asking(server[0], asked, {"disagreement_weight": weight})
     pair = make_pair(0, "12", None)
     verdict = scored_here(section, pair)
     mean = sum(Conversation(str(tmp_path)).ids(Request("0.0", 0, "12", None, prompt=pair[1].text))[0])
     assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
     assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
-    rules = {name: value for name, value in rules.items() if name != "disagreement_weight"}
     with pytest.raises(ConfigError, match="gives a mean and a deviation: set reward_model"):
-        check_heads(Conversation(str(tmp_path)), RewardModelRules(**rules))
+        check_heads(Conversation(str(tmp_path)), RewardModelRules())
 
 
 @pytest.mark.parametrize(
@@ -347,8 +358,7 @@ def scored_by_steps(folder: Path, url: str, **rules: Any) -> RewardSection:
     end = save_classifier(folder, chat_tokenizers.qwen(), **label_keys(STEP))
     about = {"end_tokens": [end], "step_separator": "\n"}
     (folder / "reward_model.json").write_text(json.dumps(about))
-    rules = {"tokenizer": str(folder), "tries": 1} | rules
-    return RewardSection(kind="reward_model", path=url, reward_model=rules, retries=0, deadline_seconds=60.0)
+    return asking(url, {"tokenizer": str(folder), "tries": 1}, rules)
 
 
 def written_by_a_policy(make_pair: Any, text: str) -> Any:
@@ -419,10 +429,8 @@ def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
     row = encoder.messages(said, first=1, place="row")
     trained = encoder.with_step_ends(row, joined_steps(steps, "\n"), "\n", place="row")
     scores = [token_score(trained.tokens[: place + 1].tolist()) for place in np.flatnonzero(trained.mask)]
-    rules = {"tokenizer": str(tmp_path), "tries": 1, "step_reduction": "product"}
-    section = RewardSection(
-        kind="reward_model", path=server[0], reward_model=rules, retries=0, deadline_seconds=60.0
-    )
+    asked = {"tokenizer": str(tmp_path), "tries": 1}
+    section = asking(server[0], asked, {"step_reduction": "product"})
     verdict = scored_here(section, make_pair(0, "".join(steps), None))
     assert len(scores) == 3
     assert verdict.value == pytest.approx(np.prod(1 / (1 + np.exp(-np.array(scores))))), verdict.reason

@@ -73,10 +73,8 @@ def test_what_is_not_plainly_one_number_is_none(text: str) -> None:
     assert exact_number(tidy(text)) is None
 
 
-def test_percent_rules() -> None:
-    assert exact_number("10%", percent="ignore") == 10
-    assert exact_number("10%", percent="value") == Fraction(1, 10)
-    assert exact_number("10%", percent="wrong") is None
+def test_a_percent_sign_is_dropped() -> None:
+    assert exact_number("10%") == 10
 
 
 @pytest.mark.parametrize(

@@ -199,12 +199,6 @@ def test_values_that_are_no_rewards_are_errors(name: str, says: str) -> None:
         score(load_plugin(part(name)), request("x"))
 
 
-def test_value_range_is_kept() -> None:
-    with pytest.raises(RewardError, match="value_range"):
-        score(load_plugin(part("above_range", value_range=(0.0, 1.0))), request("x"))
-    assert score(load_plugin(part("above_range")), request("x")).value == 3.0
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

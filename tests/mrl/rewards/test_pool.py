@@ -109,13 +109,12 @@ def test_a_failure_that_passes_is_retried(make_pair: Any, score_all: Any, tmp_pa
         ("gives_nan", "nan"),
         ("gives_infinity", "inf"),
         ("gives_text", "not str"),
-        ("above_range", "value_range"),
         ("allocates", "reward.memory_mib = 2048"),
         ("runs_out_of_memory_in_c", "reward.memory_mib = 2048"),
     ],
 )
 def test_broken_rewards_are_never_values(name: str, says: str, make_pair: Any, score_all: Any) -> None:
-    with RewardPool(plugin(name, retries=0, value_range=(0.0, 1.0))) as pool:
+    with RewardPool(plugin(name, retries=0)) as pool:
         (verdict,) = score_all(pool, [make_pair(1, "x", "1")]).values()
     assert verdict.kind is VerdictKind.NO_REWARD
     assert says in verdict.reason
@@ -243,7 +242,6 @@ def test_each_domain_has_its_verifier(make_pair: Any, score_all: Any) -> None:
                     "kind": "format",
                     "format": {"tags": ["a"]},
                     "min_reward": -1.0,
-                    "truncated": "min_reward",
                 }
             },
         }

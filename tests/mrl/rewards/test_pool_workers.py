@@ -23,17 +23,21 @@ from tests.support.plugin_rewards import PLUGINS, plugin
 from tests.support.processes import children
 
 
-def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair: Any) -> None:
-    with RewardPool(plugin("dies_of", queue_limit=2, deadline_seconds=30)) as pool:
+def test_a_full_queue_makes_submit_wait_with_a_deadline(
+    make_pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrl.rewards.pool.pool.QUEUE_LIMIT", 2)
+    with RewardPool(plugin("dies_of", deadline_seconds=30)) as pool:
         pool.submit(*make_pair(0, "hang", "1"))
         pool.submit(*make_pair(1, "hang", "1"))
         with pytest.raises(RewardError, match="2 samples are waiting"):
             pool.submit(*make_pair(2, "x", "1"), deadline_seconds=0.2)
 
 
-def test_more_samples_at_once_than_the_queue_holds(make_pair: Any) -> None:
+def test_more_samples_at_once_than_the_queue_holds(make_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those handed in first are at work while the caller waits for room."""
-    with RewardPool(plugin("native", queue_limit=3)) as pool:
+    monkeypatch.setattr("mrl.rewards.pool.pool.QUEUE_LIMIT", 3)
+    with RewardPool(plugin("native")) as pool:
         pool.submit_all((make_pair(n, "1", "1") for n in range(20)), deadline_seconds=60.0)
         found: list[tuple[str, Any]] = []
         while len(found) < 20:

@@ -32,7 +32,6 @@ def several(rng: random.Random) -> Iterator[Case]:
             truth = _joined(items, opening, closing)
             yield boxed(_joined(items, opening, closing, ","), truth, True, "the same tuple")
             yield boxed(_joined(turned, opening, closing), truth, False, "another order in a tuple")
-        yield boxed(_joined(turned), _joined(items), False, "an ordered list", lists="ordered")
         yield from _nested(items)
         yield from _intervals(rng)
         yield from _matrices(items)

@@ -25,7 +25,6 @@ def decimals(rng: random.Random) -> Iterator[Case]:
             yield boxed(
                 f"{before}{_rounded(value, rng.randint(2, 5))}{after}", truth, False, "too few digits"
             )
-            yield boxed(f"{before}{rounded}{after}", truth, False, "by the setting", irrational="exact")
         yield from _close_numbers(rng, text)
         third = rng.choice((3, 7, 9, 11, 13))
         cut = _rounded(decimal.Decimal(1) / third, rng.randint(3, 15))

@@ -63,9 +63,6 @@ def unevaluated(rng: random.Random) -> Iterator[Case]:
         yield boxed(f"\\sqrt{{{root**2}}}", str(root), False, "a root")
         yield boxed(f"{root % 7 + 3}!", str(_factorial(root % 7 + 3)), False, "a factorial")
         yield boxed(f"{value:b}_2", str(value), False, "another base")
-        yield boxed(
-            f"{left}\\cdot {right}", str(value), True, "a product, by the setting", unevaluated="equal"
-        )
 
 
 def _factorial(number: int) -> int:
