@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,9 @@ from mrl.rewards.kinds.section import RewardSection
 
 Tools = list[dict[str, Any]] | str
 """As chat templates take them, or as a system message shows them."""
+
+MAX_BAD_CALLS = 2
+"""Turns with a call that cannot be carried out, of which the policy is told; one more ends the episode."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,11 +103,10 @@ def _looked_at(
     response = config.rollout.max_response_tokens
     limits = Limits(
         max_turns=section.max_turns,
-        max_context=section.max_context or config.model.max_length,
+        max_context=config.model.max_length,
         max_tokens=response,
         max_turn_tokens=section.max_turn_tokens or response,
-        max_bad_calls=section.max_bad_calls,
-        max_seconds=section.episode_seconds or math.inf,
+        max_bad_calls=MAX_BAD_CALLS,
     )
     rules = Rules(
         key,

@@ -183,8 +183,7 @@ def _section(config: Config) -> DifficultySection:
         if value not in (0.0, 1.0) and band.place(SolveRate(most, extreme)) == "unknown":
             raise ConfigError(
                 f"data.difficulty.{name} = {value:g}: {extreme} right of data.difficulty.samples = {most} do not tell with "
-                f"data.difficulty.confidence = {section.confidence:g} on which side of it a prompt lies; raise samples, or "
-                "widen the band"
+                f"{band.confidence:.0%} confidence on which side of it a prompt lies; raise samples, or widen the band"
             )
     return section
 

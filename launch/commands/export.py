@@ -9,6 +9,7 @@ from typing import Any
 
 from mrl.config.load import load
 from mrl.config.root import Config
+from mrl.config.sections.export import MAX_SHARD_BYTES
 from mrl.errors import ConfigError
 from mrl.files import held
 from mrl.models.families import family_of
@@ -46,7 +47,7 @@ def _export_run(
     source, dtype, lora = Path(config.model.path), str(about["dtype"]), about.get("lora")
     if adapter:
         return _export_adapter(checkpoint, out, source, dtype, lora)
-    size = max_shard_bytes or config.export.max_shard_bytes
+    size = max_shard_bytes or MAX_SHARD_BYTES
     if out is None:
         hf_config = read_config(source)
         export.weights_of(checkpoint, source, hf_config, lora)

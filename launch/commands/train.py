@@ -218,7 +218,7 @@ def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
     """The run's clock, which is recorded where that is asked."""
     config, clock = parts.config, Arrivals()
     if config.stream.clock == "logical":
-        clock = EngineTime(config.stream, deadline_seconds=config.loop.phase_deadline_seconds)
+        clock = EngineTime(deadline_seconds=config.loop.phase_deadline_seconds)
     if not config.records_schedule:
         return clock
     devices = parts.hybrid.train.device_names()

@@ -37,8 +37,6 @@ class EndedBy(enum.Enum):
     ENV_DONE = "env_done"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
-    TIME_LIMIT = "time_limit"
-    """The environment's work on it took as long as an episode's may."""
     TOKEN_LIMIT = "token_limit"
     """A turn was cut: half a call is never carried out."""
     BAD_CALL = "bad_call"
@@ -70,7 +68,7 @@ _OURS = {
     EndedBy.SANDBOX_LOST,
     EndedBy.ENGINE_LOST,
 }
-_CUT = {EndedBy.TURN_LIMIT, EndedBy.CONTEXT_LIMIT, EndedBy.TIME_LIMIT, EndedBy.TOKEN_LIMIT}
+_CUT = {EndedBy.TURN_LIMIT, EndedBy.CONTEXT_LIMIT, EndedBy.TOKEN_LIMIT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,8 +85,6 @@ class Limits:
     """Tokens of one turn."""
     max_bad_calls: int = 0
     """Turns with a call that cannot be carried out; one more ends it."""
-    max_seconds: float = math.inf
-    """Work of its environment on its turns."""
 
 
 class Episode:
@@ -173,8 +169,6 @@ class Episode:
         self._require(State.WANTS_STEP, "an answer of the environment")
         if len(self.turns) >= self._limits.max_turns:
             self.end(EndedBy.TURN_LIMIT)
-        elif sum(turn.seconds for turn in self.turns) >= self._limits.max_seconds:
-            self.end(EndedBy.TIME_LIMIT)
         elif self._left <= len(tokens):
             self.end(EndedBy.CONTEXT_LIMIT)
         else:

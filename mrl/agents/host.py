@@ -144,7 +144,7 @@ class Host:
                 if self._is_here(one):
                     self._answered(one, parse_reply(payload))
         except OversizedFrame as error:
-            self._lose(one, Fault.OVERSIZED, f"{error} (agent.answer_kib)")
+            self._lose(one, Fault.OVERSIZED, str(error))
         except RewardError as error:
             self._lose(one, Fault.CONTRACT, str(error))
 

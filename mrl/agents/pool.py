@@ -132,8 +132,6 @@ class EnvironmentPool:
         deadlines = Deadlines(
             reset_seconds=section.reset_seconds,
             step_seconds=section.step_seconds,
-            close_seconds=section.close_seconds,
-            answer_kib=section.answer_kib,
             memory_mib=section.memory_mib,
         )
         environments = section.environments()

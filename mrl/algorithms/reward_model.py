@@ -48,7 +48,7 @@ def pair_losses(
 ) -> Tensor:
     """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better, deviation
     [P] of the difference where scores are the means of distributions. [K, P] scores of K heads cost [K, P]."""
-    logits = chosen - rejected - section.margin_scale * margin
+    logits = chosen - rejected - margin
     return label_losses(section, logits, probability, deviation)
 
 

@@ -77,11 +77,11 @@ def prompts_and_responses(config: Config) -> list[str]:
 
 def biases(config: Config, hf: dict[str, Any]) -> list[str]:
     """Says that the model's routers have no correction biases to move."""
-    if config.training.router_bias == "frozen" or family_of(hf).correction:
+    if not config.training.router_bias_rate or family_of(hf).correction:
         return []
     return [
-        f"training.router_bias = {config.training.router_bias}: the routers of {hf['model_type']} have no correction "
-        "biases; set it to frozen"
+        f"training.router_bias_rate = {config.training.router_bias_rate:g}: the routers of {hf['model_type']} have no correction "
+        "biases; set it to 0"
     ]
 
 

@@ -14,6 +14,7 @@ import math
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config
+from mrl.config.sections.export import MAX_SHARD_BYTES
 from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
@@ -74,7 +75,7 @@ def exporting(config: Config, hardware: Hardware, facts: Facts) -> Exporting:
     turned = max((math.prod(tensor.shape) for tensor in tensors if tensor.stack), default=0)
     return Exporting(
         num_bytes=size,
-        host_bytes=min(size, config.export.max_shard_bytes) + turned * element,
+        host_bytes=min(size, MAX_SHARD_BYTES) + turned * element,
         seconds=2 * size / hardware.storage_bytes_per_second,
     )
 

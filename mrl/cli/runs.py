@@ -145,9 +145,7 @@ def _export_command(commands) -> None:
     where.add_argument("--out", help="folder to write to")
     where.add_argument("--dry-run", action="store_true", help="check the checkpoint and count, write nothing")
     export.add_argument("--step", type=int, help="step of the checkpoint; the newest valid one by default")
-    export.add_argument(
-        "--max-shard-bytes", type=int, help="largest file; the run's export.max_shard_bytes by default"
-    )
+    export.add_argument("--max-shard-bytes", type=int, help="largest file; 5 GB by default")
     export.add_argument(
         "--adapter",
         action="store_true",

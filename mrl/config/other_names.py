@@ -4,6 +4,7 @@ other systems. Pure."""
 from __future__ import annotations
 
 from mrl.config.root import Config
+from mrl.config.sections.agent import AgentSection
 from mrl.config.sections.algorithm import (
     AlgorithmSection,
     EntropySection,
@@ -16,15 +17,18 @@ from mrl.config.sections.correction import (
     SequenceMaskCorrection,
     TruncatedCorrection,
 )
-from mrl.config.sections.data import DataSection
+from mrl.config.sections.data import ColumnMap, DataSection, DifficultySection
 from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.export import ExportSection
 from mrl.config.sections.logging import LoggingSection
-from mrl.config.sections.loop import LoopSection
+from mrl.config.sections.loop import LoopSection, ValidationSection
 from mrl.config.sections.policy_loss import CispoLoss, GspoLoss, ToprLoss
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.shaping import FilterSection, OverlongSection, ShapingSection
 from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
+from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.tune import ObjectiveSection
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.instructions.rules import RepetitionRules
 from mrl.rewards.judges.rules import EngineSection, LlmRules, RewardModelRules
@@ -75,19 +79,20 @@ _SERVER: dict[str | tuple[str, str], str] = {
 }
 
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
-    LoggingSection: {
-        "mlflow": "delete it; logging.trackers has tensorboard and wandb",
-        ("trackers", "mlflow"): "tensorboard and wandb are there, and metrics.jsonl has every row",
-    },
-    StreamSection: {
-        "age_budget": "delete it; stream.max_age is the largest age",
-        "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",
-        "window": "delete it; stream.max_age lets generation run further ahead",
-        ("in_flight", "drain"): "set recompute",
+    AgentSection: {
+        "answer_kib": "delete it; an environment's answer has 256 KiB at most",
+        "close_seconds": "delete it; an environment has 5 s to close",
+        "episode_seconds": "set max_turns and step_seconds, which bound an episode",
+        "max_bad_calls": "delete it; two turns with a call that cannot be carried out are answered, a third ends the episode",
+        "max_context": "set model.max_length, which bounds an episode with its prompt",
     },
     AlgorithmSection: {
         ("loss", "dual_clip"): "write loss: {name: ppo_clip, dual_clip: 3.0}",
         "value": "set algorithm.value_clip; errors are averaged over tokens",
+    },
+    ColumnMap: {
+        "chat_template_kwargs": "give the rows' column this name",
+        "tools": "give the rows' column this name",
     },
     CispoLoss: {"mask_clipped": "weights are always kept at the bound"},
     EntropySection: {
@@ -105,6 +110,8 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "whiten_per_domain": "delete it; whitening is over the batch",
     },
     DistillationSection: {"clip": "delete it; a sampled token's term is at most 10"},
+    DifficultySection: {"confidence": "delete it; it is 0.9"},
+    ExportSection: {"max_shard_bytes": "delete it; 5 GB; `mrl export` has --max-shard-bytes"},
     FilterSection: {
         "max_prompts": "set max_rounds; a step samples 4096 prompts at most",
         "on_exhausted": "delete it; a step whose rounds are spent trains on fewer groups",
@@ -115,6 +122,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "clamp": "delete it; an estimate is at most 10 nats",
         "controller": "set kl.target, and kl.horizon, for a coefficient that moves; without a target it stays",
     },
+    ObjectiveSection: {"margin_scale": "scale the margins of the rows; without a margin a row has none"},
     OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
     ProductCorrection: {"low": "delete it; only large weights are cut"},
     SequenceMaskCorrection: {"token_high": "delete it; token_weights = truncated cuts them at 2"},
@@ -145,6 +153,17 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "temperature": "write body: {temperature: 0.7}; it is 0 at the first ask",
         "max_order_flips": "delete it; half of the winners may change with the order",
     },
+    LoggingSection: {
+        "mlflow": "delete it; logging.trackers has tensorboard and wandb",
+        ("trackers", "mlflow"): "tensorboard and wandb are there, and metrics.jsonl has every row",
+        "device_peak_flops": "delete it; the device's name says it",
+        "token_values": "delete it; four samples of a step are written token by token",
+        "tracker_deadline_seconds": "delete it; the end of a run waits 10 s for a tracker",
+        "tracker_samples_every_steps": "delete it; trackers get a table of samples every 20 steps",
+        "wandb": "set wandb_project, and WANDB_ENTITY, WANDB_MODE, WANDB_RUN_GROUP and WANDB_TAGS in the environment",
+    },
+    ValidationSection: {"min_p": "set rollout.min_p"},
+    LoopSection: {"router_margin": "delete it; router margins below 1e-5 are near-ties"},
     MathsRules: {
         "imaginary_unit": "delete it; i is the imaginary unit",
         "irrational": "delete it; correctly rounded decimals of six digits and more are accepted",
@@ -171,10 +190,21 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "normalise": "set algorithm.estimator.scale, which centres and divides, or whiten",
         "weight": "set the weight of the domain's verifiers",
     },
+    StreamSection: {
+        "age_budget": "delete it; stream.max_age is the largest age",
+        "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",
+        "window": "delete it; stream.max_age lets generation run further ahead",
+        ("in_flight", "drain"): "set recompute",
+        "update_ticks": "delete it; with clock logical an update takes 4 ticks",
+        "verdict_ticks": "delete it; with clock logical verdicts are seen at once",
+    },
     ToprLoss: {
         "clip_high": "delete it; weights are cut to [0, 1], as in the paper",
         "clip_low": "delete it; weights are cut to [0, 1], as in the paper",
         "positive_above": "delete it; a sample with a reward above 0 is positive",
+    },
+    TrainingSection: {
+        "router_bias": "set router_bias_rate: 0 leaves the biases as they are, 0.001 moves them"
     },
     TruncatedCorrection: {"low": "delete it; only large weights are cut"},
 }
@@ -319,7 +349,7 @@ _WORDS = {
     ),
     "loop.validation.temperature": "val_kwargs.temperature",
     "loop.validation.top_p": "val_kwargs.top_p",
-    "logging.wandb.project": "project_name",
+    "logging.wandb_project": "project_name",
     "run.name": "experiment_name run_name wandb_run_name wandb_group",
     "run.folder": "default_local_dir output_dir",
 }

@@ -270,10 +270,6 @@ class Config(Section):
                 raise ValueError("reward.kind = environment: there is none; add the section agent")
             return self
         agent, response = self.agent, self.rollout.max_response_tokens
-        if agent.max_context is not None and agent.max_context > self.model.max_length:
-            raise ValueError(
-                f"agent.max_context = {agent.max_context} is more than model.max_length = {self.model.max_length}"
-            )
         if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
             raise ValueError(
                 f"agent.max_turn_tokens = {agent.max_turn_tokens} has no effect: the whole episode has "

@@ -24,6 +24,10 @@ from mrl.samples import Prompt
 FIELDS = ("id", "asked", "samples", "solved")
 """Of a line, what is read again; the others are for people."""
 
+CONFIDENCE = 0.9
+"""How probable it must be that a row's rate lies outside the band for it to be left out, and where it lies for `mrl difficulty` to
+draw no more samples."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
@@ -98,7 +102,7 @@ class RateFile:
 
 def band_of(section: DifficultySection) -> Band:
     """The rates that the section asks for."""
-    return Band(section.min, section.max, section.confidence)
+    return Band(section.min, section.max, CONFIDENCE)
 
 
 def choose(

@@ -233,7 +233,7 @@ class Learner:
             policy["logprobs"],
             policy.get("router_margin"),
             served=served,
-            margin=loop.router_margin,
+            margin=mismatch.ROUTER_MARGIN,
         )
         mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)
         return measured | staleness.by_age(batch, policy["logprobs"])

@@ -14,6 +14,9 @@ import numpy as np
 from mrl.errors import WeightSyncError
 from mrl.samples import TrainBatch
 
+ROUTER_MARGIN = 1e-5
+"""Tokens whose (prefix's) router margin is below this count as near-ties."""
+
 
 def measure(
     batch: TrainBatch,

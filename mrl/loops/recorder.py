@@ -21,6 +21,11 @@ from mrl.samples import Group, TrainBatch
 RESUMED = ("resume/undone_steps", "resume/undone_prompts", "resume/dropped_samples", "resume/dropped_groups")
 """What the first row of a resumed run has besides."""
 
+TABLES_EVERY = 20
+"""Steps between two tables of samples in trackers, each of what the step writes to samples.jsonl."""
+TOKEN_VALUES = 4
+"""Samples of a step that are written with each token's text, log-prob, ratio, age and advantage."""
+
 
 class Recorder:
     """Writes what a run tells. A failing tracker or a full disk never loses a step of training."""
@@ -43,10 +48,7 @@ class Recorder:
             rows.resume_at(first_step)
         self._ledger = LedgerLog(folder.ledger)
         section = config.logging
-        self._tables_every = section.tracker_samples_every_steps
-        self._samples = SamplesLog(
-            folder.samples, limit=section.samples_per_step, limit_tokens=section.token_values
-        )
+        self._samples = SamplesLog(folder.samples, limit=section.samples_per_step, limit_tokens=TOKEN_VALUES)
         self._dropped_samples = self._samples.resume_at(first_step, validated=self.has_row(first_step - 1))
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
         self._trackers = trackers.start(config.logging, run, history=Rows(folder.metrics))
@@ -99,8 +101,7 @@ class Recorder:
         """Some of the samples; with their tokens' values where `batch`, the groups packed, has them."""
         tokens = TokenValues(batch, self._pieces) if batch is not None and self._pieces else None
         rows = self._samples.write(step, groups, kind=kind, tokens=tokens)
-        every = self._tables_every
-        if every and step % every == 0:
+        if step % TABLES_EVERY == 0:
             for tracker in self._trackers:
                 tracker.samples(step, rows)
 

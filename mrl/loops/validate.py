@@ -83,7 +83,7 @@ def greedy(sampling: Sampling) -> Sampling:
 def validation_sampling_of(config: Config) -> Sampling:
     """How the samples of a validation are drawn: as in training where loop.validation says nothing else."""
     section = config.loop.validation
-    own = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k", "min_p")}
+    own = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k")}
     return dataclasses.replace(
         sampling_of(config),
         num_samples=section.num_samples,

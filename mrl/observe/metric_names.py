@@ -258,7 +258,7 @@ METRICS = {
         "nats", "Mean |engine - trainer log-prob| of the same tokens."
     ),
     "policy/rollout_logprob_near_ties": Metric(
-        "tokens", "Tokens left out of those two because a router's margin is below loop.router_margin."
+        "tokens", "Tokens left out of those two because a router's margin is below 1e-5."
     ),
     "policy/rollout_logprob_near_tie_diff_max": Metric(
         "nats", "Largest |engine - trainer log-prob| of the near-ties."

@@ -22,6 +22,9 @@ from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)
 
+DEADLINE_SECONDS = 10.0
+"""Longest that the end of a run waits for a tracker."""
+
 
 class Tracker(Protocol):
     """Where metrics go beside metrics.jsonl."""
@@ -169,12 +172,11 @@ def start(
 ) -> list[GuardedTracker]:
     """A guarded tracker for each name; ConfigError where a package is absent."""
     require_installed(section.trackers)
-    deadline = section.tracker_deadline_seconds
     kinds: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: TensorBoardTracker(run),
-        "wandb": lambda: WandbTracker(run, section.wandb, deadline_seconds=deadline),
+        "wandb": lambda: WandbTracker(run, section.wandb_project, deadline_seconds=DEADLINE_SECONDS),
     }
     return [
-        GuardedTracker(name, kinds[name], deadline_seconds=deadline, history=history)
+        GuardedTracker(name, kinds[name], deadline_seconds=DEADLINE_SECONDS, history=history)
         for name in section.trackers
     ]

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mrl.config.sections.logging import WandbSection
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
 from mrl.observe.samples_table import Row, table
@@ -26,23 +25,17 @@ LAST_STEP = "last_step"
 class WandbTracker:
     """One run whose id is kept in the run folder, so that a resumed run continues it."""
 
-    def __init__(self, run: TrackedRun, section: WandbSection, *, deadline_seconds: float) -> None:
+    def __init__(self, run: TrackedRun, project: str, *, deadline_seconds: float) -> None:
         import wandb
 
-        mode = section.mode or wandb.setup().settings.mode
+        mode = wandb.setup().settings.mode
         if mode == "online" and not wandb.login(prompt=False):
-            raise ConfigError(
-                "no API key; run `wandb login`, set WANDB_API_KEY, or write logging.wandb.mode=offline"
-            )
+            raise ConfigError("no API key; run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline")
         self._run = wandb.init(
             id=_kept_id(run.folder / "wandb_id"),
             resume="allow",
-            project=section.project,
-            entity=section.entity,
-            name=section.name or run.name,
-            group=section.group,
-            tags=section.tags or None,
-            mode=section.mode,
+            project=project,
+            name=run.name,
             dir=str(run.folder),
             config=dict(run.config),
             allow_val_change=True,

@@ -120,5 +120,5 @@ def _left_out(samples: SamplesShown) -> list[str]:
             "--steps FIRST-LAST shows those of some steps, --megabytes more of them."
         )
     if samples.seen and not any("tokens" in row for row in shown["rows"]):
-        notes.append("No sample has values of its tokens (logging.token_values).")
+        notes.append("No sample has values of its tokens.")
     return notes

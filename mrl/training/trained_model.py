@@ -103,8 +103,7 @@ class TrainedModel:
         self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
-        moves_biases = training.router_bias == "sign" and not value_labels
-        self._bias_rate = training.router_bias_rate if moves_biases else 0.0
+        self._bias_rate = 0.0 if value_labels else training.router_bias_rate
         self._loss = float("nan")
         """The loss of the gradients that wait for step(); not a number while none do."""
         self._located = self._match_names(training.dtype)

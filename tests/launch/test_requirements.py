@@ -91,15 +91,17 @@ def test_nodes_are_filled_one_after_the_other() -> None:
 
 
 def test_biases_that_the_routers_do_not_have_cannot_move(task: Path) -> None:
-    words = ("training.layout={dp: 1, ep: 1}", "rollout.tp=1", "training.router_bias=sign")
+    words = ("training.layout={dp: 1, ep: 1}", "rollout.tp=1", "training.router_bias_rate=0.001")
     (line,) = found(task / "model", *words, nodes=[0], gpus=False)
-    assert line.startswith("training.router_bias = sign: the routers of qwen3_moe have no correction biases")
+    assert line.startswith(
+        "training.router_bias_rate = 0.001: the routers of qwen3_moe have no correction biases"
+    )
 
 
 def test_adapters_leave_the_biases_alone() -> None:
     """Their checkpoints hold nothing of the base model."""
-    with pytest.raises(ConfigError, match=r"router_bias = sign with training\.lora"):
-        load([QUICKSTART], ["training.router_bias=sign", "training.lora={rank: 4}"])
+    with pytest.raises(ConfigError, match=r"router_bias_rate = 0\.001 with training\.lora"):
+        load([QUICKSTART], ["training.router_bias_rate=0.001", "training.lora={rank: 4}"])
 
 
 def test_experts_that_a_family_does_not_split_are_dealt_out(tmp_path: Path) -> None:

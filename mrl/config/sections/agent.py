@@ -31,31 +31,20 @@ class AgentSection(EnvironmentSection):
     where prompts or a supervised start have them."""
     max_turns: int = Field(default=8, ge=1)
     """Turns of the policy in an episode."""
-    max_context: int | None = Field(default=None, ge=2)
-    """Tokens of an episode with its prompt; model.max_length when absent. All behind the prompt, observations included, are the
-    response, which rollout.max_response_tokens bounds."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Tokens of one turn; what the response has left when absent. A turn that is cut ends the episode: half a call is never
     carried out."""
-    max_bad_calls: int = Field(default=2, ge=0)
-    """Turns with a call that cannot be carried out, of which the policy is told; one more ends the episode."""
     retries: int = Field(default=2, ge=0)
     """Times that an episode begins anew after a fault that the policy cannot have caused; after them it has no reward."""
     step_seconds: float = Field(default=30.0, gt=0)
     """Longest work of an environment on one turn."""
     reset_seconds: float = Field(default=60.0, gt=0)
     """Longest work of an environment before the first turn."""
-    close_seconds: float = Field(default=5.0, gt=0)
-    """Longest work of an environment after the last one."""
-    episode_seconds: float | None = Field(default=None, gt=0)
-    """Work of an environment on all turns of an episode together; the turn after which it has taken as long is the last."""
     max_open: int | None = Field(default=None, ge=1)
     """Most environments that are open at once, of training and of a validation each; other samples wait in line, in the order of
     their prompts."""
     nodes: Literal["driver", "all"] = "driver"
     """Environments live on the driver's node, or on every node of the run, each new one where the fewest are open."""
-    answer_kib: int = Field(default=256, ge=1)
-    """Longest answer of an environment; a longer one is a fault of ours."""
     memory_mib: int = Field(default=2048, ge=64)
     """Private memory of the process of one episode's environment, and of each that it starts."""
 

@@ -31,10 +31,6 @@ class ColumnMap(Section):
     """Column with the domain, where one file mixes several."""
     tag: str | None = None
     """Column that splits metrics inside a domain (for instance difficulty or source)."""
-    tools: str | None = None
-    """Column with the tools that the chat template shows the model; by default "tools"."""
-    chat_template_kwargs: str | None = None
-    """Column with a row's own arguments of the chat template; by default "chat_template_kwargs"."""
 
 
 class DataEntry(Section):
@@ -68,9 +64,6 @@ class DifficultySection(Section):
     """Rows that are solved more rarely are left out: groups without a right response teach nothing."""
     max: float = Field(default=0.9, gt=0, le=1)
     """Rows that are solved more often are left out."""
-    confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    """How probable it must be that a row's rate lies outside for it to be left out, and where it lies for
-    `mrl difficulty` to draw no more samples."""
     samples: int = Field(default=32, ge=SAMPLES_A_LOOK, multiple_of=SAMPLES_A_LOOK)
     """Most samples that `mrl difficulty` draws of a prompt; it looks at the rate after every four."""
 

@@ -4,6 +4,9 @@ from pydantic import Field
 
 from mrl.section import Section
 
+MAX_SHARD_BYTES = 5_000_000_000
+"""Largest safetensors file of a folder, unless one tensor is larger; the memory of an export follows it."""
+
 
 class ExportSection(Section):
     """Checkpoints as Hugging Face folders, by `mrl export` or while the run goes on."""
@@ -17,6 +20,3 @@ class ExportSection(Section):
     """Newest folders that are kept; all when absent."""
     deadline_seconds: float = Field(default=3600.0, gt=0)
     """Longest time one folder may take before its process is ended; training goes on in any case."""
-    max_shard_bytes: int = Field(default=5_000_000_000, ge=1)
-    """Largest safetensors file of a folder, unless one tensor is larger; the memory of an export follows
-    it."""

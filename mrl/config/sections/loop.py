@@ -29,8 +29,6 @@ class ValidationSection(Section):
     """Their top_p; rollout.top_p when absent."""
     top_k: int | None = Field(default=None, ge=0)
     """Their top_k; rollout.top_k when absent."""
-    min_p: float | None = Field(default=None, ge=0, lt=1)
-    """Their min_p; rollout.min_p when absent."""
 
 
 class CheckpointSection(Section):
@@ -104,8 +102,6 @@ class LoopSection(Section):
     `mrl difficulty`, `mrl make preferences`) the longest from one response or verdict to the next."""
     max_rollout_mismatch: float | None = Field(default=None, gt=0)
     """Largest allowed |engine - trainer log-prob| outside router near-ties; null only measures."""
-    router_margin: float = Field(default=1e-5, ge=0)
-    """Tokens whose (prefix's) router margin is below this count as near-ties in the mismatch check."""
     validation: ValidationSection = ValidationSection()
     """Validation."""
     checkpoint: CheckpointSection = CheckpointSection()

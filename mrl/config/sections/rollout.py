@@ -91,7 +91,7 @@ class RolloutSection(Section):
             raise ValueError(
                 f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of "
                 "truncated sampling vLLM reports the log-probs of the whole vocabulary, which the trainer and "
-                "every correction compare with, before the temperature only. loop.validation has a temperature, top_p, top_k and min_p of its own"
+                "every correction compare with, before the temperature only. loop.validation has a temperature, top_p and top_k of its own"
             )
         if not all(self.stop):
             raise ValueError("rollout.stop: an empty text would end every response at once")

@@ -36,11 +36,6 @@ class StreamSection(Section):
     clock: Literal["wall", "logical"] = "wall"
     """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
     run to the bit, resumed or not; whoever is late by the wall is waited for."""
-    update_ticks: int = Field(default=4, ge=0)
-    """With clock logical and engines on slots of their own: ticks (16 steps) of them beside one update. Best is about what an update
-    takes; with fewer the engines wait for it, with more the trainer for them."""
-    verdict_ticks: int = Field(default=1, ge=1)
-    """With clock logical: ticks, that of a group's last response counted, until its verdicts are seen; 1 waits for them at once."""
     record: bool = True
     """Writes the order in which the driver takes what engines, environments and reward workers bring to `schedule/` of the run's folder,
     for `mrl replay`: about 150 bytes a sample, and what environments said."""

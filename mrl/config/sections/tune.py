@@ -38,7 +38,7 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
-    "reward_model": frozenset({"smoothing", "margin_scale", "center", "heads", "distribution"}),
+    "reward_model": frozenset({"smoothing", "center", "heads", "distribution"}),
     "process_reward_model": frozenset({"smoothing"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
@@ -87,8 +87,6 @@ class ObjectiveSection(Section):
     """Of kto: weight of responses labelled true."""
     unwanted_weight: float = Field(default=1.0, gt=0)
     """Of kto: weight of responses labelled false."""
-    margin_scale: float = Field(default=1.0, ge=0)
-    """Of reward_model: what a row's own margin is multiplied by; 0 leaves margins out."""
     center: CenterSection | None = None
     """Of reward_model: a term that keeps scores around 0."""
     heads: int = Field(default=1, ge=1)

@@ -3,9 +3,9 @@
 | of | is seen |
 |---|---|
 | engines | one tick (a call of each) at every look, of all that have calls under way: they tick together |
-| a trainer at work beside them | after `stream.update_ticks` looks, sooner or later as it is in seconds |
+| a trainer at work beside them | after UPDATE_TICKS looks, sooner or later as it is in seconds |
 | answers of environments | in the look of the turn that they follow, and those to the turns of a run before beside them |
-| a group's verdicts | in the look of its last response, or `stream.verdict_ticks` - 1 looks later; all together, by their samples |
+| a group's verdicts | in the look of its last response, or VERDICT_TICKS - 1 looks later; all together, by their samples |
 
 Whoever is late by the wall is waited for. At a weight sync the count of verdicts that are still out begins anew, and a validation sees its own
 alone, so that what comes after it is a function of ledger, weights and parked responses: a run that is ended there and resumed goes on as it would have.
@@ -17,19 +17,24 @@ import time
 from collections.abc import Sequence
 
 from mrl.agents.answer import Answer
-from mrl.config.sections.stream import StreamSection
 from mrl.errors import RewardError
 from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
 from mrl.rollout.stint import Beats
 from mrl.samples import Verdict
 
+UPDATE_TICKS = 4
+"""Ticks (16 steps) of engines on slots of their own beside one update. Best is about what an update takes; with fewer the engines
+wait for it, with more the trainer for them."""
+VERDICT_TICKS = 1
+"""Ticks, that of a group's last response counted, until its verdicts are seen; 1 waits for them at once."""
+
 
 class EngineTime(Arrivals):
     """One run's. A look is one poll of the driver."""
 
-    def __init__(self, section: StreamSection, *, deadline_seconds: float) -> None:
-        self._section, self._deadline_seconds = section, deadline_seconds
+    def __init__(self, *, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
         self._now = self._beside = 0
         self._due: dict[str, int] = {}
         """Look at which the verdict on a sample is seen."""
@@ -48,7 +53,7 @@ class EngineTime(Arrivals):
         return True
 
     def owes_pumps(self) -> bool:
-        return self._beside < self._section.update_ticks
+        return self._beside < UPDATE_TICKS
 
     def trained(self, step: int, indices: Sequence[int], weights: Digests) -> None:
         self._beside = 0
@@ -67,7 +72,7 @@ class EngineTime(Arrivals):
         return environments.poll(1.0)
 
     def answered(self, names: Sequence[str], *, rests: bool) -> None:
-        self._due |= dict.fromkeys(names, self._now + self._section.verdict_ticks)
+        self._due |= dict.fromkeys(names, self._now + VERDICT_TICKS)
         if rests:
             self._held |= set(names)
 
@@ -76,7 +81,7 @@ class EngineTime(Arrivals):
 
     def goes_on(self) -> None:
         self._held = set()
-        self._due = dict.fromkeys(self._due, self._now + self._section.verdict_ticks)
+        self._due = dict.fromkeys(self._due, self._now + VERDICT_TICKS)
 
     def verdicts(self, workers: RewardWorkers, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         self._now += 1

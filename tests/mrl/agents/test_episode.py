@@ -117,7 +117,7 @@ def test_one_bad_call_too_many() -> None:
 
 def test_what_a_limit_ended_is_truncated_and_what_we_ended_has_failed() -> None:
     kinds = {status: {end.value for end in EndedBy if end.status is status} for status in Status}
-    assert kinds[Status.TRUNCATED] == {"turn_limit", "context_limit", "time_limit", "token_limit"}
+    assert kinds[Status.TRUNCATED] == {"turn_limit", "context_limit", "token_limit"}
     assert kinds[Status.FAILED] == {end.value for end in EndedBy if end.is_ours}
 
 

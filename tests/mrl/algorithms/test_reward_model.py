@@ -40,7 +40,6 @@ def section(**settings: Any) -> ObjectiveSection:
     [
         ({}, 0 * MARGIN, 1.0444456263737136),
         ({}, MARGIN, 1.4052705054379313),
-        ({"margin_scale": 0.0}, MARGIN, 1.0444456263737136),
         ({"center": {"weight": 0.01}}, 0 * MARGIN, 1.077778959707047),
     ],
 )
@@ -102,7 +101,7 @@ def test_the_square_of_a_sum_has_its_own_gradient(kind: str) -> None:
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"smoothing": 0.1, "center": {"weight": 0.02}},
-    {"margin_scale": 2.0, "center": {"kind": "batch_sum", "weight": 0.01}},
+    {"center": {"kind": "batch_sum", "weight": 0.01}},
     {"center": {"kind": "batch_mean", "weight": 0.5}},
 ]
 
@@ -153,7 +152,7 @@ def test_accuracy_is_what_the_labels_say_of_the_higher_score() -> None:
     [
         ({"name": "reward_model", "beta": 0.3}, "not read by reward_model"),
         ({"name": "dpo", "center": CenterSection(weight=0.1)}, "not read by dpo"),
-        ({"name": "sft", "margin_scale": 0.5}, "not read by sft"),
+        ({"name": "sft", "smoothing": 0.1}, "not read by sft"),
         ({"name": "dpo", "heads": 3}, "heads: not read by dpo"),
     ],
 )
@@ -190,7 +189,7 @@ def test_heads_are_trained_each_by_its_own_draw_of_the_pairs(settings: dict[str,
     expected = torch.zeros((), dtype=torch.float64)
     for head in range(HEADS):
         up, down = scores[0::2, head], scores[1::2, head]
-        odds = up - down - read.margin_scale * torch.from_numpy(margin)
+        odds = up - down - torch.from_numpy(margin)
         costs = -believed * torch.sigmoid(odds).log() - (1 - believed) * torch.sigmoid(-odds).log()
         expected = (
             expected + (costs * torch.from_numpy(weight * counts[:, head])).sum() / weight.sum() / HEADS
@@ -253,7 +252,7 @@ def test_the_probability_of_distributions_is_the_papers(
 
 
 OF_DISTRIBUTIONS: list[dict[str, Any]] = [
-    {"distribution": {"prior": 0.3}, "margin_scale": 2.0},
+    {"distribution": {"prior": 0.3}},
     {
         "distribution": {"prior": 0.0},
         "smoothing": 0.1,
@@ -286,7 +285,7 @@ def test_a_distribution_has_the_gradient_of_its_formula(settings: dict[str, Any]
     mean, sigma = outputs[:, 0], outputs[:, 1].exp()
     z = torch.linspace(-9, 9, 4001, dtype=torch.float64)
     density = torch.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
-    odds = mean[0::2] - mean[1::2] - read.margin_scale * torch.from_numpy(margin)
+    odds = mean[0::2] - mean[1::2] - torch.from_numpy(margin)
     spread = (sigma[0::2] ** 2 + sigma[1::2] ** 2).sqrt()
     wins = (torch.sigmoid(odds[:, None] + spread[:, None] * z) * density).sum(1)
     believed = torch.from_numpy((1 - read.smoothing) * probability + read.smoothing * (1 - probability))

@@ -17,7 +17,6 @@ ACTS = ("model.max_length=64", "rollout.max_response_tokens=40", "agent={environ
     ("words", "reason"),
     [
         (("reward={kind: environment}",), "there is none; add the section agent"),
-        ((*ACTS, "agent.max_context=65"), "max_context = 65 is more than model.max_length = 64"),
         ((*ACTS, "agent.max_turn_tokens=41"), "max_turn_tokens = 41 has no effect"),
         ((*ACTS, "loop.deterministic=true"), "when environments answer decides"),
     ],

@@ -67,10 +67,11 @@ def test_rows_outside_are_left_out_and_named_and_validation_stays(
 
 
 def test_the_band_of_a_run_may_be_another_than_that_of_the_measurement(
-    section: DataSection, plain_tokenizer: Any
+    section: DataSection, plain_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = measured(section, plain_tokenizer)
-    narrow = DifficultySection(file=str(path), min=0.0, max=0.4, confidence=0.51)
+    monkeypatch.setattr("mrl.data.difficulty.CONFIDENCE", 0.51)
+    narrow = DifficultySection(file=str(path), min=0.0, max=0.4)
     data = load_data(section.model_copy(update={"difficulty": narrow}), MATHS, plain_tokenizer)
     assert (data.report.too_hard, data.report.too_easy) == (0, 2)
 

@@ -424,15 +424,3 @@ def test_a_validation_does_not_wait_for_environments_of_episodes_that_rest(tmp_p
     assert {-1, -2} <= set(in_flight.whole()), in_flight.late(-1)
     in_flight.go_on([], sampling_of(config))
     finished(in_flight, polls=400)
-
-
-def test_the_environments_work_on_an_episode_has_a_limit(tmp_path: Path) -> None:
-    """A turn is answered in half a second here, so that the second turn is the last."""
-    limits = dataclasses.replace(LIMITS, max_seconds=1.0)
-    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(), limits=limits)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    samples = [s for group in finished(in_flight) for s in group.samples]
-    ends = {(s.transcript.ended_by, len(s.transcript.turns), s.status) for s in samples if s.transcript}
-    cut = ("time_limit", 2, Status.TRUNCATED)
-    assert cut in ends and ends <= {cut, ("env_done", 1, Status.FINISHED), ("env_done", 2, Status.FINISHED)}
-    assert all(s.verdict and s.verdict.value is not None for s in samples), "the policy's end is scored"

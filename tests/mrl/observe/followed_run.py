@@ -3,11 +3,14 @@
 It writes the rows of steps FIRST to LAST with a real Recorder, closes it where END is "closes", and waits to be killed.
 """
 
+import os
 import sys
 import time
 
 from mrl.config.root import Config
+from mrl.loops import recorder as recorder_module
 from mrl.loops.recorder import Recorder
+from mrl.observe import trackers
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from tests.support.samples import make_groups, make_sample
@@ -23,12 +26,13 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
             "loop": {"steps": 10 * attempt},
             "logging": {
                 "trackers": ["tensorboard", "wandb"],
-                "tracker_deadline_seconds": 600,  # a slow machine is no tracker that hangs
-                "tracker_samples_every_steps": 3,
-                "wandb": {"project": "proofs", "group": "g", "tags": ["a", "b"], "mode": "offline"},
+                "wandb_project": "proofs",
             },
         }
     )
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_RUN_GROUP": "g", "WANDB_TAGS": "a,b"}
+    trackers.DEADLINE_SECONDS = 600  # a slow machine is no tracker that hangs
+    recorder_module.TABLES_EVERY = 3
     run_folder = RunFolder(config.run_folder)
     recorder = Recorder(config, run_folder, PhaseClock(), first_step=first)
     for step in range(first, last + 1):

@@ -196,9 +196,7 @@ def loads_of_moving_biases(
     """Metrics of updates on one batch: one without anything to train on, then those that move correction biases
     and nothing else."""
     still = OptimizerSection(lr=1e-12, weight_decay=0.0)
-    at = worker(
-        rank, world, port, folder, layout, router_bias="sign", router_bias_rate=BIAS_RATE, optimizer=still
-    )
+    at = worker(rank, world, port, folder, layout, router_bias_rate=BIAS_RATE, optimizer=still)
     batch = random_batch(10, seed=1)
     nothing = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
     return [at.update(nothing, cross_entropy, {"num_tokens": 1}), *train(at, 12)]
@@ -300,10 +298,10 @@ def save_then_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
-    router_bias: str = "frozen",
+    router_bias_rate: float = 0.0,
 ) -> Any:
     """Two steps, save, two more; returns the last two's metrics."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias=router_bias)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias_rate=router_bias_rate)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
     digest = digest_parameters(at.policy)
@@ -397,12 +395,12 @@ def resume_and_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
-    router_bias: str = "frozen",
+    router_bias_rate: float = 0.0,
     other: str = "",
 ) -> Any:
     """Load the checkpoint into a fresh worker (of another layout or spec, perhaps; with the weights of an `other` folder by then) and
     make two steps."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias=router_bias)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias_rate=router_bias_rate)
     if other:
         at.policy.load_hf(other)
     extra = at.load_checkpoint(path)

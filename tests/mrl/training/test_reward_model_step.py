@@ -31,9 +31,7 @@ pytestmark = pytest.mark.integration
 OBJECTIVES = (
     ObjectiveSection(name="reward_model"),
     ObjectiveSection(name="reward_model", smoothing=0.1, center=CenterSection(weight=0.01)),
-    ObjectiveSection(
-        name="reward_model", margin_scale=0.5, center=CenterSection(kind="batch_sum", weight=1e-3)
-    ),
+    ObjectiveSection(name="reward_model", center=CenterSection(kind="batch_sum", weight=1e-3)),
 )
 DISTRIBUTIONS = (
     ObjectiveSection(name="reward_model", distribution=DistributionSection(prior=0.1)),

@@ -12,6 +12,7 @@ import torch
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, RewardError, WorkerLost
+from mrl.loops.arrivals import engine_time
 from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
@@ -24,8 +25,15 @@ from tests.mrl.loops.table_policy import ROWS, TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
-SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1", "stream.update_ticks=3")}
+SPLITS = {"shared": (), "own": ("launch.engine_slots=1", "rollout.tp=1")}
 STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def other_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts come looks later, and an update takes fewer ticks than one call of an engine and another."""
+    monkeypatch.setattr(engine_time, "UPDATE_TICKS", 3)
+    monkeypatch.setattr(engine_time, "VERDICT_TICKS", 3)
 
 
 def config(folder: Path, name: str, *words: str) -> Config:
@@ -34,7 +42,7 @@ def config(folder: Path, name: str, *words: str) -> Config:
         FILTER,
         "loop.schedule=stream",
         "stream.max_age=2",
-        "stream={clock: logical, verdict_ticks: 3}",
+        "stream.clock=logical",
         "loop.checkpoint={every_steps: 1, keep: 20}",
         f"loop.steps={STEPS}",
         f"run.name={name}",
@@ -48,7 +56,7 @@ def table_run(settings: Config, seed: int, *, wall: bool = False, acts: bool = F
     folder.mkdir(parents=True, exist_ok=True)
 
     def clock() -> Any:
-        inner = Arrivals() if wall else EngineTime(settings.stream, deadline_seconds=5)
+        inner = Arrivals() if wall else EngineTime(deadline_seconds=5)
         return Recording(inner, ScheduleFile(folder, Header({}, 1, "", [])))
 
     episodes = (lambda: episodes_of(seed)) if acts else None
@@ -106,19 +114,21 @@ def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
     assert trained(by_wall) != trained(whole)
 
 
-def test_an_update_takes_so_many_ticks_of_engines_of_their_own(tmp_path: Path) -> None:
+def test_an_update_takes_so_many_ticks_of_engines_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More of them, and what is trained is younger or other; the same number, and it is the same."""
     ways = []
     for number, ticks in enumerate((0, 3, 3)):
-        words = (*SPLITS["own"], f"stream.update_ticks={ticks}")
-        run = table_run(config(tmp_path, f"run-{number}", *words), number)
+        monkeypatch.setattr(engine_time, "UPDATE_TICKS", ticks)
+        run = table_run(config(tmp_path, f"run-{number}", *SPLITS["own"]), number)
         assert run.finished() == "done"
         ways.append(trained(run))
     assert ways[1] == ways[2] != ways[0]
 
 
 def test_a_verdict_that_never_comes_is_named(tmp_path: Path) -> None:
-    clock = EngineTime(config(tmp_path, "run").stream, deadline_seconds=0.0)
+    clock = EngineTime(deadline_seconds=0.0)
     clock.answered(["4.1"], rests=False)
     rewards = ScriptedRewards(mixed)
     rewards.silent = True

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from mrl.agents.episode import EndedBy
-from mrl.config.sections.stream import StreamSection
 from mrl.errors import ReplayError, WorkerLost
 from mrl.loops.arrivals.as_they_come import Arrivals, Digests
 from mrl.loops.arrivals.engine_time import EngineTime
@@ -83,7 +82,7 @@ def test_a_replay_of_episodes_asks_no_environment(lateness: int, clock: str, tmp
     """Their answers are in the record: one that comes later, or says something else, changes nothing."""
     (tmp_path / "run").mkdir()
     file = ScheduleFile(tmp_path / "run", Header({"stream": {"clock": clock}}, 1, code_digest(), ["cpu"]))
-    arrivals = Arrivals() if clock == "wall" else EngineTime(StreamSection(), deadline_seconds=5)
+    arrivals = Arrivals() if clock == "wall" else EngineTime(deadline_seconds=5)
     faults = {"0.1/0": EndedBy.ENV_CRASHED}
     first = table_run(
         tmp_path,
