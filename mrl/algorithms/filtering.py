@@ -54,10 +54,8 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
         abs(low), abs(high)
     ):
         return Decision.ALL_CORRECT if low >= 1 else Decision.ALL_WRONG if high <= 0 else Decision.NO_SPREAD
-    mean = present.mean()
-    below = section.mean_low is not None and mean <= section.mean_low
-    above = section.mean_high is not None and mean >= section.mean_high
-    return Decision.MEAN_OUTSIDE if below or above else Decision.KEPT
+    least, most = section.mean_range or (-np.inf, np.inf)
+    return Decision.KEPT if least < present.mean() < most else Decision.MEAN_OUTSIDE
 
 
 @dataclasses.dataclass

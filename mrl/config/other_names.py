@@ -114,6 +114,8 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     ExportSection: {"max_shard_bytes": "delete it; 5 GB; `mrl export` has --max-shard-bytes"},
     FilterSection: {
         "max_prompts": "set max_rounds; a step samples 4096 prompts at most",
+        "mean_high": "set mean_range: [low, high]",
+        "mean_low": "set mean_range: [low, high]",
         "on_exhausted": "delete it; a step whose rounds are spent trains on fewer groups",
     },
     GeometricCorrection: {"low": "delete it; only large weights are cut"},

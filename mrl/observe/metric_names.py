@@ -111,7 +111,7 @@ METRICS = {
         "share", "Share of the groups left out because their rewards are equal, between 0 and 1."
     ),
     "group/mean_outside_frac": Metric(
-        "share", "Share of the groups left out because their mean is outside filter.mean_low and mean_high."
+        "share", "Share of the groups left out because their mean is outside filter.mean_range."
     ),
     "group/no_reward_frac": Metric("share", "Share of the groups left out because samples have no reward."),
     "group/resampled": Metric("groups", "Groups generated beyond loop.prompts_per_step."),

@@ -57,20 +57,20 @@ class FilterSection(Section):
 
     min_reward_range: float | None = Field(default=0.0, ge=0)
     """A group is kept if max - min of its raw rewards is above this; null does not look at the spread."""
-    mean_low: float | None = None
-    """A group is kept if its mean reward is above this."""
-    mean_high: float | None = None
-    """A group is kept if its mean reward is below this."""
+    mean_range: tuple[float, float] | None = None
+    """A group is kept if its mean reward is above the first and below the second (-.inf and .inf leave a side open); null does
+    not look at the mean."""
     max_rounds: int = Field(default=4, ge=1)
     """Rounds of generation in one step; when they are spent and groups are missing, it trains on fewer."""
 
     @model_validator(mode="after")
     def _tests_something(self) -> FilterSection:
-        low, high = self.mean_low, self.mean_high
-        if self.min_reward_range is None and low is None and high is None:
+        if self.min_reward_range is None and self.mean_range is None:
             raise ValueError(
-                "filter: min_reward_range, mean_low and mean_high are all None; give one, or filter: null"
+                "filter: min_reward_range and mean_range are both None; give one, or filter: null"
             )
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"filter.mean_low = {low} must be below filter.mean_high = {high}")
+        if self.mean_range is not None and self.mean_range[0] >= self.mean_range[1]:
+            raise ValueError(
+                f"filter.mean_range = {list(self.mean_range)}: the first must be below the second"
+            )
         return self

@@ -7,7 +7,7 @@ from mrl.algorithms.filtering import Account, Decision, keep
 from mrl.config.sections.shaping import FilterSection
 
 SPREAD = FilterSection()
-MEAN = FilterSection(min_reward_range=None, mean_low=0.0, mean_high=1.0)
+MEAN = FilterSection(min_reward_range=None, mean_range=(0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ MEAN = FilterSection(min_reward_range=None, mean_low=0.0, mean_high=1.0)
         (MEAN, "openrlhf keep iff 0 < mean < 1"),
         (MEAN, "roll difficulty_mask defaults (0,1) open interval"),
         (
-            FilterSection(min_reward_range=None, mean_low=-1.0),
+            FilterSection(min_reward_range=None, mean_range=(-1.0, float("inf"))),
             "roll default mean_filter drop iff mean<=-1 or >=inf; keep",
         ),
     ],
@@ -35,7 +35,7 @@ def test_reasons() -> None:
     found = keep(SPREAD, [np.array(r, float) for r in rewards])
     names = ["all_correct", "all_wrong", "no_spread", "kept", "all_correct", "no_reward", "kept", "no_spread"]
     assert [d.value for d in found] == names
-    both = FilterSection(mean_low=0.2, mean_high=0.8)
+    both = FilterSection(mean_range=(0.2, 0.8))
     assert keep(both, [np.array([0, 0, 0, 0, 0, 1.0]), np.array([0, 1.0])]) == [
         Decision.MEAN_OUTSIDE,
         Decision.KEPT,

@@ -102,8 +102,8 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
         ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
         ({"shaping": {"clip": [1, 1]}}, "the first must be below the second"),
-        ({"filter": {"min_reward_range": None}}, "are all None"),
-        ({"filter": {"mean_low": 1, "mean_high": 0}}, "must be below filter.mean_high"),
+        ({"filter": {"min_reward_range": None}}, "are both None"),
+        ({"filter": {"mean_range": [1, 0]}}, "the first must be below the second"),
         ({"estimater": {}}, "Extra inputs are not permitted"),
     ],
 )

@@ -94,7 +94,7 @@ def test_another_correction_brings_its_own_bounds(minimal: Path, tmp_path: Path)
     assert kept.model_dump() == {"kind": "truncated", "high": 3.0}
     papers = load([minimal, tis], ["algorithm.correction.kind=icepop"]).algorithm.correction
     assert papers.model_dump() == {"kind": "icepop", "low": 0.5, "high": 5.0}
-    with pytest.raises(ConfigError, match=r"token_weights: unknown key.*known keys here: kind, low, high"):
+    with pytest.raises(ConfigError, match=r"token_weights: unknown key.*known keys here: kind, high"):
         load([minimal, tis], ["algorithm.correction.token_weights=raw"])
 
 
@@ -288,7 +288,7 @@ def test_every_printed_default_is_that_of_a_resolved_configuration(minimal: Path
         assert f" = {list(shown) if isinstance(shown, tuple) else shown}  # " in line, (line, value)
         assert below("").get(path, line) == line, "the whole list says the same"
         compared.add(path)
-    again = {"tune.optimizer.lr", "critic.optimizer.lr", "reward.domains.parts.workers", "reward.workers"}
+    again = {"tune.optimizer.lr", "critic.optimizer.lr", "reward.domains.parts.concurrency", "reward.workers"}
     assert again <= compared and len(compared) > 300
 
 
@@ -621,7 +621,7 @@ def test_a_removed_setting_is_told_what_to_do_instead(
         load([minimal, around({setting: value})])
     where = re.escape(f"{path}.{setting}".removeprefix("."))
     remedy = re.escape(f"is removed; {REMOVED[section][old]}")
-    assert re.search(rf"^{where}: .* {remedy}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
+    assert re.search(rf"^{where}(\.0)?: .* {remedy}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
         error.value
     )
 

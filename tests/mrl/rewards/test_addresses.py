@@ -80,7 +80,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(kind: str, user: st
     with pytest.raises(ConfigError, match="path contains a user name or a password") as error:
         load(["configs/quickstart.yaml"], words)
     assert "secret" not in str(error.value)
-    assert ("without a key" if kind == "code_service" else f"{kind}.api_key_env") in str(error.value)
+    assert ("without a key" if kind == "code_service" else "server.api_key_env") in str(error.value)
 
 
 @pytest.mark.parametrize(

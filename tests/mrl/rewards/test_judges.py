@@ -353,12 +353,12 @@ def test_numbers_that_are_no_heads_are_no_reward(
         scored_here(section, make_pair(0, "12", None))
 
 
-def scored_by_steps(folder: Path, url: str, **rules: Any) -> RewardSection:
+def scored_by_steps(folder: Path, url: str, *, model: str = "", **rules: Any) -> RewardSection:
     """A process reward model whose steps end with a line."""
     end = save_classifier(folder, chat_tokenizers.qwen(), **label_keys(STEP))
     about = {"end_tokens": [end], "step_separator": "\n"}
     (folder / "reward_model.json").write_text(json.dumps(about))
-    return asking(url, {"tokenizer": str(folder), "tries": 1}, rules)
+    return asking(url, {"tokenizer": str(folder), "tries": 1, "model": model}, rules)
 
 
 def written_by_a_policy(make_pair: Any, text: str) -> Any:

@@ -25,8 +25,8 @@ def test_no_case_is_misjudged(name: str) -> None:
     assert misjudged(take(GENERATORS[name], 600, seed=1)) == []
 
 
-def one_place(text: str, rules: MathsRules) -> list[str]:
-    answer = answers.final_answer(text, rules)
+def one_place(text: str) -> list[str]:
+    answer = answers.final_answer(text, MathsRules())
     return [] if answer.text is None else [answer.text]
 
 
