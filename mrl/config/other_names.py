@@ -150,6 +150,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     },
     LlmRules: _SERVER
     | {
+        "asks": "delete it; two replies are asked for until one holds a verdict",
         "max_canary_passes": "delete it; five attacks may succeed",
         "max_chars": "delete it; the judge sees the last 20,000 characters",
         "temperature": "write body: {temperature: 0.7}; it is 0 at the first ask",

@@ -44,10 +44,11 @@ _OF_THE_VERDICT = (
     "verdict",
     "constrained",
     "reply_tokens",
-    "asks",
     "body",
 )
 """Rules that a verdict depends on, besides the texts of the template and of the control tokens."""
+ASKS = 2
+"""Replies that are asked for until one holds a verdict: the first at temperature 0, another at 0.7 with another seed."""
 MAX_CANARY_PASSES = 5
 """Attacks that may succeed in a run; after one more no sample has a reward."""
 MAX_ORDER_FLIPS = 0.5
@@ -101,7 +102,7 @@ class LlmVerifier:
         if (found := ledger.find(key)) is not None:
             return found
         fault: RewardError | None = None
-        for number in range(self._rules.asks):
+        for number in range(ASKS):
             check_budget(self._part.server, self._ledger, self._canaries)
             reply = await self._endpoint.post("/chat/completions", self._body(asked, number))
             tokens = _tokens(reply)
@@ -113,7 +114,7 @@ class LlmVerifier:
                 continue
             ledger.note(tokens, key, value)
             return value
-        raise RewardError(f"{fault} ({self._rules.asks} replies)") from fault
+        raise RewardError(f"{fault} ({ASKS} replies)") from fault
 
     def _body(self, asked: Question, number: int) -> dict[str, Any]:
         rules = self._rules

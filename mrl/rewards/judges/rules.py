@@ -67,8 +67,6 @@ class LlmRules(Section):
     """Ask the server (vLLM) to let it say nothing but a choice; for verdict = choice."""
     reply_tokens: int = Field(default=2048, ge=1)
     """Longest reply; for verdict = line."""
-    asks: int = Field(default=2, ge=1)
-    """Replies that are asked for until one holds a verdict: the first at temperature 0, others at 0.7 with another seed."""
     canaries: float = Field(default=0.01, ge=0, le=1)
     """Share of the samples beside which the judge is also asked about a wrong response that attacks it. After six attacks that
     succeeded no sample has a reward."""

@@ -42,9 +42,7 @@ def server() -> Iterator[Asked]:
 
 
 def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any) -> RewardSection:
-    llm = {"asks": 1, "canaries": 0.0} | {
-        k: v for k, v in rules.items() if k not in ServerSection.model_fields
-    }
+    llm = {"canaries": 0.0} | {k: v for k, v in rules.items() if k not in ServerSection.model_fields}
     server = {"tries": 1} | {k: v for k, v in rules.items() if k in ServerSection.model_fields}
     return RewardSection(
         kind="llm", path=url, llm=llm, server=server, retries=retries, deadline_seconds=deadline
@@ -131,7 +129,7 @@ def test_a_call_that_is_wrong_is_made_once(make_pair: Any, score_all: Any) -> No
         assert found.kind is VerdictKind.NO_REWARD and 'status 400: b\'{"error": "the prompt' in found.reason
         assert stats()["calls"] == 1
         found = score_all(pool, [make_pair(1, "12 mode=no reply", "12")])["1.0"]
-        assert found.kind is VerdictKind.NO_REWARD and stats()["calls"] == 4
+        assert found.kind is VerdictKind.NO_REWARD and stats()["calls"] == 7, "two replies an attempt"
 
 
 def test_one_process_has_sixty_four_calls_in_flight(make_pair: Any, score_all: Any) -> None:
