@@ -619,7 +619,7 @@ def test_a_removed_setting_is_told_what_to_do_instead(
         value = {"name": value}
     with pytest.raises(ConfigError) as error:
         load([minimal, around({setting: value})])
-    where = re.escape(f"{path}.{setting}".removeprefix("."))
+    where = re.escape(f"{path}.{setting}".removeprefix(".")) + r"(\.0)?"
     remedy = re.escape(f"is removed; {REMOVED[section][old]}")
     assert re.search(rf"^{where}(\.0)?: .* {remedy}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
         error.value
