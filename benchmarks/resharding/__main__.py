@@ -1,4 +1,4 @@
-"""The weight sync's benchmark: real trainer and engine ranks, by the plan and by gathering, without Ray.
+"""The weight sync's benchmark: real trainer and engine ranks, by boxes and by whole tensors, without Ray.
 
 torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
 
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         report |= measure(
             bench,
-            modes=("planned", "gather") if options.mode == "both" else (options.mode,),
+            modes=("planned", "whole") if options.mode == "both" else (options.mode,),
             kinds=options.verify,
             bucket_bytes=bucket_bytes,
             repeats=options.repeats,
@@ -118,7 +118,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quantize", choices=FORMS, default="none", help="form of the engines' linear weights"
     )
-    parser.add_argument("--mode", choices=("planned", "gather", "both"), default="both")
+    parser.add_argument("--mode", choices=("planned", "whole", "both"), default="both")
     parser.add_argument(
         "--verify", nargs="+", choices=KINDS, default=list(KINDS), help="sync.verify, one after the other"
     )
@@ -147,14 +147,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def transport(slots: int, slots_per_node: int) -> str:
-    """How bytes of other slots come, in both modes.
+    """How bytes of other slots come.
 
     >>> transport(4, 1), transport(1, 1)
     ('gloo', 'memory of the node')
     """
     if slots <= slots_per_node:
         return "memory of the node"
-    return "gloo" if slots_per_node == 1 else "planned: memory inside a node, gloo between; gather: gloo"
+    return "gloo" if slots_per_node == 1 else "memory inside a node, gloo between"
 
 
 def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:

@@ -16,7 +16,7 @@ import torch
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.resharding.planner.quantised import VALUES, Blocks
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.fp8 import quantised
 
 _PERIOD = 1_000_003

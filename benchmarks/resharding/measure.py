@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.resharding.world import Rank, Verify, WeightSync, gathered
+from benchmarks.resharding.world import Rank, Verify, gathered
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
-from mrl.resharding.transfer import gather_plan
-from mrl.resharding.transfer.gather_sync import GatherSync
+from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.timeline import Span, chrome, packed_meanwhile
 
 GB = 1e9
@@ -31,8 +30,8 @@ def measure(
     check: bool,
     trace: Path | None = None,
 ) -> dict[str, Any]:
-    """The same report on every rank. The planned path comes first: memory that an allocator kept from the
-    other would hide what it needs. `trace`: file for the timeline of the plan's last measured session."""
+    """The same report on every rank. The plan by boxes comes first: memory that an allocator kept from whole tensors would
+    hide what it needs. `trace`: file for the timeline of the last measured session by boxes."""
     needed = sum(m.num_bytes for m in rank.manifests)
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []
@@ -40,7 +39,7 @@ def measure(
         for verify in kinds:
             run = _measure_one(rank, mode, verify, bucket_bytes, repeats, warm_up, check)
             timelines = run.pop("timelines")
-            if timelines and trace is not None and rank.rank == 0:
+            if mode == "planned" and trace is not None and rank.rank == 0:
                 trace.write_text(json.dumps(chrome(timelines)) + "\n")
             runs.append({"mode": mode, "verify": verify} | run)
         plain += [_plain_copy(rank) for _ in range(repeats)]
@@ -57,7 +56,7 @@ def measure(
             "every": plain,
         },
         "runs": runs,
-        "planned_over_gather": _speedups(runs),
+        "planned_over_whole": _speedups(runs),
     }
 
 
@@ -77,7 +76,7 @@ def _measure_one(
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
             print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
         difference = rank.difference(weight_sync, 1 + KINDS.index(verify)) if check else None
-        moved = lanes(weight_sync, rank.rank)
+        moved = lanes(weight_sync)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
     found = [d for d in gathered(difference) if d]
     return {
@@ -99,10 +98,8 @@ def _measure_one(
     }
 
 
-def _timelines(rank: Rank, weight_sync: WeightSync) -> dict[str, list[Span]]:
-    """By process, of all ranks; nothing of a gather."""
-    if isinstance(weight_sync, GatherSync):
-        return {}
+def _timelines(rank: Rank, weight_sync: PlannedSync) -> dict[str, list[Span]]:
+    """By process, of all ranks."""
     return {name: spans for own in gathered(rank.timelines(weight_sync)) for name, spans in own.items()}
 
 
@@ -123,11 +120,8 @@ def _over_ranks(session: dict[str, float]) -> dict[str, float]:
     return {name: statistics.mean(s[name] for s in every) for name in session} | slowest
 
 
-def lanes(weight_sync: WeightSync, rank: int) -> dict[str, float]:
+def lanes(weight_sync: PlannedSync) -> dict[str, float]:
     """Bytes over all slots, by the way they go into the slots that need them."""
-    if isinstance(weight_sync, GatherSync):
-        own = weight_sync.plan
-        return {"received_from_other_slots": sum(gathered(_broadcast_to(own, rank)))}
     summary = weight_sync.plan.summary()
     crossing = summary["bytes_intra_node"] + summary["bytes_inter_node"]
     bound = summary["lower_bound_cross_slot_bytes"]
@@ -138,14 +132,10 @@ def lanes(weight_sync: WeightSync, rank: int) -> dict[str, float]:
         "received_from_other_slots": crossing,
         "lower_bound": bound,
         "ratio_to_lower_bound": crossing / bound if bound else 1.0,
-        "fallback": summary["fallback_bytes"],
+        "whole": summary["whole_bytes"],
         "windows": summary["windows"],
         "message_bytes": sum(gathered(weight_sync.received_bytes)),
     }
-
-
-def _broadcast_to(plan: gather_plan.GatherPlan, rank: int) -> int:
-    return sum(size for bucket in plan.buckets for sender, _, size in bucket.copies if sender != rank)
 
 
 def _largest_module(manifest: RankManifest) -> int:
@@ -157,11 +147,11 @@ def _largest_module(manifest: RankManifest) -> int:
 
 
 def _speedups(runs: list[dict[str, Any]]) -> dict[str, float] | None:
-    """How many times faster the plan moves than the gather path, where both were measured."""
+    """How many times faster the plan moves by boxes than by whole tensors, where both were measured."""
     moving = {(run["mode"], run["verify"]): run["seconds"]["moving"] for run in runs}
     if len({run["mode"] for run in runs}) < 2:
         return None
     return {
-        f"verify_{kind}": moving["gather", kind] / moving["planned", kind]
+        f"verify_{kind}": moving["whole", kind] / moving["planned", kind]
         for kind in dict.fromkeys(run["verify"] for run in runs)
     }

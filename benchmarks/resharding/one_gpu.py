@@ -38,7 +38,7 @@ from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire import memory

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from benchmarks.resharding.made_up import MadeUp
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
@@ -32,9 +32,8 @@ class StorageSlot:
         return [self._receiver.address]
 
     def receive(self, session: Session) -> list[dict[str, float]]:
-        """Takes one session, in the mode its sender chose; the receiver's seconds."""
-        verified = self._receiver.receive(session, WholeTensors(self._storage), Windows(self._storage))
-        return [verified.seconds]
+        """Takes one session; the receiver's seconds."""
+        return [self._receiver.receive(session, Windows(self._storage)).seconds]
 
     def timeline(self) -> list[list[Span]]:
         """What was done for each window of the last session."""

@@ -1,5 +1,4 @@
-"""An engine rank's parameters without an engine: the engine's loader layout, filled by both kinds of
-consumer.
+"""An engine rank's parameters without an engine: the engine's loader layout, filled by a consumer of windows.
 
 Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written
 in place.
@@ -7,22 +6,21 @@ in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from benchmarks.resharding.made_up import MadeUp
-from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, Piece
 from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.planner.quantised import VALUES
-from mrl.resharding.transfer.assembly import DTYPES
-from mrl.resharding.transfer.copies import run
+from mrl.resharding.planner.whole_tensors import whole_tensor_of
+from mrl.resharding.transfer.copies import DTYPES, run
 from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
-from mrl.resharding.transfer.session import WireTensor
-from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.slot_tables import Tables, Target
 
 _POISON = 0xFF
 
@@ -86,34 +84,8 @@ class Storage:
                     number, at = (number + 1) % len(sources), 0
 
 
-class WholeTensors:
-    """The gather path's consumer (`consumers.TensorConsumer`)."""
-
-    processing_seconds = 0.0
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._loaded: set[str] = set()
-        self._expected: set[str] = set()
-
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        self._expected = {t.name for t in tensors}
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            self._storage.load(name, tensor)
-            self._loaded.add(name)
-
-    def finish(self) -> None:
-        if missing := self._expected - self._loaded:
-            raise WeightSyncError(f"{len(missing)} tensors were not loaded: {sorted(missing)[:6]}")
-
-    def abort(self) -> None:
-        pass
-
-
 class Windows:
-    """The planned path's consumer (`consumers.PlanConsumer`)."""
+    """Fills a storage as a session's windows say (`consumers.Consumer`)."""
 
     processing_seconds = 0.0
 
@@ -129,23 +101,32 @@ class Windows:
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
         self._tables, self._proof = tables, proof
-        self._flat = [self._storage.flat[target.name] for target in tables.targets]
+        self._flat = [self._room(target) for target in tables.targets]
+
+    def _room(self, target: Target) -> torch.Tensor:
+        """Where a target is written: its parameter, or memory of its own for a tensor that comes whole."""
+        if whole_tensor_of(target.name) is None:
+            return self._storage.flat[target.name]
+        return torch.empty(math.prod(target.shape), dtype=DTYPES[target.dtype], device=self._storage.device)
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         window = self._tables.windows[index]
         self._read(window.local, sources)
         run(window.unpack, bucket, self._flat)
-        if self._proof is not None:
-            for target in (t for module in window.closes for t in self._tables.targets_of(module)):
-                self._proof.parameter(self._tables.targets[target].name, self._flat[target])
+        for index in (t for module in window.closes for t in self._tables.targets_of(module)):
+            target = self._tables.targets[index]
+            if self._proof is not None:
+                self._proof.look(target.name, self._flat[index])
+            if whole := whole_tensor_of(target.name):
+                self._load(whole, self._flat[index].view(target.shape))
 
     def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
         """What lies in leased memory."""
         run(table, sources, self._flat)
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            self._storage.load(name, tensor)
+    def _load(self, name: str, tensor: torch.Tensor) -> None:
+        """A tensor that came whole."""
+        self._storage.load(name, tensor)
 
     def finish(self) -> None:
         pass

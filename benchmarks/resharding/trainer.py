@@ -19,7 +19,7 @@ from mrl.models.layout import Layout
 from mrl.models.tensors import TRAINER, LocalTensor
 from mrl.resharding.planner.manifest import tensor_bytes
 from mrl.resharding.planner.trainer_manifests import from_layout
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire import memory

@@ -25,13 +25,11 @@ from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.gather_sync import GatherSync
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.timeline import Span
 
 Verify = Literal["off", "wire", "full"]
-WeightSync = GatherSync | PlannedSync
 CPU = torch.device("cpu")
 
 
@@ -93,25 +91,26 @@ class Rank:
     @contextmanager
     def weight_sync(
         self, mode: str, *, bucket_bytes: int, verify: Verify
-    ) -> Iterator[tuple[WeightSync, float]]:
-        """(the weight sync as training makes it, seconds to plan it); its buffers are freed at the end."""
+    ) -> Iterator[tuple[PlannedSync, float]]:
+        """(the weight sync as training makes it, seconds to plan it); its buffers are freed at the end.
+
+        `mode`: planned, or whole, in which every engine rank gets every tensor complete and cuts it itself.
+        """
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
         started = time.monotonic()
-        weight_sync: WeightSync
-        if mode == "gather":
-            weight_sync = GatherSync(self.trainer, sync, self._addresses, topology=self._topology)
-        else:
-            weight_sync = PlannedSync(
-                self.trainer, sync, self._addresses, self.manifests, topology=self._topology
-            )
+        manifests = self.manifests
+        if mode == "whole":
+            names = [tensor.name for tensor in self.trainer.checkpoint]
+            manifests = [RankManifest.of(m.rank, (), names) for m in manifests]
+        weight_sync = PlannedSync(self.trainer, sync, self._addresses, manifests, topology=self._topology)
         yield weight_sync, time.monotonic() - started
         if self._slot is not None:
             self._slot.call("release")
         barrier()  # an engine's other slots are released by its first
         weight_sync.close()
 
-    def run(self, weight_sync: WeightSync) -> dict[str, float]:
+    def run(self, weight_sync: PlannedSync) -> dict[str, float]:
         """One session from the ranks' common start; this rank's seconds by phase."""
         number = next(self._sessions)
         session = Session(f"{number:032x}", number - 1, number, weight_sync.digest, self._full)
@@ -135,7 +134,7 @@ class Rank:
         pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
-    def peak(self, weight_sync: WeightSync) -> int:
+    def peak(self, weight_sync: PlannedSync) -> int:
         """Private bytes that one session needed at most: of the trainer, and of the generation side where it
         lives here."""
         slot = [] if self._slot is None else family(self._slot.pid)
@@ -148,7 +147,7 @@ class Rank:
         barrier()
         return self._copier.call("copy_plainly", self.trainer.memory.describe())
 
-    def difference(self, weight_sync: WeightSync, version: int) -> str | None:
+    def difference(self, weight_sync: PlannedSync, version: int) -> str | None:
         """Fills the trainer with other bytes, syncs, compares. Storages, poisoned before, byte by byte;
         engines by the log-probs they answer with, equal to the last bit between all modes."""
         self.trainer.fill(version)
@@ -190,7 +189,7 @@ def _phases(seconds: float, stats: dict[str, float], received: dict[str, float])
         "total": seconds,
         "moving": seconds - received["process"],
         "pack": stats["pack_seconds"],
-        "exchange": stats["gather_seconds"] - stats["pack_seconds"],
+        "exchange": stats["move_seconds"] - stats["pack_seconds"],
         "sender_wait": stats["sender_wait_seconds"],
         "wait": received["wait"],
         "check": received["copy"],

@@ -6,6 +6,7 @@ Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its resu
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -13,9 +14,12 @@ from typing import Any
 
 import torch
 
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.transfer.copies import DTYPES, run
 from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
+from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.session import Session, WireTensor
+from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.digest import digest
 from mrl.training.platform.parameter_memory import ParameterMemory
 
@@ -69,22 +73,35 @@ class Peer:
             self._process.kill()
 
 
-class _Shelf:
-    """Takes tensors, keeps their digests."""
+class _Digests:
+    """Takes what a session brings, keeps the digest of each tensor (`consumers.Consumer`)."""
 
     processing_seconds = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: RankManifest, device: torch.device) -> None:
+        self.manifest, self._device = manifest, device
         self.digests: dict[str, int] = {}
+        self._flat: list[torch.Tensor] = []
+        self._tables = Tables((), (), (), ())
+        self._proof: EngineProof | None = None
 
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        self.digests.clear()
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        self._tables, self._proof = tables, proof
+        self._flat = [
+            torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device=self._device)
+            for t in tables.targets
+        ]
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            self.digests[name] = digest(flat_bytes(tensor))
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        window = self._tables.windows[index]
+        run(window.local, sources, self._flat)
+        run(window.unpack, bucket, self._flat)
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        self.digests = {
+            target.name: digest(flat_bytes(flat))
+            for target, flat in zip(self._tables.targets, self._flat, strict=True)
+        }
 
     def abort(self) -> None: ...
 
@@ -95,14 +112,16 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _serve(pipe: Connection, device: str) -> None:
-    receiver, shelf = Receiver(deadline_seconds=DEADLINE_SECONDS, device=torch.device(device)), _Shelf()
+    receiver = Receiver(deadline_seconds=DEADLINE_SECONDS, device=torch.device(device))
     lease: Lease | None = None
 
     def work(job: str, arguments: tuple[Any, ...]) -> Any:
         nonlocal lease
         if job == "receive":
-            verified = receiver.receive(Session(*arguments), shelf)
-            return {"digests": dict(shelf.digests), "seconds": verified.seconds}
+            session, manifest = arguments
+            taken = _Digests(manifest, torch.device(device))
+            verified = receiver.receive(session, taken)
+            return {"digests": taken.digests, "seconds": verified.seconds}
         if job == "free":
             return torch.cuda.mem_get_info()[0]
         if job == "release":

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
+from mrl.launch.gpu_smoke.peer import DEADLINE_SECONDS, Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
-from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.transfer import gather, gather_plan
+from mrl.models.tensors import CheckpointTensor
+from mrl.resharding.planner.agreement import as_one_rank
+from mrl.resharding.planner.cells import PlanCells
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer import planned
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.proof import TrainerProof
+from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.slot_tables import of_part
+from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.slot_link import SlotLink
 
 _TENSORS = 16
 
 
+class OneRankLane:
+    """Copies the messages of the only trainer rank into the bucket that it shares with the only receiver (`planned.Lane`)."""
+
+    def __init__(self, part: SlotPart, device: torch.device) -> None:
+        self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device)
+        self._arrived: list[Parcel] = []
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        return self._bucket
+
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        assert received is not None
+        self._arrived = []
+        for message in window.sends:
+            data = self._bucket[message.offset : message.offset + message.num_bytes]
+            sent = digest(data)
+            received[: message.num_bytes].copy_(data)
+            self._arrived.append(Parcel(rank=0, offset=0, num_bytes=message.num_bytes, digest=sent))
+
+    def finish(self, turn: int) -> list[Parcel] | None:
+        return self._arrived
+
+    def drain(self) -> None:
+        """Does nothing: every window was finished."""
+
+
 def run(device: torch.device, payload_bytes: int, report: Report) -> None:
     """Two sessions over the same buffers: the first maps them, the second shows what a weight sync costs."""
     sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, payload_bytes // 8)))
-    tensors, plan = payload(payload_bytes, device, sync.bucket_bytes)
+    tensors, manifest, plan = payload(payload_bytes, device, sync.bucket_bytes)
     sent = {f"t{i}": digest(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
     peer = Peer(device.type)
     try:
         sender = WeightSender(peer.address, sync, SlotLink(sync.bucket_bytes, device))
         for version in range(2):
             session = Session.new(version - 1, version, plan.digest)
-            peer.ask("receive", session.session_id, session.from_version, session.to_version, session.digest)
-            stats = gather.send(
-                [sender], session, plan, tensors, group=None, device=device, deadline_seconds=60.0
-            )
+            peer.ask("receive", session, manifest)
+            stats = send(sender, session, plan, manifest, tensors)
             arrived = peer.answer()["digests"]
             report.check(
                 arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent"
@@ -38,7 +76,7 @@ def run(device: torch.device, payload_bytes: int, report: Report) -> None:
         moved = stats.moved
         speed = moved.num_bytes / stats.seconds / 1e9
         report.figure(
-            f"sender: {moved.num_bytes >> 20} MiB in {moved.num_buckets} buckets, with digests",
+            f"sender: {moved.num_bytes >> 20} MiB in {moved.num_windows} buckets, with digests",
             f"{speed:.1f} GB/s",
         )
         peer.ask("release")
@@ -48,16 +86,31 @@ def run(device: torch.device, payload_bytes: int, report: Report) -> None:
         peer.close()
 
 
+def send(
+    sender: WeightSender,
+    session: Session,
+    plan: Plan,
+    manifest: RankManifest,
+    tensors: Sequence[torch.Tensor],
+) -> SendStats:
+    """Sends one session through buckets; `manifest`: of `tensors`."""
+    part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
+    tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
+    ranks = Ranks(None, DEADLINE_SECONDS, sender.device)
+    lane = OneRankLane(part, sender.device)
+    return planned.send(
+        [Feed(sender, tables)], session, part, tensors, lane, ranks, proof, timeline=Timeline()
+    )
+
+
 def payload(
     num_bytes: int, device: torch.device, bucket_bytes: int
-) -> tuple[list[torch.Tensor], gather_plan.GatherPlan]:
-    """Tensors on the device, and the plan of one rank that holds them whole."""
+) -> tuple[list[torch.Tensor], RankManifest, Plan]:
+    """Tensors on the device, the manifest of one rank that holds them whole, and the plan from it to a rank elsewhere."""
     size = num_bytes // _TENSORS // 2
     tensors = [
         torch.randn(size, dtype=torch.float32, device=device).to(torch.bfloat16) for _ in range(_TENSORS)
     ]
-    checkpoint = [CheckpointTensor(f"t{i}", (size,), "bfloat16") for i in range(_TENSORS)]
-    locals_ = [
-        LocalTensor(c.name, 0, c.shape, c.dtype, (Piece(c.name, (0,), c.shape, (0,)),)) for c in checkpoint
-    ]
-    return tensors, gather_plan.build(checkpoint, [locals_], bucket_bytes)
+    manifest = as_one_rank(CheckpointTensor(f"t{i}", (size,), "bfloat16") for i in range(_TENSORS))
+    plan = build_plan([manifest], [manifest], Topology.beside([0]), PlanOptions(bucket_bytes=bucket_bytes))
+    return tensors, manifest, plan

@@ -149,7 +149,6 @@ class TrainActor:
         `topology`: where all ranks of both sides are. WeightSyncError where the slot's engine rank is on another
         GPU.
         """
-        from mrl.resharding.transfer.gather_sync import GatherSync
         from mrl.resharding.transfer.planned_sync import PlannedSync
         from mrl.resharding.wire.cuda_memory import device_uuid
 
@@ -161,19 +160,14 @@ class TrainActor:
                 f"trainer rank {self._rank} is on {own}, the engine rank that shares its slot on {other}; each slot is one "
                 "GPU (launch/workers/placement.py): has something changed CUDA_VISIBLE_DEVICES of a worker?"
             )
-        if sync.mode == "gather":
-            self._weight_sync = GatherSync(
-                self.worker.policy, sync, addresses, topology=topology, store=self._store
-            )
-        else:
-            self._weight_sync = PlannedSync(
-                self.worker.policy,
-                sync,
-                addresses,
-                [engine.manifest for engine in engines],
-                topology=topology,
-                store=self._store,
-            )
+        self._weight_sync = PlannedSync(
+            self.worker.policy,
+            sync,
+            addresses,
+            [engine.manifest for engine in engines],
+            topology=topology,
+            store=self._store,
+        )
         return self._weight_sync.digest
 
     def send(self, session: Session, absent: Sequence[int]) -> dict[str, float]:

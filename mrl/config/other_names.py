@@ -209,6 +209,9 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     TrainingSection: {
         "router_bias": "set router_bias_rate: 0 leaves the biases as they are, 0.001 moves them"
     },
+    SyncSection: {
+        "mode": "delete it; weights always move by the plan, which also brings the tensors that engines take whole",
+    },
     TruncatedCorrection: {"low": "delete it; only large weights are cut"},
 }
 """Section -> a removed setting of it, or (setting, a removed value of it) -> what to do instead."""
@@ -385,7 +388,9 @@ UNSUPPORTED = {
 
 
 RENAMED_METRICS = {
-    "val/accuracy": "val/reward; val/accuracy is only there if the reward is 0 or 1 by its kind"
+    "sync/fallback_bytes": "sync/whole_bytes",
+    "sync/gather_seconds": "sync/move_seconds",
+    "val/accuracy": "val/reward; val/accuracy is only there if the reward is 0 or 1 by its kind",
 }
 """A former metric -> today's."""
 

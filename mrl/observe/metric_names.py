@@ -321,16 +321,15 @@ METRICS = {
     "sync/seconds": Metric("s", "Duration of the weight sync, as the driver sees it."),
     "sync/bytes": Metric("bytes", "Bytes moved to all engine ranks."),
     "sync/cross_slot_bytes": Metric("bytes", "Of these, what came from other slots."),
-    "sync/fallback_bytes": Metric(
-        "bytes", "Of these, what went by the gather path because no static plan moves it."
+    "sync/whole_bytes": Metric(
+        "bytes",
+        "Of these, tensors that engine ranks took whole because their loaders do more than copy boxes.",
     ),
     "sync/wait_seconds": Metric("s", "Longest wait of an engine rank for its sender."),
     "sync/copy_seconds": Metric("s", "Longest copying on an engine rank."),
     "sync/load_seconds": Metric("s", "Longest loading into vLLM's parameters on an engine rank."),
     "sync/process_seconds": Metric("s", "Longest processing after loading on an engine rank."),
-    "sync/gather_seconds": Metric(
-        "s", "Longest packing, collectives or messages and unpacking on a trainer rank."
-    ),
+    "sync/move_seconds": Metric("s", "Longest packing, messages and unpacking on a trainer rank."),
     "sync/pack_seconds": Metric("s", "Of these, what the rank's own copies took."),
     "sync/commit_seconds": Metric("s", "Longest time from every rank's verification to every rank's commit."),
     "sync/prove_seconds": Metric(

@@ -110,6 +110,8 @@ def require_written_once(group: Replicas) -> None:
     """WeightSyncError naming an engine tensor of which an element is in two boxes, or in none though it is
     not padding at the end of the first dimension (a padded vocabulary)."""
     for tensor in group.tensors:
+        if not tensor.shape:
+            continue  # one element, one box
         boxes = []
         for piece in tensor.pieces:
             extra = len(tensor.shape) - len(piece.shape)

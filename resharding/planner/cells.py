@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -56,21 +55,6 @@ class Answer:
     """Edge of the blocks by which the box is quantised first; 0 where it is only cast."""
 
 
-class Listing(Protocol):
-    """All cells of a weight sync, numbered from 0; equal on all trainer ranks."""
-
-    @property
-    def count(self) -> int: ...
-
-    def answered(self, rank: int) -> dict[int, Answer]:
-        """By number, the cells that a trainer rank answers for: each is some rank's, and one's only."""
-        ...
-
-    def needed(self, receiver: int) -> dict[int, Cell]:
-        """By number, the cells that make up what an engine rank needs."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
     """What the cells of all tensors of a pattern have in common."""
@@ -91,8 +75,8 @@ class _Kind:
 
 
 class PlanCells:
-    """The cells of a plan. Replicas take turns in answering, whoever sends: ranks that should hold the same
-    and do not are seen."""
+    """The cells of a plan, numbered from 0, equal on all trainer ranks. Replicas take turns in answering, whoever sends:
+    ranks that should hold the same and do not are seen."""
 
     def __init__(self, plan: Plan) -> None:
         self._items, self._trainers = plan.items, plan.trainers
@@ -106,6 +90,7 @@ class PlanCells:
             self.count += len(self._kinds[id(item.pattern)].boxes)
 
     def answered(self, rank: int) -> dict[int, Answer]:
+        """By number, the cells that a trainer rank answers for: each is some rank's, and one's only."""
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
@@ -115,6 +100,7 @@ class PlanCells:
         return result
 
     def needed(self, receiver: int) -> dict[int, Cell]:
+        """By number, the cells that make up what an engine rank needs."""
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
@@ -157,50 +143,6 @@ def _answer(item: Item, kind: _Kind, number: int) -> Answer:
         held = [(place.piece.start, place.piece.shape) for place in item.holds]
         box = Blocks.of(held, block).elements(*box)
     return Answer(cell, tensor, box, kind.dtypes[number], block)
-
-
-class WholeCells:
-    """The cells of tensors that are gathered whole: every box that some rank holds; the lowest rank that
-    holds it answers."""
-
-    def __init__(
-        self,
-        boxes: Mapping[str, Mapping[Box, int]],
-        dtypes: Mapping[str, str],
-        whole: Sequence[Iterable[str]] = (),
-    ) -> None:
-        """`boxes`: by tensor, box -> the lowest rank that holds it. `whole`: by engine rank, the tensors that
-        it takes; none: all."""
-        self._boxes, self._dtypes = boxes, dtypes
-        self._cells = [
-            (Answer(Cell(tensor, *box), tensor, box, dtypes[tensor]), lowest)
-            for tensor, held in boxes.items()
-            for box, lowest in held.items()
-        ]
-        self._whole = [frozenset(names) for names in whole]
-
-    def taken_by(self, whole: Sequence[Iterable[str]]) -> WholeCells:
-        """The same cells, where each engine rank takes some of the tensors only."""
-        return WholeCells(self._boxes, self._dtypes, whole)
-
-    @property
-    def all(self) -> list[Cell]:
-        """Every cell, in order."""
-        return [answer.cell for answer, _ in self._cells]
-
-    @property
-    def count(self) -> int:
-        return len(self._cells)
-
-    def answered(self, rank: int) -> dict[int, Answer]:
-        return {n: answer for n, (answer, lowest) in enumerate(self._cells) if lowest == rank}
-
-    def needed(self, receiver: int) -> dict[int, Cell]:
-        return {
-            n: answer.cell
-            for n, (answer, _) in enumerate(self._cells)
-            if not self._whole or answer.tensor in self._whole[receiver]
-        }
 
 
 # -- where a cell lies ------------------------------------------------------------------------------------------------

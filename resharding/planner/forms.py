@@ -35,7 +35,12 @@ def form_of(
     *,
     scales: bool,
 ) -> Plain:
-    narrow = VALUES in {engines[p.group].tensors[p.index].dtype for p in needs}
+    dtypes = {engines[p.group].tensors[p.index].dtype for p in needs}
+    narrow = VALUES in dtypes
+    if narrow and len(dtypes) > 1:
+        raise WeightSyncError(
+            f"{tensor}: engine ranks need it as {sorted(dtypes)}; all engine ranks must take a quantised tensor alike"
+        )
     wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
     if wider and (narrow or scales):
         return Quantised(tensor, holds, block, scales=scales)

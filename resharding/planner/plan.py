@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +20,15 @@ import numpy as np
 from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement, require_placed, require_written_once
-from mrl.resharding.planner.manifest import DTYPE_BYTES, RankManifest, Replicas, replicas
+from mrl.resharding.planner.manifest import RankManifest, Replicas, replicas, tensor_bytes
 from mrl.resharding.planner.patterns import Item, items
 from mrl.resharding.planner.quantised import leave_whole
 from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, ordered, windows
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.whole_tensors import whole_tensor_of, with_whole_tensors
 
-PLANNER_VERSION = 2
+PLANNER_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,11 +72,6 @@ class Plan:
     items: tuple[Item, ...]
     windows: tuple[Window, ...]
     """The global order; every trainer rank visits each window, also where it has nothing to do."""
-    fallback: tuple[str, ...] = ()
-    """Checkpoint tensors that some engine rank cannot take box by box: they go whole to every engine rank, by
-    the gather path, after the last window."""
-    whole: tuple[tuple[str, ...], ...] = ()
-    """By engine rank, those of them that it takes so."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
@@ -129,22 +124,19 @@ class Plan:
             "copies_max": int(self.traffic[5].max(initial=0)),
             "windows": len(self.windows),
             "bucket_bytes": self.options.bucket_bytes,
-            "fallback_tensors": len(self.fallback),
-            "fallback_bytes": self.fallback_bytes,
+            "whole_tensors": len(self.whole_tensors),
+            "whole_bytes": sum(self.whole_tensors.values()),
         }
 
     @functools.cached_property
-    def fallback_bytes(self) -> int:
-        """Bytes of whole tensors that all engine ranks get beside the plan, in the trainer's dtype."""
-        names, sizes = set(self.fallback), {}
-        for group in self.trainers:
-            for tensor in group.tensors:
-                for piece in tensor.pieces:
-                    if piece.tensor in names:
-                        boxes = sizes.setdefault(piece.tensor, {})
-                        boxes[piece.start] = math.prod(piece.shape) * DTYPE_BYTES[tensor.dtype]
-        whole = sum(size for boxes in sizes.values() for size in boxes.values())
-        return whole * len(self.topology.engine_slots)
+    def whole_tensors(self) -> dict[str, int]:
+        """The checkpoint tensors that come whole to some engine rank; their bytes over all engine ranks."""
+        sizes: dict[str, int] = {}
+        for group in self.engines:
+            for target in group.tensors:
+                if name := whole_tensor_of(target.name):
+                    sizes[name] = sizes.get(name, 0) + len(group.ranks) * tensor_bytes(target)
+        return sizes
 
 
 def build_plan(
@@ -162,11 +154,10 @@ def build_plan(
     require_placed("trainer", trainers, topology.trainer_slots)
     require_placed("engine", engines, topology.engine_slots)
     require_agreement(trainers, engines)
-    engines = leave_whole(trainers, engines, options.quantise_block)
+    engines = with_whole_tensors(trainers, leave_whole(trainers, engines, options.quantise_block))
     held, needed = replicas(trainers), replicas(engines)
     for group in needed:
         require_written_once(group)
-    fallback = tuple(sorted({name for manifest in engines for name in manifest.unplanned}))
     listed = items(held, needed, topology, block=options.quantise_block)
     traffic = SlotTraffic(topology, reach=options.reach)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
@@ -179,8 +170,6 @@ def build_plan(
         engines=tuple(needed),
         items=tuple(listed),
         windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
-        fallback=fallback,
-        whole=tuple(manifest.unplanned for manifest in engines),
     )
 
 

@@ -44,11 +44,6 @@ def checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[
     return result
 
 
-def unquantised(names: Iterable[str]) -> tuple[str, ...]:
-    """The trainer's tensors among the engine's: those that are not scales."""
-    return tuple(name for name in names if not name.endswith(SCALES))
-
-
 def engine_settings(num_layers: int) -> dict[str, Any]:
     """`quantization_config` of a Hugging Face config with exactly these tensors quantised (routers are named
     because vLLM makes linear layers of some)."""

@@ -49,12 +49,6 @@ class Ranks:
             raise error
         return result  # type: ignore[return-value]
 
-    def broadcast(self, data: torch.Tensor, sender: int) -> None:
-        """Fills `data` on every rank with that of `sender`, a rank numbered inside the group."""
-        assert self._group is not None
-        sender = dist.get_global_rank(self._group, sender)
-        self._wait(dist.broadcast(data, sender, group=self._group, async_op=True))
-
     def sum_of(self, action: Callable[[], torch.Tensor], count: int) -> torch.Tensor:
         """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised
         on all."""

@@ -9,24 +9,30 @@ import torch
 
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.proof import EngineProof
-from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
 
 
-class TensorConsumer(Protocol):
-    """What a receiver feeds with complete tensors."""
+class Consumer(Protocol):
+    """What a receiver feeds with the windows of a plan."""
 
     @property
     def processing_seconds(self) -> float:
-        """What loading spent in the engine's processing of complete modules."""
+        """What applying windows spent in the engine's processing of complete modules."""
         ...
 
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        """A session's bytes are about to arrive."""
+    @property
+    def manifest(self) -> RankManifest | None:
+        """What this engine rank itself says of its loader layout; None where it was never asked."""
         ...
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Complete tensors, each exactly once; the consumer may keep them."""
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """A session's bytes are about to arrive. `proof` wants every target of the tables after its last byte and before
+        anything is made of it (`EngineProof.look`): parameters in loader layout, whole tensors before they are loaded."""
+        ...
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket; loads the whole
+        tensors that are complete with it."""
         ...
 
     def finish(self) -> None:
@@ -36,32 +42,3 @@ class TensorConsumer(Protocol):
     def abort(self) -> None:
         """Put loading state back so that a full resend starts clean; must not raise."""
         ...
-
-
-class PlanConsumer(Protocol):
-    """What a receiver feeds with the windows of a plan."""
-
-    @property
-    def processing_seconds(self) -> float: ...
-
-    @property
-    def manifest(self) -> RankManifest | None:
-        """What this engine rank itself says of its loader layout; None where it was never asked."""
-        ...
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """A session's bytes are about to arrive. `proof` wants every parameter that the tables write, in
-        loader layout, after its last byte and before anything is made of it (`EngineProof.parameter`)."""
-        ...
-
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket."""
-        ...
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Complete tensors that the plan leaves to the gather path, each exactly once, after the last window."""
-        ...
-
-    def finish(self) -> None: ...
-
-    def abort(self) -> None: ...

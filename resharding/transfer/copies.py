@@ -13,6 +13,15 @@ from mrl.resharding.planner.copy_table import BUCKET, CopyTable
 from mrl.resharding.planner.manifest import WIRE_DTYPES
 from mrl.resharding.transfer.fp8 import quantised
 
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
+        "int64", "int32", "int16", "int8", "uint8", "bool",
+    )
+}  # fmt: skip
+"""The types of the tensors that may travel, by torch's names without the prefix."""
+
 
 def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
     """Executes a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.slot_tables import LeasedTensor
 from mrl.resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
 from mrl.resharding.wire.processes import ProcessId, opened_file

@@ -1,10 +1,9 @@
-"""The planned path on the trainer side: each slot's messages go where the plan says, the rest is copied out of
+"""What a trainer rank does in a session: each slot's messages go where the plan says, the rest is copied out of
 leased memory.
 
 Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
 for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
 agreement before each window starts, so that one rank's failure is raised by all. Every rank visits every window.
-What no plan can place goes the gather path's way after the last window, in the same session.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from typing import Any, Protocol
 import torch
 
 from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
-from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.copies import run
-from mrl.resharding.transfer.gather_plan import GatherPlan
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
@@ -159,26 +155,20 @@ def send(
     proof: TrainerProof,
     *,
     timeline: Timeline,
-    fallback: GatherPlan | None = None,
-    digests: bool = True,
     mesh: TrainerMesh | None = None,
 ) -> SendStats:
     """Sends one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
     `part`: what this rank packs, out of `tensors`, its own parameters in the manifest's order. `lane`: None, on all
-    ranks, where no slot gets a message, because its receiver reads everything; they have met then. `fallback`:
-    how what no plan can place is gathered, `digests`: with those of its pieces. `timeline`: gets what this rank does. `proof`: of this rank; the
-    receivers of `feeds` are among its own. What the feeds' leases describe may change again when this has returned or raised."""
+    ranks, where no slot gets a message, because its receiver reads everything; they have met then. `timeline`: gets what
+    this rank does. `proof`: of this rank; the receivers of `feeds` are among its own. What the feeds' leases describe
+    may change again when this has returned or raised."""
     flat = [tensor.reshape(-1) for tensor in tensors]
 
     def move() -> Moved:
         if lane is None:
-            moved = _moved(feeds, part, time.monotonic(), 0.0)
-        else:
-            moved = _windows(feeds, part, flat, lane, ranks, timeline)
-        if fallback is not None:
-            moved += gather.move([feed.sender for feed in feeds], fallback, tensors, ranks, digests=digests)
-        return moved
+            return _moved(feeds, part, time.monotonic(), 0.0)
+        return _windows(feeds, part, flat, lane, ranks, timeline)
 
     receivers = [feed.receiver for feed in feeds]
     return run_session(
@@ -190,11 +180,6 @@ def send(
         mesh=mesh,
         at_once=lane is None,
     )
-
-
-def _tables(feed: Feed) -> Tables:
-    assert isinstance(feed.content, Tables), "a planned session brings tables"
-    return feed.content
 
 
 def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
@@ -227,7 +212,7 @@ def _windows(
 
 
 def _moved(feeds: Sequence[Feed], part: SlotPart, started: float, packing: float) -> Moved:
-    size = sum(_tables(feed).num_bytes for feed in feeds)
+    size = sum(feed.tables.num_bytes for feed in feeds)
     return Moved(size, len(part.windows), time.monotonic() - started, packing)
 
 
@@ -279,7 +264,7 @@ def _announce_in_flight(feeds: Sequence[Feed], turn: int) -> None:
     """Announce a window whose messages have started to the receivers that take them themselves."""
     for feed in feeds if turn >= 0 else ():
         if feed.parcels is not None:
-            size = _tables(feed).windows[turn].bucket_bytes
+            size = feed.tables.windows[turn].bucket_bytes
             feed.sender.send_window(size, feed.parcels[turn], in_flight=True)
 
 
@@ -287,7 +272,7 @@ def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel
     """Announce a window whose bytes lie in the bucket that this rank shares with the receiver."""
     for feed in feeds if turn >= 0 else ():
         if feed.parcels is None:
-            feed.sender.send_window(_tables(feed).windows[turn].bucket_bytes, arrived)
+            feed.sender.send_window(feed.tables.windows[turn].bucket_bytes, arrived)
 
 
 @contextlib.contextmanager

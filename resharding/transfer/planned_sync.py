@@ -1,4 +1,4 @@
-"""One trainer rank's side of every weight sync by the plan (`sync.mode: planned`), which is made once and replayed.
+"""One trainer rank's side of every weight sync, by a plan that is made once and replayed.
 
 Consumes: the Megatron worker's description of itself, the engine ranks' manifests. Produces: sessions sent. Waits for:
 peers and its receivers, each with sync.deadline_seconds.
@@ -14,13 +14,12 @@ import torch.distributed as dist
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
-from mrl.resharding.planner.cells import Listing, PlanCells
+from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
-from mrl.resharding.planner.quantised import unquantised
 from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer import gather_plan, planned
+from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.lease import Lent, describe_device, of_lenders
 from mrl.resharding.transfer.planned import Lane, MeshLane, PeerLane, parcels_of
@@ -73,8 +72,9 @@ class PlannedSync:
             ),
         )
         self.part = self.plan.part(self.plan.topology.trainer_slots[self._rank])
-        self._fallback = self._whole_tensors(trainers)
-        self._proof = self._proved([tensor for tensor, _, _, _ in located])
+        self._require_stored_alike()
+        own = [tensor for tensor, _, _, _ in located]
+        self._proof = TrainerProof(PlanCells(self.plan), self._rank, own, self._endpoints.receivers)
         digests = [manifest.digest[:12] for manifest in engines]
         facts = {"nodes": list(topology.nodes), "engine ranks' manifests": digests}
         facts |= {"trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers]}
@@ -90,24 +90,16 @@ class PlannedSync:
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane has nothing for."""
 
-    def _whole_tensors(self, trainers: Sequence[RankManifest]) -> gather_plan.GatherPlan | None:
-        """How what no plan can place is gathered; None where the plan has everything."""
-        if not self.plan.fallback:
-            return None
-        trainer, names = self._trainer, set(unquantised(self.plan.fallback))
-        tensors = [t for t in trainer.family.checkpoint_tensors(trainer.hf_config) if t.name in names]
-        if unknown := names - {t.name for t in tensors}:
+    def _require_stored_alike(self) -> None:
+        """WeightSyncError for a tensor that must come whole and that engines read in another form than trainers hold."""
+        trainer, whole = self._trainer, self.plan.whole_tensors
+        tensors = trainer.family.checkpoint_tensors(trainer.hf_config)
+        if stacked := [t.name for t in tensors if t.stack and t.name in whole]:
             raise WeightSyncError(
-                f"engines need tensors whole that the checkpoint does not have: {sorted(unknown)[:20]}"
+                f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do more than copy "
+                "boxes of them or a quantised block lies on several trainer ranks. They lie transposed in the folder, "
+                "which only a plan by boxes can follow"
             )
-        return gather_plan.build(tensors, [m.tensors for m in trainers], self._sync.bucket_bytes)
-
-    def _proved(self, own: Sequence[LocalTensor]) -> TrainerProof:
-        """Of the plan's cells, and of those that come whole."""
-        listings: list[Listing] = [PlanCells(self.plan)]
-        if self._fallback is not None:
-            listings.append(self._fallback.cells.taken_by([unquantised(w) for w in self.plan.whole]))
-        return TrainerProof(listings, self._rank, own, self._endpoints.receivers)
 
     def feeds(self, ranks: Ranks) -> list[Feed]:
         """The engine ranks that this rank feeds; in the first session the ranks tell each other where their parameters
@@ -132,10 +124,7 @@ class PlannedSync:
         return feeds
 
     def _tables(self, part: SlotPart, leased: Sequence[LeasedTensor], receiver: int) -> Tables:
-        fallback = () if self._fallback is None else self._fallback.tensors
-        cells, *whole_cells = (list(cells.values()) for cells in self._proof.needed[receiver])
-        whole = unquantised(self.plan.whole[receiver])
-        return of_part(part, leased, fallback, whole, cells, whole_cells[0] if whole_cells else ())
+        return of_part(part, leased, list(self._proof.needed[receiver].values()))
 
     def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
         """Every rank's manifest from the layout; this rank's must be what it really holds."""
@@ -177,8 +166,6 @@ class PlannedSync:
                 ranks,
                 self._proof,
                 timeline=self.timeline,
-                fallback=self._fallback,
-                digests=self._digests,
                 mesh=self._endpoints.mesh,
             )
         except BaseException:
@@ -186,10 +173,9 @@ class PlannedSync:
             raise
         finally:
             trainer.memory.release()
-        whole = 0 if self._fallback is None else self._fallback.num_bytes * len(feeds)
         return stats.figures | {
             "cross_slot_bytes": float(self.received_bytes),
-            "fallback_bytes": float(whole),
+            "whole_bytes": float(sum(feed.tables.whole_bytes for feed in feeds)),
         }
 
     def _leave_out(self, absent: Sequence[int]) -> None:
@@ -199,10 +185,9 @@ class PlannedSync:
 
     def _received(self, feed: Feed) -> int:
         """Bytes from other slots."""
-        assert isinstance(feed.content, Tables), "a planned session brings tables"
         part = self.plan.part(self.plan.topology.engine_slots[feed.receiver])
-        messages = sum(window.bucket_bytes for window in feed.content.windows)
-        return messages + feed.content.lent_bytes(len(part.trainer_tensors))
+        messages = sum(window.bucket_bytes for window in feed.tables.windows)
+        return messages + feed.tables.lent_bytes(len(part.trainer_tensors))
 
     def _far(self, ranks: Ranks) -> Lane | None:
         """The lane beyond what is read, with its buckets, made in the first session; None where everything is read."""

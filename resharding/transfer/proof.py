@@ -9,30 +9,28 @@ there are is `cells`'s.
 from __future__ import annotations
 
 import base64
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.models.tensors import LocalTensor
+from mrl.models.tensors import SCALES, LocalTensor
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.cells import (
     Answer,
     Cell,
-    Listing,
     Places,
+    PlanCells,
     Run,
     require_tiled,
-    run_of,
 )
 from mrl.resharding.planner.manifest import RankManifest, module_of
-from mrl.resharding.planner.quantised import unquantised
-from mrl.resharding.transfer.assembly import DTYPES
+from mrl.resharding.planner.whole_tensors import whole_target, whole_tensor_of
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.fp8 import quantised
-from mrl.resharding.transfer.session import WireTensor
+from mrl.resharding.transfer.slot_tables import Target
 from mrl.resharding.wire.digest import matrix_digests
 
 _NAMED = 6
@@ -47,7 +45,7 @@ class TrainerProof:
 
     def __init__(
         self,
-        listings: Sequence[Listing],
+        plan_cells: PlanCells,
         rank: int,
         tensors: Sequence[LocalTensor],
         receivers: Sequence[int],
@@ -58,18 +56,13 @@ class TrainerProof:
         self._answers: dict[int, Answer] = {}
         self._runs: dict[int, Run] = {}
         self._by_tensor: dict[int, list[int]] = {}
-        first = 0
-        for listing in listings:
-            for number, answer in listing.answered(rank).items():
-                index, run = places.one_of(answer.tensor, answer.box)
-                self._answers[first + number], self._runs[first + number] = answer, run
-                self._by_tensor.setdefault(index, []).append(first + number)
-            first += listing.count
-        self._count = first
-        self.needed = {receiver: [listing.needed(receiver) for listing in listings] for receiver in receivers}
-        """By engine rank, for every listing its cells by number."""
-        ends = itertools.accumulate((listing.count for listing in listings), initial=0)
-        self._firsts = list(ends)[: len(listings)]
+        for number, answer in plan_cells.answered(rank).items():
+            index, run = places.one_of(answer.tensor, answer.box)
+            self._answers[number], self._runs[number] = answer, run
+            self._by_tensor.setdefault(index, []).append(number)
+        self._count = plan_cells.count
+        self.needed = {receiver: plan_cells.needed(receiver) for receiver in receivers}
+        """By engine rank, its cells by number."""
 
     def said(
         self, arrays: Sequence[torch.Tensor], ranks: Ranks, receivers: Iterable[int] | None = None
@@ -80,11 +73,8 @@ class TrainerProof:
         exchanges them."""
         every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)), self._count)
         told = self.needed if receivers is None else receivers
-        return [encoded(every.numpy().view(np.uint64)[self._numbers(receiver)]) for receiver in told]
-
-    def _numbers(self, receiver: int) -> np.ndarray:
-        parts = zip(self._firsts, self.needed[receiver], strict=True)
-        return np.array([first + number for first, cells in parts for number in cells], np.int64)
+        digests = every.numpy().view(np.uint64)
+        return [encoded(digests[np.array(list(self.needed[receiver]), np.int64)]) for receiver in told]
 
     def require_loaded(self, arrays: Sequence[torch.Tensor], read: ReadBoxes) -> None:
         """WeightSyncError where the parameters are not what `read` says under the cells' own names."""
@@ -148,34 +138,40 @@ class EngineProof:
     def __init__(
         self,
         cells: Sequence[Cell],
-        whole: Sequence[Cell],
-        *,
-        manifest: RankManifest | None = None,
-        modules: Iterable[str] = (),
-        whole_names: Iterable[str] = (),
+        targets: Sequence[Target],
+        manifest: RankManifest,
     ) -> None:
-        """`cells` lie in parameters of `modules`, where the rank's own `manifest` says; `whole` ones in
-        tensors that come whole. WeightSyncError unless they make up everything that the manifest has."""
-        self._cells = (*cells, *whole)
-        self._parameters: dict[str, list[tuple[int, Run]]] = {}
-        self._whole: dict[str, list[int]] = {}
-        for number, cell in enumerate(whole, len(cells)):
-            self._whole.setdefault(cell.tensor, []).append(number)
-        if manifest is not None:
-            self._place(cells, manifest, set(modules), {*whole_names})
-        self._expected = sum(len(cells) for cells in (*self._parameters.values(), *self._whole.values()))
+        """Place the cells in what a session writes.
+
+        Args:
+            cells: what the trainer says that this rank needs.
+            targets: of the session's tables. Whole tensors are taken as they are described there.
+            manifest: this rank's own, which says where boxes lie in its parameters.
+
+        Raises:
+            WeightSyncError: the cells do not make up everything that the manifest has.
+        """
+        self._cells = tuple(cells)
+        self._places: dict[str, list[tuple[int, Run]]] = {}
+        self._place(targets, manifest)
+        self._expected = sum(len(runs) for runs in self._places.values())
         self._seen: list[tuple[int, int]] = []
 
-    def _place(
-        self, cells: Sequence[Cell], manifest: RankManifest, modules: set[str], whole: set[str]
-    ) -> None:
-        where, planned = f"engine rank {manifest.rank}", []
+    def _place(self, targets: Sequence[Target], manifest: RankManifest) -> None:
+        where, cells = f"engine rank {manifest.rank}", self._cells
+        whole = {name: target for target in targets if (name := whole_tensor_of(target.name))}
+        modules = {module_of(target.name) for target in targets}
+        planned = [whole_target(name, target.shape, target.dtype) for name, target in whole.items()]
+        needed = [("its loaders", manifest.unplanned)]
         for tensor in manifest.tensors:
             if module_of(tensor.name) in modules:
                 planned.append(tensor)
-            elif left := {*unquantised(p.tensor for p in tensor.pieces)} - whole:
+            else:
+                needed.append((tensor.name, tuple(p.tensor for p in tensor.pieces)))
+        for reader, names in needed:
+            if left := {name for name in names if not name.endswith(SCALES)} - whole.keys():
                 raise WeightSyncError(
-                    f"{where}: {sorted(left)} of {tensor.name} are neither planned nor come whole"
+                    f"{where}: {sorted(left)} of {reader} are neither planned nor come whole"
                 )
         require_tiled(((p.tensor, (p.start, p.shape)) for t in planned for p in t.pieces), cells, where)
         places = Places(planned)
@@ -184,25 +180,17 @@ class EngineProof:
             if not runs:
                 raise WeightSyncError(f"{where} has no place for {cell}, which the trainer says it needs")
             for index, run in runs:
-                self._parameters.setdefault(planned[index].name, []).append((number, run))
+                self._places.setdefault(planned[index].name, []).append((number, run))
 
     def start(self) -> None:
         """Forgets what an earlier session wrote."""
         self._seen = []
 
-    def parameter(self, name: str, flat: torch.Tensor) -> None:
-        """Looks at a parameter in loader layout, after its last byte was written and before anything is made
-        of it."""
-        placed = self._parameters.get(name, [])
+    def look(self, target: str, flat: torch.Tensor) -> None:
+        """Looks at a target of the tables after its last byte was written and before anything is made of it."""
+        placed = self._places.get(target, [])
         digests = matrix_digests((flat, run) for _, run in placed)
         self._seen += zip((number for number, _ in placed), digests, strict=True)
-
-    def whole(self, name: str, tensor: torch.Tensor) -> None:
-        """Looks at a checkpoint tensor that came whole, before it is loaded."""
-        numbers = self._whole.get(name, [])
-        flat, cells = tensor.reshape(-1), [self._cells[n] for n in numbers]
-        digests = matrix_digests((flat, run_of(tensor.shape, cell.start, cell.shape)) for cell in cells)
-        self._seen += zip(numbers, digests, strict=True)
 
     def compare(self, said: str) -> None:
         """WeightSyncError where what was seen is not what the trainer ranks say of their own parameters
@@ -214,14 +202,6 @@ class EngineProof:
             raise WeightSyncError(
                 f"{len(wrong)} of {self._expected} boxes in the engine are not what the trainer's parameters hold: {wrong[:_NAMED]}"
             )
-
-
-def whole_proof(tensors: Sequence[WireTensor], cells: Sequence[Cell]) -> EngineProof:
-    """The proof of a session that brings complete tensors only. WeightSyncError unless the cells make them
-    up."""
-    boxes = [(t.name, ((0,) * len(t.shape), t.shape)) for t in tensors]
-    require_tiled(boxes, cells, "this engine rank")
-    return EngineProof((), cells)
 
 
 def encoded(digests: np.ndarray) -> str:

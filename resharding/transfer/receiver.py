@@ -1,4 +1,4 @@
-"""The receiving end of a slot: takes buckets, checks them, hands tensors to a consumer, commits or fails.
+"""The receiving end of a slot: takes windows, checks them, has a consumer copy them, commits or fails.
 
 Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one
 blocking call with a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the
@@ -14,21 +14,17 @@ from collections.abc import Sequence
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.assembly import Assembly
-from mrl.resharding.transfer.consumers import PlanConsumer, TensorConsumer
+from mrl.resharding.transfer.consumers import Consumer
 from mrl.resharding.transfer.conversation import Conversation
 from mrl.resharding.transfer.lease import Lease, renewed
-from mrl.resharding.transfer.proof import EngineProof, whole_proof
-from mrl.resharding.transfer.session import Progress, Session, WireTensor, wire_digest
+from mrl.resharding.transfer.proof import EngineProof
+from mrl.resharding.transfer.session import Progress, Session, State
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
-from mrl.resharding.wire.copy_pool import CopyPool
-from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.transport import Inbox, open_inbox
@@ -50,7 +46,6 @@ class Receiver:
         self._device = device
         self._listener = Listener(host)
         self._inbox: Inbox | None = None
-        self._manifests: dict[str, tuple[list[WireTensor], EngineProof]] = {}
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
@@ -58,17 +53,15 @@ class Receiver:
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
         self.timeline = Timeline()
-        """Of the last session that followed a plan."""
+        """Of the last session."""
 
     @property
     def address(self) -> str:
         """Where this rank's sender connects."""
         return self._listener.address
 
-    def receive(
-        self, session: Session, tensors: TensorConsumer, plan: PlanConsumer | None = None
-    ) -> m.Verified:
-        """Takes one whole session, in the mode its sender chose; returns after commit.
+    def receive(self, session: Session, consumer: Consumer) -> m.Verified:
+        """Takes one whole session; returns after commit.
 
         Any error is raised after the consumer was put back, the lease ended and the sender told; the state is
         then failed.
@@ -76,44 +69,29 @@ class Receiver:
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
         conversation = Conversation(self._listener, session, self.deadline_seconds)
-        consumer: TensorConsumer | PlanConsumer | None = None
         try:
             opening = self._accept(conversation)
-            if opening.lease is None:
-                content, proof = self._manifest(conversation)
-                self.faults.reached("told")
-                self._begin_proof(proof if session.full else None)
-                self._open_inbox().connect(conversation.given_up)
-                self.progress.receiving()
-                consumer = tensors
-                tensors.start(content)
-                num_tensors, num_bytes = self._take_buckets(conversation, content, tensors)
-            elif plan is not None:
-                tables = self._tables(conversation, opening)
-                self.faults.reached("told")
-                self._open_inbox().connect(conversation.given_up)
-                self.progress.receiving()
-                consumer = plan
-                self._begin_proof(self._proof_of(tables, plan.manifest) if session.full else None)
-                num_tensors, num_bytes = self._take_windows(conversation, opening, tables, plan)
-            else:
-                raise WeightSyncError(f"{session} follows a plan; this receiver takes whole tensors only")
-            verified = self._finish(conversation, consumer, num_tensors, num_bytes)
+            tables = self._tables(conversation, opening)
+            self.faults.reached("told")
+            self._open_inbox().connect(conversation.given_up)
+            self.progress.receiving()
+            self._begin_proof(self._proof_of(tables, consumer.manifest) if session.full else None)
+            self._take_windows(conversation, opening, tables, consumer)
+            verified = self._finish(conversation, consumer, len(tables.targets), tables.num_bytes)
             self._commit(conversation, verified)
             return verified
         except BaseException as error:
             self._fail(conversation, error, consumer)
             raise
 
-    def _fail(
-        self, conversation: Conversation, error: BaseException, consumer: TensorConsumer | PlanConsumer | None
-    ) -> None:
+    def _fail(self, conversation: Conversation, error: BaseException, consumer: Consumer) -> None:
+        begun = self.progress.state in (State.RECEIVING, State.VERIFIED)
         text = "".join(traceback.format_exception(error))
         self.progress.fail(text)
         traceback.clear_frames(
             error.__traceback__
         )  # frames of the failed call would keep leased memory mapped
-        if consumer is not None:
+        if begun:
             consumer.abort()
         self._end_lease()
         if conversation.begun:
@@ -145,26 +123,6 @@ class Receiver:
         self.faults.reached("accepted")
         return opening
 
-    def _manifest(self, conversation: Conversation) -> tuple[list[WireTensor], EngineProof]:
-        """What will come and how it is proved, from the sender or from an earlier session with the same
-        digest."""
-        session = conversation.session
-        manifest = self._manifests.get(session.digest)
-        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=manifest is None))
-        if manifest is not None:
-            return manifest
-        message = conversation.next("the manifest")
-        if not isinstance(message, m.Manifest):
-            raise WeightSyncError(f"expected the manifest of {session}, got {message.kind}")
-        tensors = [WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in message.tensors]
-        cells = [Cell(name, tuple(start), tuple(shape)) for name, start, shape in message.cells]
-        if wire_digest(tensors, cells) != session.digest:
-            raise WeightSyncError(
-                f"the manifest of {session} does not have the session's digest {session.digest[:12]}"
-            )
-        self._manifests = {session.digest: (tensors, whole_proof(tensors, cells))}
-        return self._manifests[session.digest]
-
     def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
         """How what the tables bring is proved, by this rank's own manifest; kept for sessions with the same."""
         if manifest is None:
@@ -173,14 +131,7 @@ class Receiver:
             )
         key = (tables.digest, manifest.digest)
         if key not in self._known_proofs:
-            proof = EngineProof(
-                tables.cells,
-                tables.whole_cells,
-                manifest=manifest,
-                modules=tables.modules,
-                whole_names=tables.whole,
-            )
-            self._known_proofs = {key: proof}
+            self._known_proofs = {key: EngineProof(tables.cells, tables.targets, manifest)}
         return self._known_proofs[key]
 
     def _begin_proof(self, proof: EngineProof | None) -> None:
@@ -194,7 +145,7 @@ class Receiver:
         session = conversation.session
         key = (session.digest, opening.tables_digest)
         tables = self._known_tables.get(key)
-        conversation.send(m.Opened(session_id=session.session_id, wants_manifest=tables is None))
+        conversation.send(m.Opened(session_id=session.session_id, wants_tables=tables is None))
         if tables is None:
             message = conversation.next("the plan's tables")
             if not isinstance(message, m.PlanTables):
@@ -205,51 +156,14 @@ class Receiver:
                     f"the tables of {session} do not have the digest {opening.tables_digest[:12]}"
                 )
             self._known_tables = {key: tables}
-        assert opening.lease is not None
         tables.check([d["num_bytes"] for d in opening.lease], self._open_inbox().num_bytes)
         return tables
 
-    def _take_buckets(
-        self,
-        conversation: Conversation,
-        tensors: Sequence[WireTensor],
-        consumer: TensorConsumer | PlanConsumer,
-        *,
-        first: int = 0,
-    ) -> tuple[int, int]:
-        """(tensors, bytes) loaded from buckets numbered from `first` until the end of the session."""
-        assembly = Assembly(tensors, device=self._device)
-        pool = CopyPool(self._open_inbox().num_bytes, device=self._device)
-        expected = first
-        while True:
-            message = conversation.next(f"bucket {expected}")
-            if isinstance(message, m.End):
-                self._check_end(conversation.session, message, expected)
-                assembly.require_complete()
-                self._prove(message)
-                return assembly.num_complete, assembly.num_bytes
-            if not isinstance(message, m.Bucket) or message.index != expected:
-                raise WeightSyncError(
-                    f"{conversation.session}: expected bucket {expected}, got {message!r:.200}"
-                )
-            copy = self._copy(conversation, message, pool)
-            conversation.send(m.Done(session_id=conversation.session.session_id, index=message.index))
-            complete = assembly.take(message.spans, copy)
-            mark = time.monotonic()
-            if self._proof is not None:
-                for name, tensor in complete:
-                    self._proof.whole(name, tensor)
-            consumer.load(complete)
-            self._spent["load"] += time.monotonic() - mark
-            del copy, complete  # else the block just loaded could not be used for the next bucket
-            expected += 1
-
     def _take_windows(
-        self, conversation: Conversation, opening: m.Open, tables: Tables, consumer: PlanConsumer
-    ) -> tuple[int, int]:
-        """(parameters, bytes) written. What has to be unmapped is so after the last window, before anything is
+        self, conversation: Conversation, opening: m.Open, tables: Tables, consumer: Consumer
+    ) -> None:
+        """Everything is written and proved. What has to be unmapped is so after the last window, before anything is
         acknowledged as complete."""
-        assert opening.lease is not None
         if opening.at_once and any(window.bucket_bytes for window in tables.windows):
             raise WeightSyncError(f"{conversation.session} sends nothing, and its windows bring bytes")
         self._lease = renewed(self._lease, opening.lease)
@@ -271,10 +185,12 @@ class Receiver:
         sources.clear()
         if not self._lease.stays:
             self._end_lease()
-        num_tensors, num_bytes = self._take_buckets(
-            conversation, tables.fallback, consumer, first=len(tables.windows)
-        )
-        return len(tables.targets) + num_tensors, tables.num_bytes + num_bytes
+        message, taken = conversation.next("the end"), len(tables.windows)
+        if not isinstance(message, m.End) or message.num_windows != taken:
+            raise WeightSyncError(
+                f"{conversation.session}: {taken} windows were taken, expected their end, got {message!r:.200}"
+            )
+        self._prove(message)
 
     def _window(self, conversation: Conversation, size: int, expected: int) -> torch.Tensor:
         """[size] uint8: what the next window brings from elsewhere, once the sender says that it is there."""
@@ -292,11 +208,6 @@ class Receiver:
         if lease is not None:
             lease.close()
 
-    @staticmethod
-    def _check_end(session: Session, end: m.End, arrived: int) -> None:
-        if end.num_buckets != arrived:
-            raise WeightSyncError(f"{session}: {arrived} buckets arrived, {end.num_buckets} were sent")
-
     def _prove(self, end: m.End) -> None:
         """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that
         is proved."""
@@ -306,34 +217,17 @@ class Receiver:
             raise WeightSyncError("the session is to be proved, and its end brings no proof")
         self._proof.compare(end.proof)
 
-    def _copy(self, conversation: Conversation, bucket: m.Bucket, pool: CopyPool) -> torch.Tensor:
-        """The bucket's bytes in memory of our own, so that its buffer is free and what is loaded is what was
-        checked."""
-        mark = time.monotonic()
-        if bucket.used_bytes > self._open_inbox().num_bytes:
-            raise WeightSyncError(
-                f"bucket {bucket.index} claims {bucket.used_bytes} bytes of a buffer of {self._open_inbox().num_bytes}"
-            )
-        copy = pool.copy(self._bytes(conversation, bucket.buffer, bucket.used_bytes))
-        memory.synchronize(copy.device)
-        if bucket.digest is not None and digest(copy) != bucket.digest:
-            raise WeightSyncError(
-                f"bucket {bucket.index}: the {bucket.used_bytes} bytes received do not have the digest of those sent"
-            )
-        self._spent["copy"] += time.monotonic() - mark
-        return copy
-
     def _finish(
         self,
         conversation: Conversation,
-        consumer: TensorConsumer | PlanConsumer,
+        consumer: Consumer,
         num_tensors: int,
         num_bytes: int,
     ) -> m.Verified:
         mark, during = time.monotonic(), consumer.processing_seconds
         consumer.finish()
         memory.synchronize(self._device)
-        # Modules are processed as they become complete, inside loading.
+        # Modules are processed as they become complete, inside the windows.
         self._spent["load"] -= during
         self._spent["process"] += time.monotonic() - mark + during
         return m.Verified(

@@ -1,5 +1,4 @@
-"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks. Common to
-both modes.
+"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks.
 
 Every rank of the group calls `run_session` together; either all return, committed, or all raise. A rank may
 feed several engine ranks (separate pools) or none.
@@ -15,7 +14,7 @@ from typing import Any
 
 from mrl.resharding.transfer.collectives import Ranks
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import Session, Whole
+from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
@@ -26,15 +25,11 @@ class Moved:
     """What a rank sent to its receivers in a session."""
 
     num_bytes: int
-    num_buckets: int
+    num_windows: int
     seconds: float
-    """Packing, collectives or messages, unpacking."""
+    """Packing, messages, unpacking."""
     pack_seconds: float
     """What this rank's own copies took of `seconds`."""
-
-    def __add__(self, other: Moved) -> Moved:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Moved(*(a + b for a, b in pairs))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class SendStats:
         seconds = {f"{name}_seconds": value for name, value in self.receiver_seconds.items()}
         return seconds | {
             "bytes": float(self.moved.num_bytes),
-            "gather_seconds": self.moved.seconds,
+            "move_seconds": self.moved.seconds,
             "pack_seconds": self.moved.pack_seconds,
             "commit_seconds": self.commit_seconds,
             "prove_seconds": self.prove_seconds,
@@ -71,14 +66,13 @@ class Feed:
     """An engine rank that this trainer rank feeds through a session, and what it is told will come."""
 
     sender: WeightSender
-    content: Whole | Tables
+    tables: Tables
     parcels: Sequence[Sequence[Parcel]] | None = None
-    """Planned mode, by window: where its bytes come from other ranks' messages. None: this rank fills its
-    bucket."""
+    """By window: where its bytes come from other ranks' messages. None: this rank fills its bucket."""
     receiver: int = 0
     """Its number among all engine ranks."""
-    lease: Sequence[dict[str, Any]] | None = None
-    """Planned mode: the memory that the receiver reads; none of it between machines."""
+    lease: Sequence[dict[str, Any]] = ()
+    """The memory that the receiver reads; none of it between machines."""
 
 
 def run_session(
@@ -135,9 +129,9 @@ def _open(session: Session, feeds: Sequence[Feed], at_once: bool) -> None:
     """All receivers are told before any is waited for: one that is gone then leaves nobody waiting for a session that never
     opens, because the others hear of its end."""
     for feed in feeds:
-        feed.sender.announce(session, feed.content, lease=feed.lease, at_once=at_once)
+        feed.sender.announce(session, feed.tables, lease=feed.lease, at_once=at_once)
     for feed in feeds:
-        feed.sender.accepted(feed.content)
+        feed.sender.accepted(feed.tables)
 
 
 def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMesh | None) -> None:

@@ -1,7 +1,6 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's
-(`gather`, `planned`).
+Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`planned`).
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import torch
 
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
-from mrl.resharding.transfer.session import Session, Whole
+from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Dialer
-from mrl.resharding.wire.digest import digest
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.processes import ProcessId
@@ -32,17 +30,9 @@ _LAST_WORDS_SECONDS = 2.0
 _Answer = TypeVar("_Answer", bound=m.Message)
 
 
-def _announcement(session: Session, content: Whole | Tables) -> m.Message:
-    if isinstance(content, Tables):
-        return m.PlanTables(session_id=session.session_id, tables=content.encode())
-    rows = [(t.name, t.dtype, list(t.shape)) for t in content.tensors]
-    cells = [(c.tensor, list(c.start), list(c.shape)) for c in content.cells]
-    return m.Manifest(session_id=session.session_id, tensors=rows, cells=cells)
-
-
 class WeightSender:
-    """Feeds one engine rank. One session at a time: open (announce and accepted), then next_buffer/send in turn, finish, commit
-    or abort."""
+    """Feeds one engine rank. One session at a time: announce and accepted, then next_buffer and send_window in turn,
+    finish, commit or abort."""
 
     def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
         """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
@@ -53,7 +43,6 @@ class WeightSender:
         self.faults = Faults()
         """What is put in on purpose; nothing."""
         self._session: Session | None = None
-        self._filling = torch.empty(0, dtype=torch.uint8)
         self._sent = 0
         self._done = 0
         self.wait_seconds = 0.0
@@ -74,34 +63,23 @@ class WeightSender:
         self._dialer.close()
         self._dialer = Dialer(address)
 
-    def open(
-        self,
-        session: Session,
-        content: Whole | Tables,
-        *,
-        lease: Sequence[dict[str, Any]] | None = None,
-    ) -> None:
-        """Announces the session; returns when the receiver accepted it and was told what will come."""
-        self.announce(session, content, lease=lease)
-        self.accepted(content)
-
     def announce(
         self,
         session: Session,
-        content: Whole | Tables,
+        tables: Tables,
         *,
-        lease: Sequence[dict[str, Any]] | None = None,
+        lease: Sequence[dict[str, Any]] = (),
         at_once: bool = False,
     ) -> None:
         """Tells the receiver of the session; `accepted` comes next.
 
-        Planned mode: `content` is the slot's tables and `lease` describes the trainer's memory
-        (`lease.describe_*`). `at_once`: all windows lie there already, and none is sent.
+        `lease` describes the trainer's memory (`lease.describe_*`). `at_once`: all windows lie there already, and none
+        is sent.
         """
         if self._session is not None:
             raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
         own = ProcessId.own()
-        self._sent = len(content.windows) if at_once and isinstance(content, Tables) else 0
+        self._sent = len(tables.windows) if at_once else 0
         self._done, self.wait_seconds = 0, 0.0
         self._session = session
         self._post(
@@ -113,18 +91,18 @@ class WeightSender:
                 pid=own.pid,
                 start_ticks=own.start_ticks,
                 buffers=self._link.describe(session.session_id),
-                lease=None if lease is None else list(lease),
-                tables_digest=content.digest if isinstance(content, Tables) else "",
+                lease=list(lease),
+                tables_digest=tables.digest,
                 at_once=at_once,
                 full=session.full,
             )
         )
 
-    def accepted(self, content: Whole | Tables) -> None:
+    def accepted(self, tables: Tables) -> None:
         """Returns when the receiver accepted the session and was told what will come."""
         opened = self._next(m.Opened, "the receiver to accept")
-        if opened.wants_manifest:
-            self._post(_announcement(self._open_session(), content))
+        if opened.wants_tables:
+            self._post(m.PlanTables(session_id=self._open_session().session_id, tables=tables.encode()))
 
     def connect(self) -> None:
         """Joins the other ends of the link, once every receiver of the session was told to come."""
@@ -141,11 +119,9 @@ class WeightSender:
         return f"the receiver of {session} at {self._dialer.endpoint} said:\n{text}"
 
     def next_buffer(self) -> torch.Tensor:
-        """[bucket_bytes] uint8 to fill next; waits until the receiver is done with what was in it."""
+        """[bucket_bytes] uint8 of the slot to fill next; waits until the receiver is done with what was in it."""
         self.wait_turn()
-        with self.explained():
-            self._filling = self._link.buffer(self._sent % 2)
-        return self._filling
+        return self._memory().buffer(self._sent % 2)
 
     def wait_turn(self) -> None:
         """Returns when the receiver has room for another bucket."""
@@ -166,28 +142,10 @@ class WeightSender:
             while True:  # until the receiver's error, its end, or its silence is raised
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def send(self, spans: Sequence[m.Span], used_bytes: int) -> None:
-        """Gives the receiver the buffer that `next_buffer` returned."""
-        session, which = self._open_session(), 1 if self._sent % 2 else 0
-        sent = self._digest(used_bytes)  # of what was put together, before any of it leaves
-        with self.explained():
-            self._link.push(which, used_bytes)
-        self._post(
-            m.Bucket(
-                session_id=session.session_id,
-                index=self._sent,
-                buffer=which,
-                used_bytes=used_bytes,
-                spans=list(spans),
-                digest=sent,
-            )
-        )
-        self._sent += 1
-
     def send_window(
         self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False
     ) -> None:
-        """Announce the next window (planned mode).
+        """Announce the next window.
 
         Args:
             received_bytes: size of what the window brings from other slots.
@@ -196,7 +154,7 @@ class WeightSender:
         """
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if not in_flight:
-            self._link.push(which, received_bytes)
+            self._memory().push(which, received_bytes)
         self._post(
             m.Window(
                 session_id=session.session_id,
@@ -207,18 +165,21 @@ class WeightSender:
         )
         self._sent += 1
 
-    def _digest(self, used_bytes: int) -> int | None:
-        """None where nothing is compared, and in a session whose proof says all that this could."""
-        compared = self._sync.verify != "off" and not self._open_session().full
-        return digest(self._filling[:used_bytes]) if compared else None
+    def _memory(self) -> SlotLink:
+        """WeightSyncError unless the receiver shares memory with this sender, in which it takes its windows."""
+        if not isinstance(self._link, SlotLink):
+            raise WeightSyncError(
+                "this sender shares no memory with its receiver, which takes messages itself"
+            )
+        return self._link
 
     def finish(self, proof: str | None = None) -> m.Verified:
-        """No more buckets; returns when the receiver has loaded, checked and processed everything.
+        """No more windows; returns when the receiver has loaded, checked and processed everything.
 
         `proof`: what the trainer's own parameters hold in the receiver's cells
         (`proof.TrainerProof.said`)."""
         session_id = self._open_session().session_id
-        self._post(m.End(session_id=session_id, num_buckets=self._sent, proof=proof))
+        self._post(m.End(session_id=session_id, num_windows=self._sent, proof=proof))
         while self._done < self._sent:
             self._next(m.Done, f"bucket {self._done} to be taken")
             self._done += 1
@@ -228,7 +189,7 @@ class WeightSender:
         """Lets the version become visible on this rank."""
         self._post(m.Commit(session_id=self._open_session().session_id))
         self._next(m.Committed, "the commit to be confirmed")
-        self._session, self._filling = None, self._filling[:0]
+        self._session = None
 
     def abort(self, error: str, *, wait: bool = False) -> None:
         """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
@@ -236,7 +197,6 @@ class WeightSender:
         `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the
         deadline.
         """
-        self._filling = self._filling[:0]
         if self._session is not None:
             self._post(m.Abort(session_id=self._session.session_id, error=error))
         self._link.drop()
@@ -253,7 +213,6 @@ class WeightSender:
     def close(self) -> None:
         """Frees the buffers; the receiver must have released its mapping before."""
         self.abort("the sender was closed")
-        self._filling = torch.empty(0, dtype=torch.uint8)
         self._dialer.close()
         self._link.close()
 

@@ -7,22 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import hashlib
-import json
 import uuid
-from collections.abc import Sequence
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.planner.cells import Cell
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WireTensor:
-    """A tensor as it travels: its checkpoint name, torch dtype spelling without prefix, and full shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +22,7 @@ class Session:
     ones, after one was lost or for one that joins late."""
     to_version: int
     digest: str
-    """The digest of what travels: `wire_digest` of the manifest (gather), or the plan's (planned)."""
+    """The plan's."""
     full: bool = True
     """The version is committed only after what the engine holds was compared with the trainer's parameters
     (`proof`)."""
@@ -48,21 +35,6 @@ class Session:
     def __str__(self) -> str:
         start = "any" if self.from_version is None else self.from_version
         return f"session {self.session_id[:8]} (version {start} -> {self.to_version})"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Whole:
-    """What a gathering session brings: complete tensors, and the cells by which they are proved."""
-
-    tensors: Sequence[WireTensor]
-    cells: Sequence[Cell]
-
-
-def wire_digest(tensors: Sequence[WireTensor], cells: Sequence[Cell] = ()) -> str:
-    """sha256 over names, dtypes and shapes, in order, and over the cells by which they are proved."""
-    rows = [[t.name, t.dtype, list(t.shape)] for t in tensors]
-    rows += [[c.tensor, list(c.start), list(c.shape)] for c in cells]
-    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
 class State(enum.Enum):

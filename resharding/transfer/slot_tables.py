@@ -24,7 +24,18 @@ from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyTable, target_sizes
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
 from mrl.resharding.planner.slot_plan import EngineWindow, SlotPart
-from mrl.resharding.transfer.session import WireTensor
+from mrl.resharding.planner.whole_tensors import whole_tensor_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor that the tables write: a parameter of the engine in loader layout, or a checkpoint tensor that comes whole
+    (`whole_tensors.whole_tensor_of` its name)."""
+
+    name: str
+    dtype: str
+    """torch's spelling without prefix."""
+    shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,22 +54,21 @@ class Tables:
     right."""
 
     sources: tuple[LeasedTensor, ...]
-    targets: tuple[WireTensor, ...]
-    """Engine parameters in loader layout."""
+    targets: tuple[Target, ...]
     modules: tuple[str, ...]
     windows: tuple[EngineWindow, ...]
-    fallback: tuple[WireTensor, ...] = ()
-    """Checkpoint tensors that come whole after the last window, because no plan can place them on some rank."""
-    whole: tuple[str, ...] = ()
-    """Those of them that this rank takes so."""
     cells: tuple[Cell, ...] = ()
     """What the copies make up, cut as it is proved."""
-    whole_cells: tuple[Cell, ...] = ()
-    """The same of the tensors in `whole`."""
 
     def lent_bytes(self, first_source: int) -> int:
         """Bytes written into the engine out of leased tensors from `first_source` on, in its dtypes."""
         return sum(self._bytes_of(w.local[w.local["source"] >= first_source]) for w in self.windows)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the checkpoint tensors that come whole."""
+        whole = (t for t in self.targets if whole_tensor_of(t.name))
+        return sum(math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in whole)
 
     @property
     def num_bytes(self) -> int:
@@ -92,10 +102,7 @@ class Tables:
                 [_pack(w.local), _pack(w.unpack), list(w.opens), list(w.closes), w.bucket_bytes]
                 for w in self.windows
             ],
-            "whole": list(self.whole),
-            "fallback": [[t.name, t.dtype, list(t.shape)] for t in self.fallback],
             "cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.cells],
-            "whole_cells": [[c.tensor, list(c.start), list(c.shape)] for c in self.whole_cells],
         }
 
     @classmethod
@@ -104,18 +111,13 @@ class Tables:
         try:
             return cls(
                 tuple(LeasedTensor(*row) for row in data["sources"]),
-                _tensors(data["targets"]),
+                tuple(Target(name, dtype, tuple(shape)) for name, dtype, shape in data["targets"]),
                 tuple(data["modules"]),
                 tuple(
                     EngineWindow(_unpack(local), _unpack(unpack), tuple(opens), tuple(closes), bucket_bytes)
                     for local, unpack, opens, closes, bucket_bytes in data["windows"]
                 ),
-                _tensors(data["fallback"]),
-                tuple(data["whole"]),
-                *(
-                    tuple(Cell(n, tuple(a), tuple(s)) for n, a, s in data[k])
-                    for k in ("cells", "whole_cells")
-                ),
+                tuple(Cell(name, tuple(start), tuple(shape)) for name, start, shape in data["cells"]),
             )
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise WeightSyncError(f"malformed plan tables: {error!r}") from error
@@ -123,8 +125,8 @@ class Tables:
     @functools.cached_property
     def digest(self) -> str:
         """sha256 of everything in the tables."""
-        plain = (self.sources, self.targets, self.modules, self.fallback, self.whole)
-        state = hashlib.sha256(repr((plain, self.cells, self.whole_cells)).encode())
+        plain = (self.sources, self.targets, self.modules, self.cells)
+        state = hashlib.sha256(repr(plain).encode())
         for window in self.windows:
             state.update(window.local.tobytes() + b"|" + window.unpack.tobytes())
             state.update(repr((window.opens, window.closes, window.bucket_bytes)).encode())
@@ -158,37 +160,22 @@ class Tables:
             raise WeightSyncError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
 
 
-def of_part(
-    part: SlotPart,
-    leased: Sequence[LeasedTensor],
-    fallback: Sequence[WireTensor] = (),
-    whole: Sequence[str] = (),
-    cells: Sequence[Cell] = (),
-    whole_cells: Sequence[Cell] = (),
-) -> Tables:
-    """`leased`: where the tensors of the part's lenders lie, in its order. `whole`: the rank's
-    `RankManifest.unplanned`."""
+def of_part(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Cell] = ()) -> Tables:
+    """`leased`: where the tensors of the part's lenders lie, in its order."""
     if len(leased) != part.num_sources:
         raise WeightSyncError(f"{len(leased)} leased tensors for a part of {part.num_sources}")
     return Tables(
         tuple(leased),
-        tuple(WireTensor(t.name, t.dtype, t.shape) for t in part.engine_tensors),
+        tuple(Target(t.name, t.dtype, t.shape) for t in part.engine_tensors),
         part.modules,
         part.windows,
-        tuple(fallback),
-        tuple(whole),
         tuple(cells),
-        tuple(whole_cells),
     )
 
 
 def leased_tensors(located: Sequence[tuple[LocalTensor, Any, int, int]]) -> list[LeasedTensor]:
     """From a trainer's (tensor, view, buffer index, byte offset) rows."""
     return [LeasedTensor(buffer, offset, t.dtype, math.prod(t.shape)) for t, _, buffer, offset in located]
-
-
-def _tensors(rows: Sequence[Any]) -> tuple[WireTensor, ...]:
-    return tuple(WireTensor(name, dtype, tuple(shape)) for name, dtype, shape in rows)
 
 
 def _inside(

@@ -1,14 +1,14 @@
-"""How weights enter vLLM's modules: complete tensors through its own loaders, or a plan's copies straight
-into parameters.
+"""How weights enter vLLM's modules: a plan's copies straight into parameters, and whole tensors through vLLM's own loaders.
 
 Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep
-their addresses. Two classes of modules under a plan: *direct* (loader storage is kernel storage: written in
+their addresses. Two classes of modules that a plan writes: *direct* (loader storage is kernel storage: written in
 place, `in_place`) and *staged* (materialised at the first window, processed and copied at the last). Does not
 own the protocol (`receiver`).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.copies import run
+from mrl.resharding.planner.whole_tensors import whole_tensor_of
+from mrl.resharding.transfer.copies import DTYPES, run
 from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
-from mrl.resharding.transfer.session import WireTensor
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.vllm import in_place
 from mrl.resharding.vllm.trace import aliases, name_loaders, quantised_block, without_source
@@ -66,11 +66,13 @@ class _Processing:
         return timed
 
 
-class _Loading:
-    """The layerwise reload that both ways run in, checked and finished or put back."""
+class PlanLoader:
+    """Runs a slot's tables into the modules of an engine (`consumers.Consumer`), inside one layerwise reload that is checked
+    and finished, or put back."""
 
-    def __init__(self, model: Any, model_config: Any) -> None:
-        self._model, self._model_config = model, model_config
+    def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
+        """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
+        self._model, self._model_config, self.manifest = model, model_config, manifest
         self._block = quantised_block(model_config)
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
@@ -78,17 +80,91 @@ class _Loading:
         """Parameters that are another module's: the output layer of a model that shares it with the embedding."""
         self._packed: set[torch.nn.Module] = set()
         self._processing = _Processing()
+        self._proof: EngineProof | None = None
+        self._tables = Tables((), (), (), ())
+        self._flat: list[torch.Tensor | None] = []
+        self._open: set[int] = set()
+        self._closed: set[int] = set()
+        self._written: list[int] = []
+        self._direct: set[int] = set()
+        self._whole: dict[str, int] = {}
+        """Checkpoint tensors that come whole, each as a module of its own: the index of its target."""
+        self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        """(index among the targets, name) of every module's parameters that the plan writes."""
 
     @property
     def processing_seconds(self) -> float:
         return self._processing.seconds
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Complete tensors, through vLLM's own loaders; quantised first where this engine's weights are."""
-        # The reload keeps references until a module is complete: these tensors are the receiver's own copies.
-        self._loaded |= self._model.load_weights(whole_tensors(tensors, self._block)) or set()
+    def _begin(self) -> dict[str, Any]:
+        """The model's parameters in loader layout."""
+        name_loaders(self._model)
+        shared = aliases(self._model)
+        initialize_layerwise_reload(self._model)
+        self._processing.start(self._model)
+        parameters = dict(self._model.named_parameters())
+        self._expected = {name for name in parameters if not without_source(name)}
+        self._tied = self._expected.intersection(shared)
+        return parameters
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """WeightSyncError when the tables are not for this model's loader layout."""
+        parameters = self._begin()
+        self._tables, self._proof = tables, proof
+        self._flat = [None] * len(tables.targets)
+        self._written = tables.written()
+        for index, target in enumerate(tables.targets):
+            owner, _, name = target.name.rpartition(".")
+            self._targets[owner].append((index, name))
+        self._whole = {w: n for n, t in enumerate(tables.targets) if (w := whole_tensor_of(t.name))}
+        planned = [target for target in tables.targets if not whole_tensor_of(target.name)]
+        wrong = []
+        for target in planned:
+            parameter = parameters.get(target.name)
+            if parameter is None or (tuple(parameter.shape), parameter.dtype) != (
+                target.shape,
+                getattr(torch, target.dtype),
+            ):
+                have = "absent" if parameter is None else f"{tuple(parameter.shape)} {parameter.dtype}"
+                wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
+        self._loaded = {target.name for target in planned}
+        missing = self._expected - self._loaded - self._tied
+        if wrong or (missing and not self._whole):
+            raise WeightSyncError(
+                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
+            )
+
+    @torch.no_grad()
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """One window: `sources` flat leased tensors, `bucket` the filled bytes."""
+        window = self._tables.windows[index]
+        opens, closes = set(window.opens), set(window.closes)
+        local, unpack = _by_module(window.local), _by_module(window.unpack)
+        complete: list[tuple[str, torch.Tensor]] = []
+        for module in sorted(
+            opens | closes | local.keys() | unpack.keys()
+        ):  # one after another: few are staged at once
+            if module in opens:
+                self._open_module(module, bucket.device)
+            run(local.get(module, window.local[:0]), sources, self._flat)
+            run(unpack.get(module, window.unpack[:0]), bucket, self._flat)
+            if module in closes:
+                complete += self._close_module(module)
+        self._load(complete)
+
+    def _load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Load complete tensors through vLLM's own loaders, quantised first if this engine's weights are.
+
+        The reload keeps references to them until a module is complete.
+        """
+        if tensors:
+            self._loaded |= self._model.load_weights(whole_tensors(tensors, self._block)) or set()
 
     def finish(self) -> None:
+        if self._open or len(self._closed) != len(self._tables.modules):
+            raise WeightSyncError(
+                f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
+            )
         self._processing.stop()
         _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
@@ -104,103 +180,18 @@ class _Loading:
             self._packed.add(module)
 
     def abort(self) -> None:
+        self._flat = []
         self._processing.stop()
         put_back(self._model)
 
-    def _begin(self) -> dict[str, Any]:
-        """The model's parameters in loader layout."""
-        name_loaders(self._model)
-        shared = aliases(self._model)
-        initialize_layerwise_reload(self._model)
-        self._processing.start(self._model)
-        parameters = dict(self._model.named_parameters())
-        self._expected = {name for name in parameters if not without_source(name)}
-        self._tied = self._expected.intersection(shared)
-        return parameters
-
-
-class TensorLoader(_Loading):
-    """Feeds complete checkpoint tensors to vLLM's own loaders (`consumers.TensorConsumer`)."""
-
-    def start(self, tensors: Sequence[WireTensor]) -> None:
-        self._begin()
-
-
-class PlanLoader(_Loading):
-    """Runs a slot's tables into the modules' parameters (`consumers.PlanConsumer`)."""
-
-    def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
-        """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
-        super().__init__(model, model_config)
-        self.manifest = manifest
-        self._proof: EngineProof | None = None
-        self._tables = Tables((), (), (), ())
-        self._flat: list[torch.Tensor | None] = []
-        self._open: set[int] = set()
-        self._closed: set[int] = set()
-        self._written: list[int] = []
-        self._direct: set[int] = set()
-        self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        """(index among the targets, name) of every module's parameters that the plan writes."""
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """WeightSyncError when the tables are not for this model's loader layout."""
-        parameters = self._begin()
-        self._tables, self._proof = tables, proof
-        self._flat = [None] * len(tables.targets)
-        self._written = tables.written()
-        for index, target in enumerate(tables.targets):
-            owner, _, name = target.name.rpartition(".")
-            self._targets[owner].append((index, name))
-        wrong = []
-        for target in tables.targets:
-            parameter = parameters.get(target.name)
-            if parameter is None or (tuple(parameter.shape), parameter.dtype) != (
-                target.shape,
-                getattr(torch, target.dtype),
-            ):
-                have = "absent" if parameter is None else f"{tuple(parameter.shape)} {parameter.dtype}"
-                wrong.append(f"{target.name}: planned {target.shape} {target.dtype}, here {have}")
-        self._loaded = {t.name for t in tables.targets}
-        missing = self._expected - self._loaded - self._tied
-        if wrong or (missing and not tables.whole):
-            raise WeightSyncError(
-                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
-            )
-
-    @torch.no_grad()
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        """One window: `sources` flat leased tensors, `bucket` the filled bytes."""
-        window = self._tables.windows[index]
-        opens, closes = set(window.opens), set(window.closes)
-        local, unpack = _by_module(window.local), _by_module(window.unpack)
-        for module in sorted(
-            opens | closes | local.keys() | unpack.keys()
-        ):  # one after another: few are staged at once
-            if module in opens:
-                self._open_module(module)
-            run(local.get(module, window.local[:0]), sources, self._flat)
-            run(unpack.get(module, window.unpack[:0]), bucket, self._flat)
-            if module in closes:
-                self._close_module(module)
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Loads what no plan can place on this rank; what comes whole for other ranks only is left out."""
-        super().load([t for t in tensors if t[0] in self._tables.whole])
-
-    def finish(self) -> None:
-        if self._open or len(self._closed) != len(self._tables.modules):
-            raise WeightSyncError(
-                f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
-            )
-        super().finish()
-
-    def abort(self) -> None:
-        self._flat = []
-        super().abort()
-
-    def _open_module(self, number: int) -> None:
+    def _open_module(self, number: int, device: torch.device) -> None:
         name = self._tables.modules[number]
+        self._open.add(number)
+        if name in self._whole:
+            target = self._tables.targets[self._whole[name]]
+            flat = torch.empty(math.prod(target.shape), dtype=DTYPES[target.dtype], device=device)
+            self._flat[self._whole[name]] = flat
+            return
         module = self._model.get_submodule(name)
         direct = in_place.is_direct(module)
         if direct:
@@ -214,29 +205,32 @@ class PlanLoader(_Loading):
                 flat.view(torch.uint8).fill_(_POISON)
             flat[self._written[index] :].zero_()  # padding, which vLLM's loaders fill so too
             self._flat[index] = flat
-        self._open.add(number)
 
-    def _close_module(self, number: int) -> None:
-        name = self._tables.modules[number]
-        module = self._model.get_submodule(name)
+    def _close_module(self, number: int) -> list[tuple[str, torch.Tensor]]:
+        """Prove and process a module; returns the whole tensors that are complete with it."""
+        name, flat = self._tables.modules[number], None
         for index, _ in self._targets[name]:
             self._prove(index)
-            self._flat[index] = None
+            flat, self._flat[index] = self._flat[index], None
+        self._open.discard(number)
+        self._closed.add(number)
+        if name in self._whole and flat is not None:
+            return [(name, flat.view(self._tables.targets[self._whole[name]].shape))]
+        module = self._model.get_submodule(name)
         info = get_layerwise_info(module)
         if number in self._direct:
             in_place.process(module)
             self._pack(module)
         elif info.can_load():
             _layerwise_process(module, info)
-        self._open.discard(number)
-        self._closed.add(number)
+        return []
 
     def _prove(self, index: int) -> None:
-        """Shows a parameter to the proof, in loader layout and before vLLM makes anything of it."""
+        """Shows a target to the proof before vLLM makes anything of it."""
         flat, name = self._flat[index], self._tables.targets[index].name
         if self._proof is None or flat is None:
             return
-        self._proof.parameter(name, flat)
+        self._proof.look(name, flat)
         if flat[self._written[index] :].view(torch.uint8).any():
             raise WeightSyncError(f"{name}: something was written into the padding at its end")
 

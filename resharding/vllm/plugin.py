@@ -34,7 +34,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm.folder_loader import LOAD_FORMAT as LOAD_FORMAT
-from mrl.resharding.vllm.modules import PlanLoader, TensorLoader
+from mrl.resharding.vllm.modules import PlanLoader
 from mrl.resharding.vllm.trace import manifest, quantised_block
 from mrl.resharding.wire.cuda_memory import device_uuid
 
@@ -83,9 +83,7 @@ class SlotEngine(WeightTransferEngine):
             raise WeightSyncError("no sender address was handed out yet; call prepare_sync first")
         self.last = None
         verified = self.receiver.receive(
-            Session(**update_info.session),
-            TensorLoader(self.model, self.model_config),
-            PlanLoader(self.model, self.model_config, self.manifest),
+            Session(**update_info.session), PlanLoader(self.model, self.model_config, self.manifest)
         )
         self.last = verified.model_dump()
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.copy_pool import holders
 from mrl.resharding.wire.exportable import exportable_allocations
 
 _FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "event_sync")
@@ -93,3 +92,8 @@ def _device_of(wanted: str) -> torch.device:
         if device_uuid(torch.device("cuda", index)) == wanted:
             return torch.device("cuda", index)
     raise WeightSyncError(f"GPU {wanted} of the peer's buffer is not visible to this process")
+
+
+def holders(tensor: torch.Tensor) -> int:
+    """References to the tensor's storage, this call's own included."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]

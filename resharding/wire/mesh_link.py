@@ -1,7 +1,6 @@
 """A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that comes with it.
 
-The sender's two buffers are ordinary memory, made when first needed: planned sessions send from a bucket of
-their own.
+Messages leave from buckets of the trainer rank's own (`planned.MeshLane`).
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ class TrainerMesh:
             "store": self._store,
             "rank": self._rank_of(receiver),
             "size": self._size,
-            "feeder": self.rank,
             "digests": self.digests,
         }
 
@@ -141,8 +139,6 @@ class MeshLink:
         self.device = mesh.device
         self._mesh, self._receiver, self._num_bytes = mesh, receiver, num_bytes
         self._session_id = ""
-        self._buffers: list[torch.Tensor] = []
-        self._works: list[list[Any]] = [[], []]
 
     def describe(self, session_id: str) -> list[dict[str, Any]]:
         self._session_id = session_id
@@ -151,27 +147,11 @@ class MeshLink:
     def connect(self, lost: Lost) -> None:
         self._mesh.connect(self._session_id, lost)
 
-    def buffer(self, which: int) -> torch.Tensor:
-        self._buffers = self._buffers or [
-            torch.empty(self._num_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)
-        ]
-        works, self._works[which] = self._works[which], []
-        self._mesh.wait(works)
-        return self._buffers[which]
-
-    def push(self, which: int, num_bytes: int) -> None:
-        """The bucket's own message carries its digest."""
-        message = Outgoing(self._receiver, self._buffers[which][:num_bytes], which)
-        self._works[which] = self._mesh.send([message], digested=False)
-        self._mesh.flush(self._works[which])
-
     def drop(self) -> None:
-        self._works = [[], []]
         self._mesh.drop()
 
     def close(self) -> None:
         self.drop()
-        self._buffers = []
 
 
 class MeshInbox:
@@ -208,21 +188,16 @@ class MeshInbox:
         )
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
-        bucket = self._buckets[which][:num_bytes]
-        if parcels is None:
-            self._receive([(self._description["feeder"], bucket)], digested=False)
-        else:
-            self._receive(split(bucket, parcels), digested=self._description["digests"])
-        return bucket
-
-    def _receive(self, expected: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> None:
-        if self._mesh is None:
-            raise WeightSyncError("a message before the session's ranks had met")
+        if self._mesh is None or parcels is None:
+            raise WeightSyncError("a window before the session's ranks had met, or without its messages")
+        bucket, digested = self._buckets[which][:num_bytes], self._description["digests"]
+        expected = split(bucket, parcels)
         said = self._mesh.receive(expected, digested=digested)
         for _, data in expected:
             self._faults.arrived(data)
         for (rank, data), sent in zip(expected, said, strict=False):
             require_sent(data, sent, rank)
+        return bucket
 
     def drop(self) -> None:
         mesh, self._mesh = self._mesh, None
@@ -236,7 +211,7 @@ class MeshInbox:
 
 def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     kinds = {
-        "token": str, "store": str, "rank": int, "size": int, "feeder": int, "digests": bool,
+        "token": str, "store": str, "rank": int, "size": int, "digests": bool,
         "num_bytes": int, "kind": str,
     }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)

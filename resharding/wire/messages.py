@@ -3,11 +3,9 @@ arrives.
 
 sender                                   receiver
 Open (session, buffers)            ->
-                                   <-    Opened (manifest wanted?) | Refused
-Manifest (names, dtypes, shapes)   ->    (only when wanted)
-  or PlanTables
-Bucket (spans, digest) ...         ->
-  or Window (buffer, digest) ...
+                                   <-    Opened (tables wanted?) | Refused
+PlanTables                         ->    (only when wanted)
+Window (buffer, digests) ...       ->
                                    <-    Done (the buffer is free again) | Failed
 End (totals, proof)                ->
                                    <-    Verified (what was loaded) | Failed
@@ -42,20 +40,19 @@ class Open(Message):
     start_ticks: Size
     buffers: list[dict[str, Any]]
     """Where the bytes will come: what the sender's `Link.describe` says."""
-    lease: list[dict[str, Any]] | None = None
-    """Planned mode: the trainer's parameter memory, for this session only. None: full tensors come in
-    buckets."""
-    tables_digest: str = ""
-    """Planned mode: the digest of this slot's tables."""
+    lease: list[dict[str, Any]]
+    """The trainers' parameter memory that the receiver reads, for this session only."""
+    tables_digest: str
+    """The digest of this slot's tables."""
     at_once: bool = False
-    """Planned mode: all windows lie in the lease, and are taken without a `Window` for each."""
+    """All windows lie in the lease, and are taken without a `Window` for each."""
     full: bool
     """The end carries a proof."""
 
 
 class Opened(Message):
     kind: Literal["opened"] = "opened"
-    wants_manifest: bool
+    wants_tables: bool
 
 
 class Refused(Message):
@@ -63,41 +60,10 @@ class Refused(Message):
     reason: str
 
 
-class Manifest(Message):
-    kind: Literal["manifest"] = "manifest"
-    tensors: list[tuple[str, str, list[Size]]]
-    """(name, dtype, shape) in the order they travel."""
-    cells: list[tuple[str, list[Size], list[Size]]]
-    """(tensor, start, shape) of the boxes by which they are proved."""
-
-
 class PlanTables(Message):
     kind: Literal["tables"] = "tables"
     tables: dict[str, Any]
     """`Tables.encode`."""
-
-
-class Span(BaseModel):
-    """A contiguous run of one tensor's bytes inside a bucket."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-    tensor: Size
-    """Index in the manifest."""
-    start: Size
-    """First byte of the tensor's row-major bytes."""
-    num_bytes: Size
-    offset: Size
-    """Where they lie in the buffer."""
-
-
-class Bucket(Message):
-    kind: Literal["bucket"] = "bucket"
-    index: Size
-    buffer: Literal[0, 1]
-    used_bytes: Size
-    spans: list[Span]
-    digest: int | None
-    """The digest of the buffer's first used_bytes; None where digests are off."""
 
 
 class Parcel(BaseModel):
@@ -131,7 +97,7 @@ class Done(Message):
 
 class End(Message):
     kind: Literal["end"] = "end"
-    num_buckets: Size
+    num_windows: Size
     proof: str | None = None
     """`TrainerProof.said`: digests of the trainer's own parameters, in the order of the cells; None in a
     session without."""
@@ -173,9 +139,7 @@ AnyMessage = Annotated[
     Open
     | Opened
     | Refused
-    | Manifest
     | PlanTables
-    | Bucket
     | Window
     | Done
     | End

@@ -29,9 +29,11 @@ class SlotLink:
         """Does nothing: the receiver opens the memory when it is told of it."""
 
     def buffer(self, which: int) -> torch.Tensor:
+        """[bucket_bytes] uint8, which the receiver has mapped."""
         return self.segments[which].buffer
 
     def push(self, which: int, num_bytes: int) -> None:
+        """Returns when the receiver sees what was put into a buffer."""
         memory.synchronize(self.device)
 
     def drop(self) -> None:

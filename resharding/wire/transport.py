@@ -21,7 +21,7 @@ from mrl.resharding.wire.slot_link import SlotInbox
 
 
 class Link(Protocol):
-    """The sender's end of a connection: two buffers to fill, one while the other is on its way."""
+    """The sender's end of a connection."""
 
     device: torch.device
 
@@ -31,14 +31,6 @@ class Link(Protocol):
 
     def connect(self, lost: Lost) -> None:
         """Meets the other ends, after every receiver was told; returns at once where nothing is to be met."""
-        ...
-
-    def buffer(self, which: int) -> torch.Tensor:
-        """[bucket_bytes] uint8, free to fill: what it held before is out."""
-        ...
-
-    def push(self, which: int, num_bytes: int) -> None:
-        """The buffer's first bytes are filled; they are the receiver's now, or on their way."""
         ...
 
     def drop(self) -> None:

@@ -108,4 +108,4 @@ def test_a_shrunken_recipe_trains_one_step(recipe: str, tmp_path: Path) -> None:
     assert len(rows) == 1
     assert rows[0]["rollout/groups"] >= 1
     assert rows[0]["optim/grad_norm"] > 0, rows[0]
-    assert rows[0]["sync/fallback_bytes"] == 0
+    assert rows[0]["sync/whole_bytes"] == 0

@@ -131,10 +131,8 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         metrics = hybrid.train.update(batch, denominators(batch), PassOptions())
         assert metrics["grad_norm"] > 0
         moved = hybrid.sync(version + 1)
-        assert not moved.get("sync/fallback_bytes"), moved  # the gathering mode has no plan to fall back from
-        if config.sync.mode == "planned":
-            least = least_bytes(config)
-            assert moved["sync/bytes"] == least, (moved["sync/bytes"], least)
+        least = least_bytes(config)
+        assert (moved["sync/bytes"], moved["sync/whole_bytes"]) == (least, 0), moved
     if config.training.offload == "always":
         with pytest.raises(MrlError, match="parameters are off-loaded"):
             hybrid.train.on_all(lambda actor: actor.worker.policy.memory.export())

@@ -52,14 +52,9 @@ LAYOUTS = {
         ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}"),
     ),
     "one-of-two": ([0, 0, 0, 1], ("training.layout={tp: 1, pp: 2, ep: 2, dp: 2}", "rollout.tp=2")),
-    "own-gathered": (
+    "own": (
         [0, 1, 2],
-        (
-            "training.layout={tp: 1, pp: 1, ep: 1, dp: 1}",
-            "rollout.tp=2",
-            "launch.engine_slots=2",
-            "sync.mode=gather",
-        ),
+        ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout.tp=2", "launch.engine_slots=2"),
     ),
 }
 """Name -> node of each slot, words of the configuration."""

@@ -30,11 +30,6 @@ REPLAY = "routing.replay=engine"
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
-    "tp2-ep2-to-1-gathered": (
-        "training.layout={tp: 2, pp: 1, ep: 2, dp: 1}",
-        "rollout.tp=1",
-        "sync.mode=gather",
-    ),
     "ep2-dp2-to-2-offloaded": (
         "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
         "rollout.tp=2",
@@ -64,11 +59,6 @@ SLOW_LAYOUTS = {
         "sync.transport=distributed",
     ),
     "cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", "rollout.tp=1"),
-    "tp2-ep2-to-dp2-gathered": (
-        "training.layout={tp: 2, pp: 1, ep: 2, dp: 1}",
-        *DP2,
-        "sync.mode=gather",
-    ),
     "ep2-dp2-to-own-dp2-tp2": (
         "training.layout={tp: 1, pp: 1, ep: 2, dp: 1, cp: 2}",
         "rollout={dp: 2, tp: 2, expert_parallel: true}",

@@ -61,7 +61,7 @@ def test_a_plan_brings_every_byte_to_its_engines(seed: int, mistral: None) -> No
     topology, options = Topology.shared(4, slots_per_node=4), PlanOptions(bucket_bytes=4096)
     full = checkpoint(World(hf, train, rollout, held, needed, topology, options))
     plan = build_plan(held, needed, topology, options)
-    assert plan.summary()["fallback_bytes"] == 0
+    assert plan.summary()["whole_bytes"] == 0
     arrays = execute(plan, [loaded(manifest, full) for manifest in held])
     for manifest, by_name in zip(needed, arrays, strict=True):
         for tensor, expected in zip(manifest.tensors, loaded(manifest, full), strict=True):

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.transfer import gather, gather_plan
-from mrl.resharding.transfer.gather_plan import GatherPlan
+from mrl.launch.gpu_smoke.transfer import OneRankLane
+from mrl.models.tensors import CheckpointTensor
+from mrl.resharding.planner.agreement import as_one_rank
+from mrl.resharding.planner.cells import PlanCells
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.whole_tensors import whole_tensor_of
+from mrl.resharding.transfer import planned
+from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.consumers import Consumer
+from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.planned import MeshLane, parcels_of
+from mrl.resharding.transfer.proof import EngineProof, TrainerProof
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.run_session import SendStats
+from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import Session, WireTensor
+from mrl.resharding.transfer.session import Session
+from mrl.resharding.transfer.slot_tables import Tables, of_part
+from mrl.resharding.transfer.timeline import Timeline
+from mrl.resharding.wire.mesh_link import MeshLink
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 
 
 class Shelf:
-    """A consumer that keeps what it gets, and fails where it is told to."""
+    """A consumer that keeps the tensors that come whole, and fails where it is told to."""
 
     processing_seconds = 0.0
+    manifest = RankManifest.of(0, ())
+    """Nothing lies in parameters of its own."""
 
     def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.aborts = 0
         self._fail_at, self._action = fail_at, action
+        self._tables = Tables((), (), (), ())
+        self._flat: list[torch.Tensor] = []
+        self._proof: EngineProof | None = None
 
-    def start(self, tensors: list[WireTensor]) -> None:
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
         self._reach("start")
+        self._tables, self._proof = tables, proof
+        sizes = ((math.prod(t.shape), DTYPES[t.dtype]) for t in tables.targets)
+        self._flat = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        window = self._tables.windows[index]
+        run(window.local, sources, self._flat)
+        run(window.unpack, bucket, self._flat)
+        for number in (n for module in window.closes for n in self._tables.targets_of(module)):
+            target, flat = self._tables.targets[number], self._flat[number]
+            if self._proof is not None:
+                self._proof.look(target.name, flat)
+            name = whole_tensor_of(target.name)
+            assert name is not None and name not in self.tensors
             self._reach(name)
-            assert name not in self.tensors
-            self.tensors[name] = tensor
+            self.tensors[name] = flat.view(target.shape)
 
     def finish(self) -> None:
         self._reach("finish")
@@ -56,34 +86,70 @@ class Shelf:
 
 def model(
     seed: int = 0, sizes: tuple[int, ...] = (256, 257, 900, 3, 1, 64, 5000)
-) -> tuple[GatherPlan, list[torch.Tensor]]:
+) -> tuple[Plan, list[torch.Tensor]]:
     """Float tensors t0, t1, ...: equal to a bucket, one element over, and far larger are among them."""
     torch.manual_seed(seed)
     values = [torch.randn(size) for size in sizes]
-    checkpoint = [CheckpointTensor(f"t{i}", (size,), "float32") for i, size in enumerate(sizes)]
-    locals_ = [
-        LocalTensor(c.name, 0, c.shape, c.dtype, (Piece(c.name, (0,), c.shape, (0,)),)) for c in checkpoint
-    ]
-    return gather_plan.build(checkpoint, [locals_], SYNC.bucket_bytes), values
+    return whole_plan({f"t{i}": value for i, value in enumerate(values)}), values
+
+
+def whole_plan(weights: Mapping[str, torch.Tensor]) -> Plan:
+    """From one rank that holds everything to one that shares nothing with it and takes every tensor whole."""
+    return build_plan(
+        [holder_of(weights)],
+        [RankManifest.of(0, (), weights)],
+        Topology.beside([0]),
+        PlanOptions(bucket_bytes=SYNC.bucket_bytes),
+    )
+
+
+def holder_of(weights: Mapping[str, torch.Tensor]) -> RankManifest:
+    """A rank that holds every tensor whole."""
+    rows = ((name, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in weights.items())
+    return as_one_rank(CheckpointTensor(*row) for row in rows)
+
+
+def proof_of(plan: Plan) -> TrainerProof:
+    return TrainerProof(PlanCells(plan), 0, plan.trainers[0].tensors, [0])
+
+
+def tables_of(plan: Plan) -> Tables:
+    """What the receiver is told."""
+    return of_part(plan.part(1), (), list(proof_of(plan).needed[0].values()))
+
+
+def announce(sender: WeightSender, session: Session, plan: Plan) -> None:
+    """Open a session; returns when the receiver has its tables."""
+    tables = tables_of(plan)
+    sender.announce(session, tables)
+    sender.accepted(tables)
 
 
 def send(
     sender: WeightSender,
     session: Session,
-    plan: GatherPlan,
-    values: list[torch.Tensor],
+    plan: Plan,
+    values: Sequence[torch.Tensor],
     seconds: float = 30.0,
+    *,
+    others: Sequence[WeightSender] = (),
 ) -> SendStats:
-    """This process is the only trainer rank."""
-    return gather.send(
-        [sender], session, plan, values, group=None, device=sender.device, deadline_seconds=seconds
+    """This process is the only trainer rank. `others`: further senders, which are told of the session before."""
+    part, ranks = plan.part(0), Ranks(None, seconds, sender.device)
+    mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
+    if isinstance(sender._link, MeshLink):
+        mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
+        lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
+    feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
+    return planned.send(
+        feeds, session, part, values, lane, ranks, proof_of(plan), timeline=Timeline(), mesh=mesh
     )
 
 
 class Receiving(threading.Thread):
     """One `receive` in a thread of its own."""
 
-    def __init__(self, receiver: Receiver, session: Session, consumer: Shelf) -> None:
+    def __init__(self, receiver: Receiver, session: Session, consumer: Consumer) -> None:
         super().__init__(daemon=True)
         self._call = lambda: receiver.receive(session, consumer)
         self.error: BaseException | None = None
@@ -102,15 +168,16 @@ class Receiving(threading.Thread):
 
 
 def exchange(
-    sender: WeightSender, receiver: Receiver, plan: GatherPlan, values: list[torch.Tensor], version: int
+    sender: WeightSender, receiver: Receiver, plan: Plan, values: list[torch.Tensor], version: int
 ) -> Shelf:
     """A whole session that must succeed."""
     shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
     thread = Receiving(receiver, session, shelf)
     stats = send(sender, session, plan, values)
-    assert thread.end() is None and stats.moved.num_bytes == plan.num_bytes
+    assert thread.end() is None and stats.moved.num_bytes == sum(v.nbytes for v in values)
     assert receiver.progress.serving and receiver.progress.version == version
-    assert [shelf.tensors[t.name].tolist() for t in plan.tensors] == [v.tolist() for v in values]
+    assert len(shelf.tensors) == len(values)
+    assert all(torch.equal(shelf.tensors[f"t{i}"], value) for i, value in enumerate(values))
     return shelf
 
 

@@ -109,7 +109,7 @@ def explain(plan: Plan, speeds: LinkSpeeds = LinkSpeeds()) -> str:
         f"    inside the node  {summary['bytes_intra_node'] / GB:12.3f} GB",
         f"    across nodes     {summary['bytes_inter_node'] / GB:12.3f} GB",
         f"  lower bound of bytes between slots {summary['lower_bound_cross_slot_bytes'] / GB:.3f} GB, ratio {ratio:.3f}",
-        f"  sent by the gather path instead    {summary['fallback_bytes']} bytes",
+        f"  of it whole tensors  {summary['whole_bytes']} bytes",
         "  per rank                      min         mean          max",
         _spread("local GB", local[engines] / GB),
         _spread("from the node GB", intra_in[engines] / GB),

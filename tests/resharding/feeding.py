@@ -10,12 +10,15 @@ import torch
 
 from mrl.config.sections.sync import SyncSection
 from mrl.models.families import family_of
-from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.transfer import gather, gather_plan
-from mrl.resharding.transfer.gather_plan import GatherPlan
+from mrl.models.tensors import CheckpointTensor
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
+from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.training.hf.folder import read_config
+from tests.resharding.exchanges import holder_of
+from tests.resharding.leasing import LeasedRank
 from tests.support.image_folders import text_alone
 
 
@@ -37,23 +40,26 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> GatherPlan:
-    """One rank that holds every tensor whole."""
-    rows = [(name, tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in weights.items()]
-    checkpoint = [CheckpointTensor(*row) for row in rows]
-    locals_ = [LocalTensor(n, 0, s, d, (Piece(n, (0,) * len(s), s, (0,) * len(s)),)) for n, s, d in rows]
-    return gather_plan.build(checkpoint, [locals_], bucket_bytes)
+def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> Plan:
+    """One rank that holds every tensor whole, and an engine rank whose own loaders take each whole."""
+    return build_plan(
+        [holder_of(weights)],
+        [RankManifest.of(0, (), weights)],
+        Topology.shared(1),
+        PlanOptions(bucket_bytes=bucket_bytes),
+    )
 
 
 class Feeder:
     """The senders of one engine; `send` runs them in threads, so that the caller can start the engine's side."""
 
-    def __init__(self, addresses: list[str], sync: SyncSection) -> None:
-        self.sync = sync
+    def __init__(self, addresses: list[str], sync: SyncSection, *, full: bool = False) -> None:
+        """`full`: sessions are proved, for which the engine must have been asked for its manifest."""
+        self.sync, self._full = sync, full
         self.senders = [WeightSender(address, sync) for address in addresses]
 
     def session(self, weights: dict[str, torch.Tensor], start: int, end: int) -> Session:
-        return Session.new(start, end, plan_of(weights, self.sync.bucket_bytes).digest)
+        return Session.new(start, end, plan_of(weights, self.sync.bucket_bytes).digest, full=self._full)
 
     def send(self, session: Session, weights: dict[str, torch.Tensor]) -> Feeding:
         return Feeding(self, session, weights)
@@ -66,22 +72,14 @@ class Feeder:
 class Feeding:
     def __init__(self, feeder: Feeder, session: Session, weights: dict[str, torch.Tensor]) -> None:
         plan = plan_of(weights, feeder.sync.bucket_bytes)
+        self._trainer = LeasedRank(plan.trainers[0].tensors, list(weights.values()))
         self.stats: list[Any] = []
         self.errors: list[Exception] = []
 
         def run(sender: WeightSender) -> None:
             try:
-                self.stats.append(
-                    gather.send(
-                        [sender],
-                        session,
-                        plan,
-                        list(weights.values()),
-                        group=None,
-                        device=sender.device,
-                        deadline_seconds=30.0,
-                    )
-                )
+                stats = self._trainer.send(sender, session, plan, 0, group=None, deadline_seconds=30.0)
+                self.stats.append(stats)
             except Exception as error:
                 self.errors.append(error)
 
@@ -93,4 +91,5 @@ class Feeding:
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), "a sender did not return"
+        self._trainer.close()
         return self

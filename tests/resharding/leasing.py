@@ -15,8 +15,8 @@ from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import describe_files
 from mrl.resharding.transfer.planned import PeerLane
 from mrl.resharding.transfer.proof import TrainerProof
@@ -63,15 +63,11 @@ class LeasedRank:
     ) -> SendStats:
         part = plan.part(slot)
         ranks = Ranks(group, deadline_seconds, sender.device)
-        proof = TrainerProof([PlanCells(plan)], slot, self._tensors, [slot])
-        (cells,) = proof.needed[slot]
+        proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
+        tables = of_part(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])
         return planned.send(
-            [
-                Feed(
-                    sender, of_part(part, self.leased, cells=list(cells.values())), receiver=slot, lease=lease
-                )
-            ],
+            [Feed(sender, tables, receiver=slot, lease=lease)],
             session,
             part,
             self.arrays,

@@ -18,14 +18,12 @@ from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.assembly import DTYPES
-from mrl.resharding.transfer.copies import run
+from mrl.resharding.transfer.copies import DTYPES, run
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
-from tests.resharding.exchanges import Shelf
 from tests.resharding.leasing import LeasedRank
 from tests.resharding.worlds import World, checkpoint, loaded
 
@@ -101,10 +99,7 @@ class Parameters:
         run(window.unpack, bucket, self.flat)
         if self._proof is not None:
             for target in (t for module in window.closes for t in self._tables.targets_of(module)):
-                self._proof.parameter(self._tables.targets[target].name, self.flat[target])
-
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        raise AssertionError(f"nothing is left to the gather path, yet {[n for n, _ in tensors]} came")
+                self._proof.look(self._tables.targets[target].name, self.flat[target])
 
     def finish(self) -> None:
         pass
@@ -141,7 +136,7 @@ def one_rank(rank: int, size: int, port: int, name: str, broken: int | None) -> 
 
         def take(consumer: Parameters = consumer, session: Session = session) -> None:
             try:
-                receiver.receive(session, Shelf(), consumer)
+                receiver.receive(session, consumer)
             except (WeightSyncError, ValueError) as error:
                 outcome.append(f"receiver: {error}")
 

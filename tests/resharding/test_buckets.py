@@ -14,7 +14,6 @@ import torch
 import zmq
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
@@ -24,11 +23,12 @@ from tests.resharding.exchanges import (
     SYNC,
     Receiving,
     Shelf,
+    announce,
     exchange,
     model,
     send,
+    whole_plan,
 )
-from tests.resharding.feeding import plan_of
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.wires import Wire
 
@@ -72,7 +72,6 @@ EDGES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "odd sizes of mixed types in one bucket": [
         ("float8_e4m3fn", (5,)), ("float32", (3,)), ("bfloat16", ()), ("uint8", (1,)), ("int64", (1, 2)), ("float8_e4m3fn", (7,)),
     ],
-    "an empty tensor between others": [("float32", (4,)), ("float32", (0, 4)), ("bfloat16", (3,))],
     "one byte over a bucket": [("uint8", (1025,)), ("float32", (1,))],
     "exactly one bucket": [("float32", (256,))],
     "nothing at all": [],
@@ -89,7 +88,7 @@ def test_edges_of_types_and_sizes_arrive_byte_for_byte(
         size = math.prod(shape) * getattr(torch, dtype).itemsize
         data = torch.randint(0, 256, (size,), dtype=torch.uint8)
         weights[f"t{number}"] = data.view(getattr(torch, dtype)).view(shape)
-    plan, shelf = plan_of(weights, SYNC.bucket_bytes), Shelf()
+    plan, shelf = whole_plan(weights), Shelf()
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, shelf)
     send(sender, session, plan, list(weights.values()))
@@ -132,16 +131,13 @@ class Flip(Faults):
             data[1] ^= 16
 
 
-@pytest.mark.parametrize(
-    ("full", "what"),
-    [(False, r"bucket 2: .* digest"), (True, r"boxes .* not what the trainer's parameters hold.*t1")],
-)
-def test_a_flipped_bit_is_refused(sender: WeightSender, receiver: Receiver, full: bool, what: str) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_flipped_bit_is_refused(sender: WeightSender, receiver: Receiver, full: bool) -> None:
     plan, values = model()
     receiver.faults = Flip(bucket=3)
     session, shelf = Session.new(-1, 0, plan.digest, full=full), Shelf()
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(WeightSyncError, match=what):
+    with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
         send(sender, session, plan, values)
     assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
     exchange(sender, receiver, plan, values, 0)
@@ -155,7 +151,7 @@ def test_a_sender_of_another_session_is_refused_and_does_no_harm(
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
     thread = Receiving(receiver, session, shelf)
     with pytest.raises(WeightSyncError, match=r"refused.*waits for session"):
-        stale.open(Session.new(-1, 0, plan.digest), plan.content)
+        announce(stale, Session.new(-1, 0, plan.digest), plan)
     send(sender, session, plan, values)
     assert thread.end() is None and receiver.progress.version == 0
     stale.close()
@@ -169,7 +165,7 @@ def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
 
     def intrude() -> None:
         try:
-            second.open(Session.new(-1, 0, plan.digest), plan.content)
+            announce(second, Session.new(-1, 0, plan.digest), plan)
         except WeightSyncError as error:
             heard.append(str(error))
 
@@ -195,12 +191,12 @@ def test_sides_that_disagree_about_the_session_both_refuse(
     )
     thread = Receiving(receiver, session, Shelf())
     with pytest.raises(WeightSyncError, match="expected session"):
-        sender.open(other, plan.content)
+        announce(sender, other, plan)
     assert isinstance(thread.end(), WeightSyncError)
     exchange(sender, receiver, *model(), 0)
 
 
-@pytest.mark.parametrize("call", ["finish", "commit", "send", "send_window"])
+@pytest.mark.parametrize("call", ["finish", "commit", "send_window"])
 def test_calls_outside_a_session_are_refused_and_harm_nothing(
     sender: WeightSender, receiver: Receiver, call: str
 ) -> None:
@@ -209,7 +205,6 @@ def test_calls_outside_a_session_are_refused_and_harm_nothing(
         {
             "finish": sender.finish,
             "commit": sender.commit,
-            "send": lambda: sender.send([], 0),
             "send_window": lambda: sender.send_window(0, []),
         }[call]()
     exchange(sender, receiver, plan, values, 0)
@@ -219,9 +214,9 @@ def test_a_session_cannot_be_opened_twice(sender: WeightSender, receiver: Receiv
     plan, values = model()
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    sender.open(session, plan.content)
+    announce(sender, session, plan)
     with pytest.raises(WeightSyncError, match="this sender has session"):
-        sender.open(Session.new(-1, 0, plan.digest), plan.content)
+        announce(sender, Session.new(-1, 0, plan.digest), plan)
     sender.abort("given up")
     assert isinstance(thread.end(), WeightSyncError)
     exchange(sender, receiver, plan, values, 0)
@@ -251,47 +246,37 @@ def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(
     exchange(sender, receiver, plan, values, 0)
 
 
-def test_a_missing_tensor_is_named_and_nothing_is_committed(sender: WeightSender, receiver: Receiver) -> None:
-    plan, values = model()
+def test_an_end_before_the_last_window_is_refused(sender: WeightSender, receiver: Receiver) -> None:
+    plan, _ = model()
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, Shelf())
-    sender.open(session, plan.content)
+    announce(sender, session, plan)
     sender.connect()
-    for window in plan.buckets:
-        if all(box.tensor != 6 for box in window.boxes):
-            buffer = sender.next_buffer()
-            gather._read(buffer, window, plan, {0: values})
-            gather._send_bucket([sender], (window, buffer))
-    with pytest.raises(WeightSyncError, match=r"1 of 7 tensors did not arrive.*t6"):
+    with pytest.raises(WeightSyncError, match="expected window 0, got End"):
         sender.finish()
     assert thread.end() is not None and not receiver.progress.serving
 
 
 class Lie(Faults):
-    """Changes a field of the first bucket's message, or of its first span."""
+    """Changes a field of the first window's message, or of its first parcel."""
 
     def __init__(self, change: dict[str, int]) -> None:
         self._change = change
 
     def sends(self, message: Any) -> Any:
-        if message.kind != "bucket" or message.index:
+        if message.kind != "window" or message.index:
             return message
         fields = message.model_dump()
-        of_bucket = next(iter(self._change)) in ("used_bytes", "index")
-        (fields if of_bucket else fields["spans"][0]).update(self._change)
+        (fields if "index" in self._change else fields["parcels"][0]).update(self._change)
         return type(message)(**fields)
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"used_bytes": 4096}, "claims 4096 bytes of a buffer of 1024"),
-        ({"index": 1}, "expected bucket 0"),
-        ({"start": 4}, "every byte comes once"),
-        ({"offset": 1020}, "is not inside a bucket"),
-        ({"offset": 2}, "is not inside a bucket"),
-        ({"num_bytes": 2048}, "leave its 1024 bytes"),
-        ({"tensor": 99}, "names tensor 99 of 7"),
+        ({"index": 1}, "expected window 0"),
+        ({"offset": 4}, "should begin at byte 0"),
+        ({"num_bytes": 2048}, "parcels of 2048 bytes for a bucket of 1024"),
     ],
 )
 def test_lengths_and_offsets_are_checked_before_use(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.transfer import gather
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
 from mrl.resharding.wire.faults import Faults
@@ -42,7 +41,7 @@ class DieBefore(Faults):
     """Kills the sender's own process in place of a message, or (confirmed) soon after its commit was sent."""
 
     def __init__(self, point: str) -> None:
-        self._point, self._left = point, 3 if point == "bucket" else 0
+        self._point, self._left = point, 3 if point == "window" else 0
 
     def sends(self, message: Any) -> Any:
         if self._point == "confirmed" and message.kind == "commit":
@@ -101,9 +100,7 @@ def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
     gone, sender = wire.sender(address, sync), wire.sender(living.address, sync)
     receiving = Receiving(living, session, shelf)
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to .* closed"):
-        gather.send(
-            [gone, sender], session, plan, values, group=None, device=wire.device, deadline_seconds=600.0
-        )
+        send(sender, session, plan, values, 600.0, others=[gone])
     error = receiving.end()
     assert isinstance(error, WeightSyncError) and "the sender gave" in str(error)
     exchange(sender, living, plan, values, 0)
@@ -119,7 +116,7 @@ def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None
     time.sleep(60)  # until the timer of a confirmed commit kills this process
 
 
-@pytest.mark.parametrize("point", ["manifest", "bucket", "end", "commit"])
+@pytest.mark.parametrize("point", ["tables", "window", "end", "commit"])
 def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, point: str) -> None:
     receiver = wire.receiver(120.0)
     plan, values = model()
@@ -129,7 +126,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
         receiver.receive(session, shelf)
-    assert time.monotonic() - started < 60 and shelf.aborts == (point != "manifest")
+    assert time.monotonic() - started < 60 and shelf.aborts == (point != "tables")
     process.join(60)
     assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
     sender = wire.sender(receiver.address, SYNC)

@@ -10,14 +10,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.gather_sync import GatherSync
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
@@ -50,24 +49,16 @@ class Breaks(Windows):
         raise ValueError("this receiver ends here")
 
 
-class Ends(WholeTensors):
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        raise ValueError("this receiver ends here")
-
-
-def train(rank: int, layout: Layout, mode: str, transport: str, store: TCPStore, port: int) -> list[str]:
+def train(rank: int, layout: Layout, transport: str, store: TCPStore, port: int) -> list[str]:
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
-    sync = SYNC.model_copy(update={"transport": transport, "mode": mode})
+    sync = SYNC.model_copy(update={"transport": transport})
     addresses = [store.get(f"address{r}").decode() for r in range(RECEIVERS)]
-    if mode == "planned":
-        on_one = 8 if transport == "auto" else 1
-        topology = Topology.separate(layout.world_size, RECEIVERS, slots_per_node=on_one)
-        manifests = engine_manifests.from_layout(TINY, Layout(tp=RECEIVERS))
-        weight_sync: Any = PlannedSync(
-            trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
-        )
-    else:
-        weight_sync = GatherSync(trainer, sync, addresses, store=f"tcp://{HOST}:{port}")
+    on_one = 8 if transport == "auto" else 1
+    topology = Topology.separate(layout.world_size, RECEIVERS, slots_per_node=on_one)
+    manifests = engine_manifests.from_layout(TINY, Layout(tp=RECEIVERS))
+    weight_sync = PlannedSync(
+        trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
+    )
     store.set("digest", weight_sync.digest)
     errors = []
     for number, (_, version, absent) in enumerate(SESSIONS):
@@ -98,9 +89,8 @@ def generate(number: int, layout: Layout, transport: str, store: TCPStore) -> li
             store.set("address-new", receiver.address)
         storage.poison()
         ends = (turn, number) == (BREAKS, 1)
-        consumers = (Ends(storage), Breaks(storage)) if ends else (WholeTensors(storage), Windows(storage))
         try:
-            receiver.receive(opened(turn, digest), *consumers)
+            receiver.receive(opened(turn, digest), Breaks(storage) if ends else Windows(storage))
             assert storage.first_difference(MadeUp(checkpoint, version=version)) is None
         except (WeightSyncError, ValueError):
             assert turn == BREAKS
@@ -112,10 +102,10 @@ def generate(number: int, layout: Layout, transport: str, store: TCPStore) -> li
     return versions
 
 
-def one_process(rank: int, size: int, port: int, layout: Layout, mode: str, transport: str) -> Any:
+def one_process(rank: int, size: int, port: int, layout: Layout, transport: str) -> Any:
     with store_of(rank, layout.world_size, port) as store:
         if rank < layout.world_size:
-            result: Any = train(rank, layout, mode, transport, store, port)
+            result: Any = train(rank, layout, transport, store, port)
         else:
             result = generate(rank - layout.world_size, layout, transport, store)
         if rank == 0:
@@ -127,22 +117,20 @@ def one_process(rank: int, size: int, port: int, layout: Layout, mode: str, tran
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("layout", "mode", "transport"),
+    ("layout", "transport"),
     [
-        (Layout(tp=2, ep=2), "planned", "auto"),
-        (Layout(tp=2, ep=2), "planned", "distributed"),
-        pytest.param(Layout(), "planned", "distributed", marks=pytest.mark.slow),
-        pytest.param(Layout(), "planned", "nixl", marks=pytest.mark.slow),
-        pytest.param(Layout(pp=2), "gather", "distributed", marks=pytest.mark.slow),
-        pytest.param(Layout(), "gather", "auto", marks=pytest.mark.slow),
+        (Layout(tp=2, ep=2), "auto"),
+        (Layout(tp=2, ep=2), "distributed"),
+        pytest.param(Layout(), "distributed", marks=pytest.mark.slow),
+        pytest.param(Layout(), "nixl", marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(
-    layout: Layout, mode: str, transport: str
+    layout: Layout, transport: str
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    results = run_ranks(one_process, layout.world_size + RECEIVERS, layout, mode, transport, seconds=240)
+    results = run_ranks(one_process, layout.world_size + RECEIVERS, layout, transport, seconds=240)
     for errors in results[: layout.world_size]:
         assert len(errors) == 1 and errors[0].startswith(f"{BREAKS}: ")
         assert "this receiver ends here" in errors[0]

@@ -322,14 +322,14 @@ def test_explain_states_the_summary():
     assert seconds.windows_seconds >= seconds.network_seconds > 0
 
 
-def test_nothing_needs_the_gather_path_in_any_family():
+def test_nothing_comes_whole_in_any_family():
     for family in FAMILIES:
         world = random_world(31, family=family)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)
         needed = {piece.tensor for m in world.engines for t in m.tensors for piece in t.pieces}
         assert needed == {item.tensor for item in plan.items}
         assert needed == {t.name for t in family_of(world.hf).checkpoint_tensors(world.hf)}
-        assert plan.summary()["fallback_bytes"] == 0
+        assert plan.summary()["whole_bytes"] == 0
         assert all(c.max(initial=0) <= 1 for counts in write_counts(plan) for c in counts.values())
 
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
@@ -34,7 +34,7 @@ from mrl.resharding.wire.messages import Message
 from mrl.resharding.wire.shared_memory import SharedSegment
 from mrl.training.platform.parameter_memory import _free_pages
 from tests.ranks import Rank, run_ranks
-from tests.resharding.exchanges import Receiving, Shelf, kill_self
+from tests.resharding.exchanges import Receiving, kill_self
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
 from tests.resharding.planned import (
@@ -95,14 +95,14 @@ def slot():
 def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
     world, plan, receiver, sender, trainer = slot
     consumer, session = Parameters(world.engines[0], 0), Session.new(-1, 0, plan.digest)
-    thread = _receive(receiver, session, consumer)
+    thread = Receiving(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match="window 0 broke on purpose"):
         trainer.send(sender, session, plan, 0, group=None)
     assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
     assert receiver.progress.state is State.FAILED and receiver._lease is None
     for version in range(2):
         consumer, session = Parameters(world.engines[0]), Session.new(version - 1, version, plan.digest)
-        thread = _receive(receiver, session, consumer)
+        thread = Receiving(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None and equal(consumer, world, 0)
 
@@ -115,7 +115,7 @@ def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) 
         if version >= 10 and (version - 10) % (sessions // 4) == 0:
             marks.append(Footprint.now())
         session, consumer = Session.new(version - 1, version, plan.digest), Parameters(world.engines[0])
-        thread = _receive(receiver, session, consumer)
+        thread = Receiving(receiver, session, consumer)
         trainer.send(sender, session, plan, 0, group=None)
         assert thread.end() is None
     require_no_leak(marks)
@@ -134,7 +134,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
     monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
     consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
-    thread = _receive(receiver, session, consumer)
+    thread = Receiving(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
         trainer.send(sender, dataclasses.replace(session, digest=other.digest), other, 0, group=None)
     assert isinstance(thread.end(), WeightSyncError)
@@ -156,7 +156,7 @@ def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
     )
     stale = WeightSender(receiver.address, SYNC)
     session, consumer = Session.new(0, 1, plan.digest), Parameters(world.engines[0])
-    thread = _receive(receiver, session, consumer)
+    thread = Receiving(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match="refused: this receiver waits for"):
         trainer.send(stale, old, plan, 0, group=None)
     assert not opened
@@ -198,7 +198,7 @@ def _exchange(slot: Any, session: Session) -> None:
     """A whole session that must succeed."""
     world, plan, receiver, sender, trainer = slot
     consumer = Parameters(world.engines[0])
-    thread = _receive(receiver, session, consumer)
+    thread = Receiving(receiver, session, consumer)
     trainer.send(sender, session, plan, 0, group=None)
     assert thread.end() is None and equal(consumer, world, 0)
 
@@ -220,7 +220,7 @@ def _lent_at_once(slot: Any, consumer: Parameters, tables: Tables) -> Receiving:
     """A receiver that was told of a session whose every byte lies in leased memory."""
     _, plan, receiver, sender, trainer = slot
     session = Session.new(-1, 0, plan.digest, full=False)
-    thread = _receive(receiver, session, consumer)
+    thread = Receiving(receiver, session, consumer)
     lease = describe_files([(trainer.segment.export()["fd"], trainer.segment.buffer.numel())])
     sender.announce(session, tables, lease=lease, at_once=True)
     sender.accepted(tables)
@@ -259,15 +259,6 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
     thread = _lent_at_once(slot, consumer, dataclasses.replace(tables, windows=windows))
     assert "sends nothing, and its windows bring bytes" in str(thread.end()) and not consumer.flat
     sender.abort("refused")
-
-
-def test_a_receiver_without_a_plan_consumer_refuses(slot: Any) -> None:
-    _, plan, receiver, sender, trainer = slot
-    session = Session.new(-1, 0, plan.digest)
-    thread = Receiving(receiver, session, Shelf())
-    with pytest.raises(WeightSyncError, match="takes whole tensors only"):
-        trainer.send(sender, session, plan, 0, group=None)
-    assert thread.end() is not None
 
 
 @pytest.mark.parametrize(
@@ -309,17 +300,6 @@ def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
     for garbage in ({}, {"sources": 1}, tables.encode() | {"windows": [["!", "!", [], [], 0]]}):
         with pytest.raises(WeightSyncError, match="malformed plan tables"):
             Tables.decode(garbage)
-
-
-def _receive(receiver: Receiver, session: Session, consumer: Parameters) -> Receiving:
-    class Planned(Receiving):
-        def __init__(self) -> None:
-            threading.Thread.__init__(self, daemon=True)
-            self._call = lambda: receiver.receive(session, Shelf(), consumer)
-            self.error = None
-            self.start()
-
-    return Planned()
 
 
 # -- a killed peer, a flipped bit, over every transport ------------------------------------------------------------
@@ -368,18 +348,7 @@ def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
     receiver = wire.receiver(120.0)
     pipe.send(receiver.address)
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
-    receiver.receive(pipe.recv(), WholeTensors(storage), Ending(storage, at, kill_self))
-
-
-def take(receiver: Receiver, session: Session, windows: Windows, storage: Storage) -> Receiving:
-    class Taking(Receiving):
-        def __init__(self) -> None:
-            threading.Thread.__init__(self, daemon=True)
-            self._call = lambda: receiver.receive(session, WholeTensors(storage), windows)
-            self.error = None
-            self.start()
-
-    return Taking()
+    receiver.receive(pipe.recv(), Ending(storage, at, kill_self))
 
 
 @pytest.fixture(params=KINDS)
@@ -409,7 +378,7 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     again = Pair(wire, fresh.address, 60.0)
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
     session = Session.new(-1, 0, again.weight_sync.digest)
-    thread = take(fresh, session, Windows(storage), storage)
+    thread = Receiving(fresh, session, Windows(storage))
     again.weight_sync.send(session)
     assert thread.end() is None
     assert storage.first_difference(MadeUp(again.trainer.checkpoint, version=0)) is None
@@ -440,7 +409,7 @@ def test_inside_a_node_a_session_is_three_words() -> None:
     for version, more in enumerate((["tables"], [])):
         sender.faults = heard = Heard()
         session = Session.new(version - 1, version, pair.weight_sync.digest, full=False)
-        thread = take(receiver, session, Windows(storage), storage)
+        thread = Receiving(receiver, session, Windows(storage))
         pair.weight_sync.send(session)
         assert thread.end() is None
         assert heard.kinds == ["open", *more, "end", "commit"]
@@ -469,12 +438,12 @@ def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(ki
     storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
     receiver.faults = FlipOnce()
     session = Session.new(-1, 0, pair.weight_sync.digest)
-    thread = take(receiver, session, Windows(storage), storage)
+    thread = Receiving(receiver, session, Windows(storage))
     with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
         pair.weight_sync.send(session)
     assert isinstance(thread.end(), WeightSyncError) and receiver.progress.state is State.FAILED
     session = Session.new(-1, 0, pair.weight_sync.digest)
-    thread = take(receiver, session, Windows(storage), storage)
+    thread = Receiving(receiver, session, Windows(storage))
     pair.weight_sync.send(session)
     assert thread.end() is None and receiver.progress.serving
     assert storage.first_difference(MadeUp(pair.trainer.checkpoint, version=0)) is None

@@ -12,16 +12,16 @@ import torch.distributed as dist
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
+from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.gather_sync import GatherSync
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session, State
@@ -47,11 +47,19 @@ def train(
     planned = PlannedSync(
         trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
     )
-    gather = GatherSync(trainer, sync, addresses, topology=topology, store=f"tcp://{HOST}:{port}")
+    names = [tensor.name for tensor in trainer.checkpoint]
+    whole = PlannedSync(
+        trainer,
+        sync,
+        addresses,
+        [RankManifest.of(r, (), names) for r in range(receivers)],
+        topology=topology,
+        store=f"tcp://{HOST}:{port}",
+    )
     store.set("planned", planned.digest)
-    store.set("gather", gather.digest)
+    store.set("whole", whole.digest)
     sent, heard = [], ""
-    for number, weight_sync in enumerate([planned, planned, planned, gather]):
+    for number, weight_sync in enumerate([planned, planned, planned, whole]):
         trainer.fill(number)
         try:
             sent.append(weight_sync.send(session(number, weight_sync.digest, len(sent) - 1)))
@@ -60,7 +68,7 @@ def train(
     meet(store, size, "sent")
     meet(store, size, "released")
     planned.close()
-    gather.close()
+    whole.close()
     trainer.close()
     return [len(sent), heard, [s["cross_slot_bytes"] for s in sent[:2]], planned.plan.summary()]
 
@@ -71,14 +79,14 @@ def generate(number: int, receivers: int, store: dist.TCPStore, size: int, trans
     host = None if transport == "auto" else HOST
     receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=host)
     store.set(f"address{number}", receiver.address)
-    digests = [store.get(name).decode() for name in ("planned", "gather")]
+    digests = [store.get(name).decode() for name in ("planned", "whole")]
     errors, checkpoint = [], family_of(TINY).checkpoint_tensors(TINY)
     for attempt in range(4):
         storage.poison()
         windows = Broken(storage) if (attempt, number) == (1, receivers - 1) else Windows(storage)
         opened = session(attempt, digests[attempt == 3], receiver.progress.version)
         try:
-            receiver.receive(opened, WholeTensors(storage), windows)
+            receiver.receive(opened, windows)
             difference = storage.first_difference(MadeUp(checkpoint, version=attempt))
             assert difference is None, difference
         except (WeightSyncError, ValueError) as error:
@@ -130,7 +138,7 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
 def test_separate_pools_get_every_byte_and_one_receivers_error_stops_all(
     layout: Layout, receivers: int, transport: str
 ) -> None:
-    """Planned twice around a broken session, then gathered: as many receivers as trainers, fewer, and more."""
+    """By boxes twice around a broken session, then by whole tensors: as many receivers as trainers, fewer, and more."""
     results = run_ranks(one_process, layout.world_size + receivers, layout, transport, seconds=240)
     summary = results[0][3]
     assert summary["bytes_local"] == 0
@@ -177,7 +185,7 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
 
     def take() -> None:
         try:
-            receiver.receive(opened, WholeTensors(storage), Windows(storage))
+            receiver.receive(opened, Windows(storage))
         except BaseException as error:
             errors.append(error)
 

@@ -16,26 +16,27 @@ import torch.distributed as dist
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
+from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
 from mrl.resharding.planner.cells import PlanCells, Run
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.planner.plan import build_plan
+from mrl.resharding.planner.plan import Plan, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import proof as proof_module
-from mrl.resharding.transfer.assembly import DTYPES
 from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.gather_sync import GatherSync
+from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import Lent
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.slot_tables import Target
 from mrl.resharding.wire.digest import matrix_digests
 from mrl.resharding.wire.faults import Faults
 from tests.ranks import run_ranks
@@ -59,10 +60,10 @@ class Slot:
         *,
         planned_for: Sequence[RankManifest] = (),
         slots_per_node: int = 1,
-        gathers: bool = False,
+        whole: bool = False,
     ) -> None:
-        """`planned_for`: what the trainer is told that engines want, where that differs from what they want. `gathers`:
-        by whole tensors."""
+        """`planned_for`: what the trainer is told that engines want, where that differs from what they want. `whole`:
+        every tensor comes whole."""
         self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
         self.receiver = Receiver(deadline_seconds=60.0, device=CPU)
         addresses: list[Any] = [self.receiver.address]
@@ -70,11 +71,10 @@ class Slot:
             addresses = [None] * dist.get_world_size()
             dist.all_gather_object(addresses, self.receiver.address)
         topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
-        self.weight_sync: Any = (
-            GatherSync(trainer, SYNC, addresses, topology=topology)
-            if gathers
-            else PlannedSync(trainer, SYNC, addresses, list(planned_for or manifests), topology=topology)
-        )
+        told = list(planned_for or manifests)
+        if whole:
+            told = [RankManifest.of(m.rank, (), [t.name for t in trainer.checkpoint]) for m in told]
+        self.weight_sync = PlannedSync(trainer, SYNC, addresses, told, topology=topology)
         self._number = 0
 
     def sync(self, version: int, during: Callable[[], None] = lambda: None, *, full: bool = True) -> str:
@@ -95,7 +95,7 @@ class Slot:
 
     def _take(self, session: Session, windows: Windows) -> None:
         try:
-            self.receiver.receive(session, WholeTensors(self.storage), windows)
+            self.receiver.receive(session, windows)
         except WeightSyncError:
             assert self.receiver.progress.state is State.FAILED
 
@@ -164,7 +164,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
     feeds = slot.weight_sync.feeds(Ranks(None, 60.0, CPU))
-    good, tables = feeds[0], feeds[0].content
+    good, tables = feeds[0], feeds[0].tables
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
     *others, row = np.flatnonzero(window.local["target"] == target).tolist()
@@ -172,7 +172,7 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
     other = next(n for n in others if sizes[n] == sizes[row])
     width = tables.targets[target].shape[-1]
     wrong = dataclasses.replace(window, local=fault(window.local, row, other, width))
-    feeds[0] = dataclasses.replace(good, content=dataclasses.replace(tables, windows=(wrong,)))
+    feeds[0] = dataclasses.replace(good, tables=dataclasses.replace(tables, windows=(wrong,)))
     error = slot.sync(0)
     assert "not what the trainer's parameters hold" in error and "_proj.weight" in error, error
     feeds[0] = good
@@ -200,9 +200,7 @@ def test_a_session_that_is_full_is_never_committed_without_a_proof(
 def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
     slot = slot_of(TINY)
     session = Session.new(-1, 0, slot.weight_sync.digest, full=False)
-    thread = threading.Thread(
-        target=lambda: slot.receiver.receive(session, WholeTensors(slot.storage), Windows(slot.storage))
-    )
+    thread = threading.Thread(target=lambda: slot.receiver.receive(session, Windows(slot.storage)))
     thread.start()
     assert slot.weight_sync.send(session)["prove_seconds"] == 0
     thread.join(60)
@@ -262,7 +260,7 @@ def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: p
         Topology.shared(1),
     )
     (manifest,) = trainer_manifests.from_layout(TINY, Layout())
-    proof = TrainerProof([PlanCells(plan)], 0, manifest.tensors, [0])
+    proof = TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     arrays = [torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device="meta") for t in manifest.tensors]
     devices: list[str] = []
 
@@ -384,29 +382,24 @@ def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() 
 
 def flip_at_the_sender(slot: Slot, rank: int) -> Callable[[], None]:
     """In what rank 1 sends, after its digest was taken."""
-    exchange, broadcast = Ranks.exchange, Ranks.broadcast
+    exchange = Ranks.exchange
 
     def flipped(self: Ranks, sends: Any, receives: Any) -> list[Any]:
         for _, data in sends[:1]:
             data[0] ^= 4
         return exchange(self, sends, receives)
 
-    def flipped_first(self: Ranks, data: torch.Tensor, sender: int) -> None:
-        if sender == rank and data.dtype == torch.uint8:
-            data[0] ^= 4
-        broadcast(self, data, sender)
-
     def mend() -> None:
-        Ranks.exchange, Ranks.broadcast = exchange, broadcast  # type: ignore[method-assign]
+        Ranks.exchange = exchange  # type: ignore[method-assign]
 
     if rank == 1:
-        Ranks.exchange, Ranks.broadcast = flipped, flipped_first  # type: ignore[method-assign]
+        Ranks.exchange = flipped  # type: ignore[method-assign]
     return mend
 
 
 def flip_on_the_wire(slot: Slot, rank: int) -> Callable[[], None]:
     """In what rank 0 gets of rank 1, when it is there."""
-    exchange, wait, broadcast = Ranks.exchange, Ranks.wait, Ranks.broadcast
+    exchange, wait = Ranks.exchange, Ranks.wait
     arriving: list[torch.Tensor] = []
 
     def started(self: Ranks, sends: Any, receives: Any) -> list[Any]:
@@ -419,16 +412,11 @@ def flip_on_the_wire(slot: Slot, rank: int) -> Callable[[], None]:
             data[0] ^= 4
         arriving.clear()
 
-    def flipped_after(self: Ranks, data: torch.Tensor, sender: int) -> None:
-        broadcast(self, data, sender)
-        if sender != rank and data.dtype == torch.uint8:
-            data[0] ^= 4
-
     def mend() -> None:
-        Ranks.exchange, Ranks.wait, Ranks.broadcast = exchange, wait, broadcast  # type: ignore[method-assign]
+        Ranks.exchange, Ranks.wait = exchange, wait  # type: ignore[method-assign]
 
     if rank == 0:
-        Ranks.exchange, Ranks.wait, Ranks.broadcast = started, flipped, flipped_after  # type: ignore[method-assign]
+        Ranks.exchange, Ranks.wait = started, flipped  # type: ignore[method-assign]
     return mend
 
 
@@ -453,13 +441,13 @@ FLIPS = (flip_at_the_sender, flip_on_the_wire, flip_in_the_receive_bucket)
 
 
 def flipping_ranks(rank: int, size: int, port: int) -> dict[Any, Any]:
-    """Each flip once, then mended, in both modes, in sessions with a proof and without one."""
+    """Each flip once, then mended, by boxes and by whole tensors, in sessions with a proof and without one."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
     manifests, results = engine_manifests.from_layout(TINY, Layout(dp=2)), {}
     trainer = BenchTrainer(TINY, Layout(pp=2), rank, device=CPU)
-    for gathers in (False, True):
-        slot = Slot(trainer, manifests, rank, gathers=gathers)
+    for whole in (False, True):
+        slot = Slot(trainer, manifests, rank, whole=whole)
         for version, (full, flip) in enumerate(itertools.product((True, False), FLIPS)):
             trainer.fill(version)
             mend = flip(slot, rank)
@@ -467,7 +455,7 @@ def flipping_ranks(rank: int, size: int, port: int) -> dict[Any, Any]:
             committed = slot.receiver.progress.version
             mend()
             healed = (slot.sync(version, full=full), slot.outcome(version)) if error else None
-            results[gathers, full, flip.__name__, version] = (error, committed, healed)
+            results[whole, full, flip.__name__, version] = (error, committed, healed)
             dist.barrier()
         slot.receiver.close()
         slot.weight_sync.close()
@@ -483,12 +471,8 @@ def test_a_bit_flipped_between_slots_of_several_nodes_is_refused_in_every_sessio
     for results in run_ranks(flipping_ranks, 2, seconds=240):
         assert len(results) == 2 * 2 * len(FLIPS)
         for case, (error, committed, healed) in results.items():
-            gathers, full, _, version = case
-            proved = gathers and full  # its buckets go without digests, for the proof says more
-            assert "do not have the digest of those sent" in error or (
-                proved and "not what the trainer's parameters hold" in error
-            ), (case, error)
-            assert (committed, healed) == (version - 1, ("", (True, None))), case
+            assert "do not have the digest of those sent" in error, (case, error)
+            assert (committed, healed) == (case[-1] - 1, ("", (True, None))), case
 
 
 # -- cells ---------------------------------------------------------------------------------------------------------
@@ -505,24 +489,18 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> No
         held = [tensors_of_rank(manifest, loaded(manifest, full)) for manifest in world.trainers]
         digests = np.zeros(cells.count, np.uint64)
         for manifest, arrays in zip(world.trainers, held, strict=True):
-            proof = TrainerProof([cells], manifest.rank, manifest.tensors, [])
+            proof = TrainerProof(cells, manifest.rank, manifest.tensors, [])
             own = proof._digests([a.reshape(-1) for a in arrays])
             assert not (own.astype(bool) & digests.astype(bool)).any()
             digests += own
         results = execute(plan, held)
         for rank, (manifest, arrays) in enumerate(zip(world.engines, results, strict=True)):
             needed = cells.needed(rank)
-            engine = EngineProof(
-                list(needed.values()),
-                [],
-                manifest=manifest,
-                modules={name.rpartition(".")[0] for name in arrays},
-                whole_names=quantised.unquantised(plan.whole[rank]),
-            )
+            engine = EngineProof(list(needed.values()), targets_of(plan, rank), manifest)
             said = encoded(digests[list(needed)])
             assert look(engine, arrays, said) == ""
             if needed:
-                tensor = next(t for t in manifest.tensors if t.name in arrays and t.pieces)
+                tensor = next(t for t in tensors_of_engine(plan, rank) if t.pieces)
                 others = {name: array for name, array in arrays.items() if name != tensor.name}
                 assert "boxes of the engine were looked at" in look(engine, others, said)
                 arrays[tensor.name].reshape(-1).view(torch.uint8)[0] ^= 1
@@ -538,10 +516,18 @@ def tensors_of_rank(manifest: RankManifest, arrays: Sequence[np.ndarray]) -> lis
     ]
 
 
+def tensors_of_engine(plan: Plan, rank: int) -> tuple[LocalTensor, ...]:
+    return next(group.tensors for group in plan.engines if rank in group.ranks)
+
+
+def targets_of(plan: Plan, rank: int) -> list[Target]:
+    return [Target(t.name, t.dtype, t.shape) for t in tensors_of_engine(plan, rank)]
+
+
 def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str:
     engine.start()
     for name, array in arrays.items():
-        engine.parameter(name, array.reshape(-1))
+        engine.look(name, array.reshape(-1))
     try:
         engine.compare(said)
     except WeightSyncError as error:
@@ -553,13 +539,14 @@ def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
     (manifest,) = engine_manifests.from_layout(TINY, Layout())
     plan = build_plan(trainer_manifests.from_layout(TINY, Layout()), [manifest], Topology.shared(1))
     cells = list(PlanCells(plan).needed(0).values())
-    modules = {t.name.rpartition(".")[0] for t in manifest.tensors}
-    EngineProof(cells, [], manifest=manifest, modules=modules)
+    targets = targets_of(plan, 0)
+    EngineProof(cells, targets, manifest)
     for wrong in (cells[1:], [*cells, cells[0]]):
         with pytest.raises(WeightSyncError, match="1 boxes are not made up by the cells"):
-            EngineProof(wrong, [], manifest=manifest, modules=modules)
+            EngineProof(wrong, targets, manifest)
+    module = targets[0].name.rpartition(".")[0]
     with pytest.raises(WeightSyncError, match="neither planned nor come whole"):
-        EngineProof(cells, [], manifest=manifest, modules=sorted(modules)[1:])
+        EngineProof(cells, [t for t in targets if t.name.rpartition(".")[0] != module], manifest)
 
 
 def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:

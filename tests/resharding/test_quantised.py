@@ -110,7 +110,7 @@ def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
     assert half["bytes_needed"] == sum(m.num_bytes for m in narrow) < 0.6 * whole["bytes_needed"]
     moved = half["bytes_intra_node"] + half["bytes_inter_node"]
     assert moved == half["lower_bound_cross_slot_bytes"] < 0.6 * whole["lower_bound_cross_slot_bytes"]
-    assert half["fallback_bytes"] == 0 and plans[0].digest != plans[1].digest
+    assert half["whole_bytes"] == 0 and plans[0].digest != plans[1].digest
     other = build_plan(held, narrow, Topology.shared(2), PlanOptions(quantise_block=64))
     assert other.digest != plans[1].digest
 
@@ -122,18 +122,16 @@ def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
         )
 
 
-def test_what_the_trainer_cuts_inside_a_block_leaves_the_plan_with_its_module() -> None:
+def test_what_the_trainer_cuts_inside_a_block_comes_whole_with_its_module() -> None:
     """Expert tensor parallelism cuts 256 columns and rows in four: every expert of a layer goes, attention stays."""
     held = trainer_manifests.from_layout(WIDE, Layout(tp=2, dp=2, etp=4))
     needed = [quantised.manifest(m) for m in engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2))]
     experts = {n for t in needed[0].tensors for p in t.pieces if ".experts." in (n := p.tensor)}
     assert cut_inside_blocks(held, 128) == {n for n in experts if not n.endswith(SCALES)}
     plan = build_plan(held, needed, Topology.shared(4))
-    assert set(plan.fallback) == experts and plan.whole == (plan.fallback,) * 4
-    assert plan.summary()["fallback_bytes"] == 4 * 2 * 4 * 8 * 3 * 256 * 256
+    assert plan.whole_tensors.keys() == {n for n in experts if not n.endswith(SCALES)}
+    assert plan.summary()["whole_bytes"] == 4 * 2 * 4 * 8 * 3 * 256 * 256
     kept = leave_whole(held, needed, 128)[0].tensors
     assert any(t.dtype == VALUES for t in kept) and not any(".experts." in t.name for t in kept)
-    assert (
-        build_plan(held, engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2)), Topology.shared(4)).fallback
-        == ()
-    )
+    wide = engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2))
+    assert not build_plan(held, wide, Topology.shared(4)).whole_tensors

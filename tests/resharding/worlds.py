@@ -205,7 +205,7 @@ def gathered(world: World, storages: list[list[np.ndarray]]) -> dict[str, np.nda
 
 
 def as_engines_want(world: World, full: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Whole tensors as the gather path loads them: quantised where the engines are (the oracle's second half)."""
+    """Whole tensors as engines load them: quantised where the engines are (the oracle's second half)."""
     if not world.quantised:
         return full
     made = {}

@@ -10,9 +10,6 @@ from mrl.section import Section
 class SyncSection(Section):
     """The weight sync."""
 
-    mode: Literal["planned", "gather"] = "planned"
-    """planned: by the static plan, nobody gathers; gather: full tensors, one at a time (oracle and
-    fallback)."""
     transport: Literal["auto", "distributed", "nixl"] = "auto"
     """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU); where
     engines have slots of their own, shared memory on one machine without GPUs, and else distributed;

@@ -550,6 +550,7 @@ OLD_NAMES = {
     "rollout.memory_fraction=0.5": "rollout.memory_fraction: the setting is renamed to gpu_memory_utilization",
     "rollout.prefix_cache=true": "rollout.prefix_cache: the setting is renamed to enable_prefix_caching",
     "rollout.sleep=true": "rollout.sleep: the setting is renamed to enable_sleep_mode",
+    "sync.mode=gather": "sync.mode: the setting is removed; delete it; weights always move by the plan",
     "sync.digests=false": "sync.digests: the setting is renamed to verify (full, wire or off)",
     "logging.mlflow={tags: {a: b}}": "logging.mlflow: the setting is removed",
     "logging.trackers=[mlflow]": "logging.trackers.0: 'mlflow' is removed",
@@ -572,6 +573,7 @@ def test_every_old_name_has_a_case() -> None:
     cases = " ".join(OLD_NAMES)
     settings = [old for names in RENAMED.values() for old in names]
     values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
+    values += [old if isinstance(old, str) else "=".join(old) for names in REMOVED.values() for old in names]
     assert [
         name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
     ] == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrl.algorithms.filtering import Decision
+from mrl.config.other_names import RENAMED_METRICS
 from mrl.observe.metric_names import METRICS, UNITS, name_in_list, undescribed
 
 ROOT = Path(__file__).parents[3]
@@ -25,8 +26,8 @@ COMPOSED = {
 }
 """f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory, of
 tuning's updates, validation and preference figures."""
-NOT_METRICS = {"policy/ess/", "moe/layers/"}
-"""Texts with the prefix of a metric that are none."""
+NOT_METRICS = {"policy/ess/", "moe/layers/", *RENAMED_METRICS}
+"""Texts with the prefix of a metric that are none, or no longer."""
 
 
 def texts(node: ast.AST) -> Iterator[str]:

@@ -101,7 +101,7 @@ def test_trains_as_transformers_computes(
     "family", [f if f in SERVED else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
 def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) -> None:
-    """Nothing goes by the gather path, the plan made without an engine is the one made with it, and the log-probs are those
+    """Nothing comes whole, the plan made without an engine is the one made with it, and the log-probs are those
     of transformers. Where there are experts the engine tells the routes of all positions."""
     folder = write_model(tmp_path / family, family, served=True)
     told = engine(folder, real_weights=False, routes=has_experts(family))
@@ -130,8 +130,10 @@ def require_routes(request: Request, response: Response, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_planned_and_gathered_syncs_give_what_an_engine_reads_itself(family: str, tmp_path: Path) -> None:
-    """Another folder's weights and then the folder's, by the plan and by gathering, where whole tensors can be
+def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(
+    family: str, tmp_path: Path
+) -> None:
+    """Another folder's weights and then the folder's, by boxes and by whole tensors, where these can be
     brought: to the last bit."""
     folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))
     with engine(folder, real_weights=True) as host:
@@ -176,8 +178,8 @@ def synced(host: EngineHost, folder: Path) -> Iterator[tuple[LeasedRank, Feeder,
     plan = build_plan(
         [RankManifest.of(0, tensors)], needed, Topology.shared(1), PlanOptions(bucket_bytes=64 << 10)
     )
-    assert plan.fallback_bytes == 0
-    feeder = Feeder(host.call(driving.addresses), SYNC)
+    assert not plan.whole_tensors
+    feeder = Feeder(host.call(driving.addresses), SYNC, full=True)
     trainer = LeasedRank(tensors, list(read(folder).values()))
     try:
         yield trainer, feeder, plan

@@ -75,7 +75,7 @@ def test_a_planned_weight_sync_serves_the_log_probs_of_transformers(engine: Engi
     plan = build_plan(
         [RankManifest.of(0, held)], manifests, Topology.shared(1), PlanOptions(bucket_bytes=64 << 10)
     )
-    assert plan.summary()["fallback_bytes"] == 0
+    assert plan.summary()["whole_bytes"] == 0
     feeder = Feeder(engine.call(driving.addresses), SYNC)
     trainer = LeasedRank(held, values)
     assert planned_session(engine, trainer, feeder, plan) == []

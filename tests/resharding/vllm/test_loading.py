@@ -15,8 +15,10 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, Piece
-from mrl.resharding.vllm.modules import TensorLoader
+from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
+from mrl.resharding.vllm.modules import PlanLoader
 from mrl.resharding.vllm.trace import manifest
+from tests.resharding.feeding import plan_of
 
 pytestmark = pytest.mark.integration
 
@@ -102,9 +104,15 @@ class Tied(Model):
 
 
 def reload(model: Model, tensors: dict[str, torch.Tensor] = TENSORS) -> None:
-    loader = TensorLoader(model, CONFIG)
-    loader.start([])
-    loader.load(list(tensors.items()))
+    """One session that brings every tensor whole, out of the memory of a trainer rank."""
+    plan = plan_of(tensors, 1 << 20)
+    part = plan.part(0)
+    leased = [LeasedTensor(n, 0, "float32", w.numel()) for n, w in enumerate(tensors.values())]
+    loader = PlanLoader(model, CONFIG, None)
+    loader.start(of_part(part, leased), None)
+    sources, nothing = [w.reshape(-1) for w in tensors.values()], torch.empty(0, dtype=torch.uint8)
+    for index in range(len(part.windows)):
+        loader.apply(index, sources, nothing)
     loader.finish()
 
 

@@ -97,10 +97,10 @@ def test_only_what_vllm_packs_elsewhere_is_staged(
 
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
-    """From now on the loader raises once: at its first, middle or last bucket, or between a module's tensors."""
-    from mrl.resharding.vllm.modules import TensorLoader
+    """From now on the loader raises once: at its first, middle or last window, or between a module's tensors."""
+    from mrl.resharding.vllm.modules import PlanLoader
 
-    load, calls, seen = TensorLoader.load, [], []
+    load, calls, seen = PlanLoader._load, [], []
 
     def failing(self: Any, tensors: list) -> None:
         calls.append(len(tensors))
@@ -112,11 +112,11 @@ def break_loading(engine: RolloutEngine, where: str) -> None:
                 or len(calls) == {"first": 1, "middle": 9}.get(where, -1)
                 or len(seen) == {"last": 109}.get(where, -1)
             ):
-                TensorLoader.load = load
+                PlanLoader._load = load
                 raise RuntimeError(f"broken on purpose at {where} ({name})")
             load(self, [(name, tensor)])
 
-    TensorLoader.load = failing
+    PlanLoader._load = failing
 
 
 def break_finish(engine: RolloutEngine) -> None:

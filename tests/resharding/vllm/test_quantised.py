@@ -53,7 +53,7 @@ def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
     return target
 
 
-def test_planned_gathered_and_read_from_a_folder_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
+def test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "wide", dtype=torch.bfloat16, **SHAPE, seed=4)
     other = write_model(tmp_path / "other", dtype=torch.bfloat16, **SHAPE, seed=5)
     reader = engine(rewrite(folder, tmp_path / "narrow", keep_quantised=True), real_weights=True)
@@ -61,7 +61,7 @@ def test_planned_gathered_and_read_from_a_folder_are_the_same_to_the_last_bit(tm
     reader.close()
 
     host = engine(folder, rollout={"quantization": "fp8_block"})
-    feeder = Feeder(host.call(driving.addresses), SYNC)
+    feeder = Feeder(host.call(driving.addresses), SYNC, full=True)
     weights = read(folder)
     (tensors,) = spread(weights, 1)
     plan = build_plan(
@@ -72,7 +72,7 @@ def test_planned_gathered_and_read_from_a_folder_are_the_same_to_the_last_bit(tm
     )
     linear = sum(w.numel() for n, w in weights.items() if quantised.quantises(n))
     rest = sum(w.nbytes for n, w in weights.items() if not quantised.quantises(n))
-    assert plan.fallback == () and plan.summary()["bytes_needed"] == linear + linear // 128**2 * 4 + rest
+    assert not plan.whole_tensors and plan.summary()["bytes_needed"] == linear + linear // 128**2 * 4 + rest
     trainer = LeasedRank(tensors, list(weights.values()))
     assert planned_session(host, trainer, feeder, plan) == []
     answers = host.call(driving.generate, ASKED)

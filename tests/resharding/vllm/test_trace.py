@@ -135,7 +135,7 @@ def check_chain(
         quantised=is_quantised,
     )
     plan, full = build_plan(held, numbered, topology, world.options), checkpoint(world)
-    assert plan.summary()["fallback_bytes"] == 0
+    assert plan.summary()["whole_bytes"] == 0
     results = execute(plan, [loaded(manifest, full) for manifest in held])
     for manifest, result in zip(numbered, results, strict=True):
         for tensor, expected in zip(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrl.resharding.wire import cuda_memory
-from mrl.resharding.wire.copy_pool import holders
+from mrl.resharding.wire.cuda_memory import holders
 
 
 def test_reference_cycles_are_looked_for_where_something_still_holds_a_buffer(

@@ -1,4 +1,4 @@
-"""What no plan can place is named, counted and sent whole within the same session; for the known families it is nothing."""
+"""What engines take otherwise than by boxes is named, counted and comes whole, as rows of the plan; for the known families it is nothing."""
 
 import threading
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, WholeTensors, Windows
+from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
@@ -39,23 +39,23 @@ def traced() -> tuple[RankManifest, RankManifest]:
 
 
 class Counting(Windows):
-    """Takes whole only what its rank's tables say; counts it, or breaks at it."""
+    """Counts what comes whole, or breaks at it."""
 
     def __init__(self, storage: Storage, broken: bool = False) -> None:
         super().__init__(storage)
         self.whole: list[str] = []
         self._broken = broken
 
-    def load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def _load(self, name: str, tensor: torch.Tensor) -> None:
         if self._broken:
             raise ValueError("broken on purpose at a whole tensor")
-        self.whole += [name for name, _ in tensors]
-        super().load(tensors)
+        self.whole.append(name)
+        super()._load(name, tensor)
 
 
 @pytest.mark.parametrize("transport", ["auto", "distributed", "nixl"])
 def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -> None:
-    """Two windows of buckets and more: the whole tensors follow in the same numbering; an error there fails the session."""
+    """Two windows and more, in which whole tensors come beside parameters; an error there fails the session."""
     full, manifest = traced()
     meeting = store()
     trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
@@ -71,9 +71,9 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
         topology=topology,
         store=f"tcp://127.0.0.1:{meeting.port}",
     )
-    assert weight_sync.plan.fallback == WHOLE
+    assert sorted(weight_sync.plan.whole_tensors) == sorted(WHOLE)
     sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
-    assert weight_sync.plan.summary()["fallback_bytes"] == sum(sizes.values())
+    assert weight_sync.plan.summary()["whole_bytes"] == sum(sizes.values())
     assert f"{sum(sizes.values())} bytes" in explain(weight_sync.plan)
     storage, committed = Storage(full, CPU), -1
     for attempt in range(3):
@@ -85,7 +85,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
 
         def take(session: Session = session, consumer: Counting = consumer) -> None:
             try:
-                receiver.receive(session, WholeTensors(storage), consumer)
+                receiver.receive(session, consumer)
             except ValueError as error:
                 errors.append(error)  # noqa: B023 the thread ends inside the loop's turn
 
@@ -100,7 +100,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
         report = weight_sync.send(session)
         thread.join(60)
         committed += 1
-        assert report["fallback_bytes"] == sum(sizes.values())
+        assert report["whole_bytes"] == sum(sizes.values())
         assert sorted(consumer.whole) == sorted(WHOLE)
         assert storage.first_difference(MadeUp(trainer.checkpoint, version=attempt)) is None
     receiver.close()
@@ -117,19 +117,18 @@ def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() ->
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
     weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], topology=Topology.on([0]))
     whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
-    assert set(quantised.unquantised(weight_sync.plan.fallback)) == set(whole)
+    assert weight_sync.plan.whole_tensors.keys() == set(whole)
     storage = Storage(manifest, CPU)
     for number in range(2):
         trainer.fill(number)
         storage.poison()
         consumer, session = Counting(storage), Session.new(number - 1, number, weight_sync.digest)
-        taking = (session, WholeTensors(storage), consumer)
-        thread = threading.Thread(target=receiver.receive, args=taking)
+        thread = threading.Thread(target=receiver.receive, args=(session, consumer))
         thread.start()
         report = weight_sync.send(session)
         thread.join(60)
         assert sorted(consumer.whole) == sorted(whole)
-        assert report["fallback_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
+        assert report["whole_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
         assert storage.first_difference(MadeUp(trainer.checkpoint, version=number)) is None
     receiver.close()
     weight_sync.close()
@@ -148,12 +147,12 @@ def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_known_families_leave_nothing_to_the_gather_path(family: str) -> None:
+def test_nothing_of_the_known_families_comes_whole(family: str) -> None:
     """Live engines' manifests equal these (vllm/test_trace), so it holds for them too."""
     for seed in range(5):
         world = random_world(seed, family=family)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)
-        assert plan.summary()["fallback_bytes"] == plan.summary()["fallback_tensors"] == 0
+        assert not plan.whole_tensors
 
 
 def test_a_rank_that_takes_a_tensor_whole_changes_the_plans_digest() -> None:
@@ -164,4 +163,4 @@ def test_a_rank_that_takes_a_tensor_whole_changes_the_plans_digest() -> None:
     plans = [
         build_plan(world.trainers, d, world.topology, world.options) for d in (world.engines, [odd, *others])
     ]
-    assert plans[0].digest != plans[1].digest and plans[1].fallback == (name,)
+    assert plans[0].digest != plans[1].digest and plans[1].whole_tensors.keys() == {name}
