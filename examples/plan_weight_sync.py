@@ -13,8 +13,8 @@ trainer = Layout(tp=4, ep=8, dp=2)  # eight trainer ranks
 engines = Layout(tp=2, dp=4)  # four engines of two ranks, on the same eight GPUs
 
 plan = build_plan(
-    trainer_manifests.from_layout(model, trainer),
-    engine_manifests.from_layout(model, engines),
+    trainer_manifests.trainer_rank_manifests(model, trainer),
+    engine_manifests.engine_rank_manifests(model, engines),
     Topology.shared(8),
     PlanOptions(bucket_bytes=256 << 20),
 )

@@ -177,7 +177,7 @@ def receiver_manifests(
     options: argparse.Namespace, hf: dict[str, Any], rollout: Layout
 ) -> list[RankManifest]:
     """Of every engine rank, without an engine."""
-    return quantised.manifests(engine_manifests.from_layout(hf, rollout), options.quantize)
+    return quantised.manifests(engine_manifests.engine_rank_manifests(hf, rollout), options.quantize)
 
 
 def require_memory(
@@ -191,7 +191,7 @@ def require_memory(
     copy's), the buckets of one mode, and the processes."""
     engines = options.receivers == "vllm"
     rollout_bytes = max(m.num_bytes for m in manifests) * (2 if engines else 1)
-    train_bytes = max(m.num_bytes for m in trainer_manifests.from_layout(hf, train))
+    train_bytes = max(m.num_bytes for m in trainer_manifests.trainer_rank_manifests(hf, train))
     processes = (4 if engines else 2) * _PROCESS_BYTES
     slots = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     needed = slots * (rollout_bytes + train_bytes + 8 * bucket_bytes + processes)

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Dialer, Listener
-from mrl.resharding.wire.messages import Refused
+from mrl.resharding.wire.messages import OpenRefused
 
 ROUND_TRIPS, WARM_UP, ROUNDS = 2000, 50, 3
 DEADLINE_SECONDS = 60.0
@@ -34,7 +34,10 @@ def over_channel(host: str | None) -> Figures:
     """`host`: None for the socket of one slot."""
     addresses = multiprocessing.get_context("spawn").Queue()
     peer = _started(_answer_channel, addresses, host)
-    dialer, message = Dialer(addresses.get(timeout=DEADLINE_SECONDS)), Refused(session_id="s", reason=_TEXT)
+    dialer, message = (
+        Dialer(addresses.get(timeout=DEADLINE_SECONDS)),
+        OpenRefused(session_id="s", reason=_TEXT),
+    )
 
     def ask(_: int) -> None:
         dialer.send(message)

@@ -87,7 +87,7 @@ def measure(
     hf = models.config_of(model, scale=scale, train=Layout())
     trainer = BenchTrainer(hf, Layout(), 0, device=device)
     trainer.fill(1)
-    manifest = engine_manifests.from_layout(hf, Layout())
+    manifest = engine_manifests.engine_rank_manifests(hf, Layout())
     slot = Child(StorageSlot, manifest[0], _DEADLINE_SECONDS, device, seconds=4 * _DEADLINE_SECONDS)
     figures, same_digest = _in_one_process(device, min(1 << 30, trainer.memory.num_bytes), repeats)
     synced = _Sync(trainer, slot, manifest, bucket_bytes)

@@ -17,7 +17,7 @@ from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.planner.quantised import VALUES
 from mrl.resharding.planner.whole_tensors import whole_tensor_of
-from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.slot_tables import Tables, Target
@@ -112,7 +112,7 @@ class Windows:
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         window = self._tables.windows[index]
         self._read(window.local, sources)
-        run(window.unpack, bucket, self._flat)
+        run_copies(window.unpack, bucket, self._flat)
         for index in (t for module in window.closes for t in self._tables.targets_of(module)):
             target = self._tables.targets[index]
             if self._proof is not None:
@@ -122,7 +122,7 @@ class Windows:
 
     def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
         """What lies in leased memory."""
-        run(table, sources, self._flat)
+        run_copies(table, sources, self._flat)
 
     def _load(self, name: str, tensor: torch.Tensor) -> None:
         """A tensor that came whole."""

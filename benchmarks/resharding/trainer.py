@@ -1,7 +1,7 @@
 """A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with
 made-up bytes.
 
-Has what `transfer.trainer.Trainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
+Has what `transfer.trainer.SyncedTrainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
 live models'.
 """
 
@@ -18,7 +18,7 @@ from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import TRAINER, LocalTensor
 from mrl.resharding.planner.manifest import tensor_bytes
-from mrl.resharding.planner.trainer_manifests import from_layout
+from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import describe_device, describe_files
 from mrl.resharding.transfer.proof import ReadBoxes
@@ -67,7 +67,7 @@ class SharedParameters:
             segment.close()
 
 
-def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
+def describe(segments: Sequence[memory.MemorySegment]) -> list[dict[str, Any]]:
     """A fresh export of each, for one `lease.Lease`."""
     if segments[0].buffer.device.type == "cuda":
         return describe_device([s.buffer for s in segments])
@@ -75,7 +75,7 @@ def describe(segments: Sequence[memory.Segment]) -> list[dict[str, Any]]:
 
 
 class BenchTrainer:
-    """One rank of the training layout (`transfer.trainer.Trainer`)."""
+    """One rank of the training layout (`transfer.trainer.SyncedTrainer`)."""
 
     dtype = torch.bfloat16
     spec = TRAINER
@@ -86,7 +86,7 @@ class BenchTrainer:
         self.device = device
         self.hf_config, self.layout, self.family = dict(hf_config), layout, family_of(hf_config)
         self.checkpoint = self.family.checkpoint_tensors(hf_config)
-        manifest = from_layout(hf_config, layout)[rank]
+        manifest = trainer_rank_manifests(hf_config, layout)[rank]
         places, ends = [], [0, 0]
         for tensor in manifest.tensors:
             buffer = int(".experts." in tensor.name)

@@ -16,7 +16,7 @@ import torch
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
 from mrl.resharding.wire import memory
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.training.platform import device_memory
 from mrl.training.platform.parameter_memory import ParameterMemory
@@ -92,7 +92,7 @@ class Offloading:
 
     def many(self, rounds: int) -> None:
         """Export, off-load and reload in turns: the bytes stay, and nothing is kept back more and more."""
-        expected, free = digest(flat_bytes(self._parameters)), []
+        expected, free = digest_bytes(flat_bytes(self._parameters)), []
         same = True
         for _ in range(rounds):
             same = same and self._read_by_the_other() == expected

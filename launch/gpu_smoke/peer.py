@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.slot_tables import Tables
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.platform.parameter_memory import ParameterMemory
 
 DEADLINE_SECONDS = 60.0
@@ -94,12 +94,12 @@ class _Digests:
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         window = self._tables.windows[index]
-        run(window.local, sources, self._flat)
-        run(window.unpack, bucket, self._flat)
+        run_copies(window.local, sources, self._flat)
+        run_copies(window.unpack, bucket, self._flat)
 
     def finish(self) -> None:
         self.digests = {
-            target.name: digest(flat_bytes(flat))
+            target.name: digest_bytes(flat_bytes(flat))
             for target, flat in zip(self._tables.targets, self._flat, strict=True)
         }
 
@@ -128,7 +128,7 @@ def _serve(pipe: Connection, device: str) -> None:
             return receiver.release()
         if job == "lease":
             lease = Lease(arguments[0])
-            return [digest(buffer) for buffer in lease.buffers]
+            return [digest_bytes(buffer) for buffer in lease.buffers]
         assert job == "unmap" and lease is not None, f"unknown job {job}"
         return lease.close()
 

@@ -14,7 +14,7 @@ from mrl.errors import WeightSyncError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
 from mrl.launch.gpu_smoke.tiny_step import Dtype, batch_of, reference, start_worker, step, write_model
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.worker import MegatronWorker
 
 LARGEST_DIFFERENCE = 1e-4
@@ -139,7 +139,7 @@ def _visible(peer: Peer, device: torch.device) -> int:
 
 def _contents(worker: MegatronWorker) -> list[int]:
     """A digest of each parameter buffer."""
-    return [digest(flat_bytes(buffer.param_data)) for buffer in worker.policy.memory.buffers]
+    return [digest_bytes(flat_bytes(buffer.param_data)) for buffer in worker.policy.memory.buffers]
 
 
 def _raises(kind: type[Exception], action: Callable[[], object]) -> bool:

@@ -17,14 +17,14 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, SendStats
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import of_part
 from mrl.resharding.transfer.timeline import Timeline
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.slot_link import SlotLink
 
@@ -46,7 +46,7 @@ class OneRankLane:
         self._arrived = []
         for message in window.sends:
             data = self._bucket[message.offset : message.offset + message.num_bytes]
-            sent = digest(data)
+            sent = digest_bytes(data)
             received[: message.num_bytes].copy_(data)
             self._arrived.append(Parcel(rank=0, offset=0, num_bytes=message.num_bytes, digest=sent))
 
@@ -61,14 +61,14 @@ def run(device: torch.device, payload_bytes: int, report: Report) -> None:
     """Two sessions over the same buffers: the first maps them, the second shows what a weight sync costs."""
     sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, payload_bytes // 8)))
     tensors, manifest, plan = payload(payload_bytes, device, sync.bucket_bytes)
-    sent = {f"t{i}": digest(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
+    sent = {f"t{i}": digest_bytes(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
     peer = Peer(device.type)
     try:
         sender = WeightSender(peer.address, sync, SlotLink(sync.bucket_bytes, device))
         for version in range(2):
             session = Session.new(version - 1, version, plan.digest)
             peer.ask("receive", session, manifest)
-            stats = send(sender, session, plan, manifest, tensors)
+            stats = send_through_buckets(sender, session, plan, manifest, tensors)
             arrived = peer.answer()["digests"]
             report.check(
                 arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent"
@@ -86,7 +86,7 @@ def run(device: torch.device, payload_bytes: int, report: Report) -> None:
         peer.close()
 
 
-def send(
+def send_through_buckets(
     sender: WeightSender,
     session: Session,
     plan: Plan,
@@ -96,7 +96,7 @@ def send(
     """Sends one session through buckets; `manifest`: of `tensors`."""
     part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
-    ranks = Ranks(None, DEADLINE_SECONDS, sender.device)
+    ranks = RankGroup(None, DEADLINE_SECONDS, sender.device)
     lane = OneRankLane(part, sender.device)
     return planned.send(
         [Feed(sender, tables)], session, part, tensors, lane, ranks, proof, timeline=Timeline()

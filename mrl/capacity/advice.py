@@ -12,7 +12,7 @@ from mrl.capacity.estimate import Estimate
 from mrl.capacity.memory_timeline import Event
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
-from mrl.resharding.planner.trainer_manifests import from_layout
+from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
 from mrl.rollout.part import on_each_node
 
 FULL_SHARE = 0.08
@@ -197,7 +197,7 @@ def quantisation_warnings(estimate: Estimate) -> list[str]:
     config = estimate.config
     if config.rollout.quantization == "none":
         return config.warnings
-    cut = cut_inside_blocks(from_layout(estimate.facts.hf, estimate.layout), BLOCK)
+    cut = cut_inside_blocks(trainer_rank_manifests(estimate.facts.hf, estimate.layout), BLOCK)
     if not cut:
         return config.warnings
     return [

@@ -140,9 +140,9 @@ def planned_traffic(
     )
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
     apart = Topology.separate(world, own_slots, slots_per_node=gpus_per_node)
-    wide = engine_manifests.from_layout(facts.hf, engine, dtype=rollout.dtype)
+    wide = engine_manifests.engine_rank_manifests(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
-        trainer_manifests.from_layout(facts.hf, layout, dtype=rollout.dtype),
+        trainer_manifests.trainer_rank_manifests(facts.hf, layout, dtype=rollout.dtype),
         quantised.manifests(wide, rollout.quantization),
         apart if own_slots else shared,
     )

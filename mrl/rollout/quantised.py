@@ -100,7 +100,7 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
         engine = EngineRows(Shard(rollout.tp, rank, rollout.ep, rank % rollout.ep), "bfloat16")
         tensors = [tensor for number in kinds.values() for tensor in family.engine_layer(hf, number, engine)]
         try:
-            quantised.manifest(RankManifest.of(rank, tensors))
+            quantised.quantised_manifest(RankManifest.of(rank, tensors))
         except WeightSyncError as error:
             advice = "lower rollout.tp" if rollout.tp > 1 else "the model is too narrow, set it to none"
             raise ConfigError(

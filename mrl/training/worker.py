@@ -27,7 +27,7 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.reward_labels import reward_labels
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.loading import load_state
@@ -311,7 +311,7 @@ class MegatronWorker:
     def weights_digest(self) -> int:
         """Of this rank's parameters of all trained models, which are in its memory."""
         tensors = [tensor for model in self._models() for _, tensor, *_ in model.local_tensors()]
-        found = [digest(tensor.contiguous().view(torch.uint8).reshape(-1)) for tensor in tensors]
+        found = [digest_bytes(tensor.contiguous().view(torch.uint8).reshape(-1)) for tensor in tensors]
         return xxhash.xxh3_64_intdigest(np.array(found, np.uint64).tobytes())
 
     def offload(self, *, keep_parameters: bool = False) -> None:

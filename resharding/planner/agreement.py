@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, cells, contains, overlap
+from mrl.resharding.planner.boxes import Box, cells, contains, overlapping_boxes
 from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest, Replicas
 
 _NAMED = 20
@@ -123,7 +123,7 @@ def require_written_once(group: Replicas) -> None:
                 for low, size, whole in zip(start, shape, tensor.shape, strict=True)
             ):
                 raise WeightSyncError(f"{where}: box at {start} of shape {shape} reaches outside")
-        if twice := overlap(boxes):
+        if twice := overlapping_boxes(boxes):
             raise WeightSyncError(f"{where}: boxes {twice[0]} and {twice[1]} would write the same elements")
         filled = max((start[0] + shape[0] for start, shape in boxes), default=0)
         if sum(math.prod(shape) for _, shape in boxes) != math.prod((filled, *tensor.shape[1:])):

@@ -49,7 +49,7 @@ def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
         yield tuple(low for low, _ in cell), tuple(high - low for low, high in cell)
 
 
-def overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+def overlapping_boxes(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     """Two boxes that share an element, or None.
 
     >>> overlap([((0, 0), (2, 2)), ((0, 2), (2, 2))]) is None

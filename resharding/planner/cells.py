@@ -16,11 +16,11 @@ import numpy as np
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, contains, overlap
+from mrl.resharding.planner.boxes import Box, contains, overlapping_boxes
 from mrl.resharding.planner.manifest import Replicas
-from mrl.resharding.planner.patterns import Item, Pattern
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.quantised import Blocks
+from mrl.resharding.planner.transfers import Item, Pattern
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredCell:
     """A cell that a trainer rank computes the digest of: which box of its tensors it reads, and what it makes
     of it."""
 
@@ -89,7 +89,7 @@ class PlanCells:
             self._first.append(self.count)
             self.count += len(self._kinds[id(item.pattern)].boxes)
 
-    def answered(self, rank: int) -> dict[int, Answer]:
+    def answered(self, rank: int) -> dict[int, AnsweredCell]:
         """By number, the cells that a trainer rank answers for: each is some rank's, and one's only."""
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
@@ -135,21 +135,21 @@ def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
     )
 
 
-def _answer(item: Item, kind: _Kind, number: int) -> Answer:
+def _answer(item: Item, kind: _Kind, number: int) -> AnsweredCell:
     cell, block = Cell(item.tensor, *kind.boxes[number]), kind.blocks[number]
     tensor, box = item.tensor, cell.box
     if block and tensor not in {place.piece.tensor for place in item.holds}:
         tensor = tensor.removesuffix(SCALES)
         held = [(place.piece.start, place.piece.shape) for place in item.holds]
         box = Blocks.of(held, block).elements(*box)
-    return Answer(cell, tensor, box, kind.dtypes[number], block)
+    return AnsweredCell(cell, tensor, box, kind.dtypes[number], block)
 
 
 # -- where a cell lies ------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class StridedRun:
     """`rows` runs of `cols` elements, `stride` elements apart, of a flat array."""
 
     offset: int
@@ -158,12 +158,12 @@ class Run:
     cols: int
 
 
-def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> Run:
+def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> StridedRun:
     """The box of shape `box` at `start` of a contiguous array of `shape`, which may have more dimensions in
     front.
 
     >>> run_of((4, 8), (1, 2), (3, 4))
-    Run(offset=10, stride=8, rows=3, cols=4)
+    StridedRun(offset=10, stride=8, rows=3, cols=4)
     """
     box = (1,) * (len(shape) - len(box)) + tuple(box)
     offset, step = 0, 1
@@ -179,10 +179,10 @@ def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> Ru
             raise WeightSyncError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is no matrix")
         offset += at * step
         step *= size
-    return Run(offset, stride or cols, rows, cols)
+    return StridedRun(offset, stride or cols, rows, cols)
 
 
-class Places:
+class CellPlaces:
     """Where a rank's own manifest says that boxes of checkpoint tensors lie in its tensors."""
 
     def __init__(self, tensors: Sequence[LocalTensor]) -> None:
@@ -192,7 +192,7 @@ class Places:
             for piece in tensor.pieces:
                 self._pieces.setdefault(piece.tensor, []).append((index, piece))
 
-    def all_of(self, tensor: str, box: Box) -> list[tuple[int, Run]]:
+    def all_of(self, tensor: str, box: Box) -> list[tuple[int, StridedRun]]:
         """(index of the rank's tensor, run) of every place that holds the whole box."""
         runs = []
         for index, piece in self._pieces.get(tensor, ()):
@@ -204,7 +204,7 @@ class Places:
                 runs.append((index, run_of(local.shape, start, box[1])))
         return runs
 
-    def one_of(self, tensor: str, box: Box) -> tuple[int, Run]:
+    def one_of(self, tensor: str, box: Box) -> tuple[int, StridedRun]:
         """The first place that holds the whole box. WeightSyncError where there is none."""
         runs = self.all_of(tensor, box)
         if not runs:
@@ -229,4 +229,4 @@ def require_tiled(boxes: Iterable[tuple[str, Box]], cells: Iterable[Cell], where
 
 
 def _tiled(box: Box, cells: Sequence[Box]) -> bool:
-    return sum(math.prod(shape) for _, shape in cells) == math.prod(box[1]) and not overlap(cells)
+    return sum(math.prod(shape) for _, shape in cells) == math.prod(box[1]) and not overlapping_boxes(cells)

@@ -19,7 +19,7 @@ from mrl.models.tensors import CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
 
-def from_layout(
+def engine_rank_manifests(
     hf_config: Mapping[str, Any], layout: Layout, *, dtype: str = "bfloat16"
 ) -> list[RankManifest]:
     """The manifest of every engine rank, without an engine.

@@ -39,7 +39,7 @@ class RankManifest:
     @classmethod
     def of(cls, rank: int, tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> RankManifest:
         tensors, unplanned = tuple(tensors), tuple(sorted(unplanned))
-        return cls(rank, tensors, digest_of(tensors, unplanned), unplanned)
+        return cls(rank, tensors, manifest_digest(tensors, unplanned), unplanned)
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +87,7 @@ def tensor_bytes(tensor: LocalTensor) -> int:
     return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
 
 
-def digest_of(tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> str:
+def manifest_digest(tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> str:
     """sha256 over names, shapes, dtypes and pieces, in order, and over the names that come whole."""
     state = hashlib.sha256()
     for tensor in tensors:

@@ -1,7 +1,7 @@
 """The plan: a pure function of the manifests, the topology and the options, built once and replayed at every
 sync.
 
-Owns assembly, digest and totals. Patterns (who sends what), windows (in which order) and parts (one slot's
+Owns assembly, digest and totals. Transfers (who sends what), windows (in which order) and parts (one slot's
 tables) are in their own files. Nothing here moves a byte, and nothing depends on hostnames, time or hash
 order.
 """
@@ -21,11 +21,11 @@ from mrl.errors import ConfigError
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.agreement import require_agreement, require_placed, require_written_once
 from mrl.resharding.planner.manifest import RankManifest, Replicas, replicas, tensor_bytes
-from mrl.resharding.planner.patterns import Item, items
 from mrl.resharding.planner.quantised import leave_whole
-from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, ordered, windows
+from mrl.resharding.planner.schedule import SlotTraffic, Window, cut_counts, fill_windows, ordered_steps
 from mrl.resharding.planner.slot_plan import PartBuilder, SlotPart
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.transfers import Item, items
 from mrl.resharding.planner.whole_tensors import whole_tensor_of, with_whole_tensors
 
 PLANNER_VERSION = 3
@@ -161,7 +161,7 @@ def build_plan(
     listed = items(held, needed, topology, block=options.quantise_block)
     traffic = SlotTraffic(topology, reach=options.reach)
     parts = cut_counts(listed, traffic, bucket_bytes=options.bucket_bytes)
-    order = ordered(listed, parts, held, needed, interleave_stages=options.interleave_stages)
+    order = ordered_steps(listed, parts, held, needed, interleave_stages=options.interleave_stages)
     return Plan(
         digest=_digest(trainers, engines, topology, options),
         options=options,
@@ -169,7 +169,7 @@ def build_plan(
         trainers=tuple(held),
         engines=tuple(needed),
         items=tuple(listed),
-        windows=tuple(windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
+        windows=tuple(fill_windows(listed, order, traffic, bucket_bytes=options.bucket_bytes)),
     )
 
 

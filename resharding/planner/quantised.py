@@ -56,7 +56,7 @@ def engine_settings(num_layers: int) -> dict[str, Any]:
     }
 
 
-def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
+def quantised_manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
     """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts
     inside a block."""
     result: list[LocalTensor] = []
@@ -70,7 +70,7 @@ def manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
 
 def manifests(wide: Sequence[RankManifest], quantization: str) -> list[RankManifest]:
     """Engine ranks' manifests in the form that `rollout.quantization` names."""
-    return list(wide) if quantization == "none" else [manifest(rank) for rank in wide]
+    return list(wide) if quantization == "none" else [quantised_manifest(rank) for rank in wide]
 
 
 def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:

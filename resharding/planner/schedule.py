@@ -16,8 +16,8 @@ import numpy as np
 
 from mrl.errors import ConfigError
 from mrl.resharding.planner.manifest import Replicas, module_of
-from mrl.resharding.planner.patterns import WIRE_BYTES, Item, NeededCell, Pattern
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.transfers import WIRE_BYTES, Item, NeededCell, Pattern
 
 ALIGN = 16
 """Bytes: messages start on it, and the bound on a bucket counts every cell rounded up to it."""
@@ -30,7 +30,7 @@ SMALLEST_GRANULE = 64 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """Part `part` of `parts` of one item; parts split every cell of the item alike."""
 
     item: int
@@ -38,7 +38,7 @@ class Step:
     parts: int = 1
 
 
-Window = tuple[Step, ...]
+Window = tuple[PlanStep, ...]
 
 
 def slice_of(
@@ -143,14 +143,14 @@ def _module_of_item(item: Item, engines: Sequence[Replicas]) -> str:
     return module_of(engines[place.group].tensors[place.index].name)
 
 
-def ordered(
+def ordered_steps(
     items: Sequence[Item],
     parts: Sequence[int],
     trainers: Sequence[Replicas],
     engines: Sequence[Replicas],
     *,
     interleave_stages: bool,
-) -> list[Step]:
+) -> list[PlanStep]:
     """All parts of all items in the plan's global order: each stage's modules in turn by the share of its
     bytes that went before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
@@ -162,7 +162,7 @@ def ordered(
     for numbers in modules.values():
         stages.setdefault(min(lowest[n] for n in numbers), []).append(numbers)
     num_bytes = {key: int(p.sizes.sum()) for key, p in {id(i.pattern): i.pattern for i in items}.items()}
-    keyed: list[tuple[float, int, list[Step]]] = []
+    keyed: list[tuple[float, int, list[PlanStep]]] = []
     for stage, listed in stages.items():
         sizes = [sum(num_bytes[id(items[n].pattern)] for n in numbers) for numbers in listed]
         done, whole = 0, sum(sizes) or 1
@@ -179,12 +179,12 @@ def ordered(
 
 def _round_robin(
     numbers: Sequence[int], parts: Sequence[int], lane_of: Sequence[tuple[int, int]]
-) -> list[Step]:
+) -> list[PlanStep]:
     """Parts of items of different trainer ranks and engine ranks in turn, more often from longer lanes, so
     that all end together."""
-    lanes: dict[tuple[int, int], list[Step]] = {}
+    lanes: dict[tuple[int, int], list[PlanStep]] = {}
     for number in numbers:
-        steps = (Step(number, part, parts[number]) for part in range(parts[number]))
+        steps = (PlanStep(number, part, parts[number]) for part in range(parts[number]))
         lanes.setdefault(lane_of[number], []).extend(steps)
     keyed = [
         ((2 * place + 1) / (2 * len(lane)), key, step)
@@ -206,12 +206,12 @@ def cut_counts(items: Sequence[Item], traffic: SlotTraffic, *, bucket_bytes: int
     return counts
 
 
-def windows(
-    items: Sequence[Item], order: Iterable[Step], traffic: SlotTraffic, *, bucket_bytes: int
+def fill_windows(
+    items: Sequence[Item], order: Iterable[PlanStep], traffic: SlotTraffic, *, bucket_bytes: int
 ) -> list[Window]:
     """Steps in their order, grouped so that in no window any slot sends or receives more than bucket_bytes."""
     result: list[Window] = []
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     total = np.zeros(traffic.num_lanes, dtype=np.int64)
     for step in order:
         item = items[step.item]

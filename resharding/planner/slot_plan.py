@@ -20,13 +20,13 @@ from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyList, CopyTable, Side
 from mrl.resharding.planner.forms import BoxPlace
 from mrl.resharding.planner.manifest import Replicas, module_of
-from mrl.resharding.planner.patterns import WIRE_BYTES, Item, Transfer
-from mrl.resharding.planner.schedule import ALIGN, Step, Window, slice_of
+from mrl.resharding.planner.schedule import ALIGN, PlanStep, Window, slice_of
 from mrl.resharding.planner.topology import Topology
+from mrl.resharding.planner.transfers import WIRE_BYTES, Item, Transfer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Message:
+class SlotMessage:
     """`num_bytes` bytes at `offset` of this slot's send (or receive) bucket, to (or from) slot `peer`."""
 
     peer: int
@@ -57,8 +57,8 @@ class WindowPart(EngineWindow):
     index: int
     pack: CopyTable
     """Trainer tensors -> send bucket."""
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
+    sends: tuple[SlotMessage, ...]
+    receives: tuple[SlotMessage, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SlotPart:
         return sum(len(window.local) + len(window.unpack) for window in self.windows)
 
 
-def _end(messages: Sequence[Message]) -> int:
+def _end(messages: Sequence[SlotMessage]) -> int:
     return messages[-1].offset + messages[-1].num_bytes if messages else 0
 
 
@@ -180,7 +180,7 @@ class PartBuilder:
             self._mine[key] = item.pattern.of_ranks(self._trainer_rank, self._engine_rank, item.ordinal)
         return self._mine[key]
 
-    def _add(self, draft: _Draft, item: Item, step: Step, transfer: Transfer) -> None:
+    def _add(self, draft: _Draft, item: Item, step: PlanStep, transfer: Transfer) -> None:
         receiving = transfer.engine_rank == self._engine_rank
         sender = self._topology.trainer_slots[transfer.sender]
         receiver = self._topology.engine_slots[transfer.engine_rank]
@@ -303,7 +303,7 @@ class _Draft:
         )
 
 
-def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[Message, ...]]:
+def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[SlotMessage, ...]]:
     """All streams one after another in the bucket, in order of peer."""
     if not streams:
         return np.empty(0, COPY), ()
@@ -312,7 +312,7 @@ def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[
         table = stream.copies.table()
         table[side] += base // WIRE_BYTES[table["wire"]]
         tables.append(table)
-        messages.append(Message(peer, base, stream.num_bytes))
+        messages.append(SlotMessage(peer, base, stream.num_bytes))
         base += stream.num_bytes
     return np.concatenate(tables), tuple(messages)
 

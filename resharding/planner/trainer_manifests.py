@@ -13,7 +13,7 @@ from mrl.models.tensors import TRAINER, Spec
 from mrl.resharding.planner.manifest import RankManifest
 
 
-def from_layout(
+def trainer_rank_manifests(
     hf_config: Mapping[str, Any],
     layout: Layout,
     *,

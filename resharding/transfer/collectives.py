@@ -21,7 +21,7 @@ _ERROR_BYTES = 4096
 T = TypeVar("T")
 
 
-class Ranks:
+class RankGroup:
     """The trainer ranks that run a session together; without a group, this process alone."""
 
     def __init__(

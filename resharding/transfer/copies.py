@@ -23,7 +23,7 @@ DTYPES = {
 """The types of the tensors that may travel, by torch's names without the prefix."""
 
 
-def run(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
+def run_copies(table: CopyTable, sources: Sequence[Any] | Any, targets: Sequence[Any] | Any) -> None:
     """Executes a table over flat 1-D arrays. The side that is the bucket is one flat uint8 array; the other a
     sequence indexed by tensor. Casting follows the target's dtype, through the wire dtype where a bucket is
     involved."""

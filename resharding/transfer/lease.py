@@ -23,7 +23,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.slot_tables import LeasedTensor
 from mrl.resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
-from mrl.resharding.wire.processes import ProcessId, opened_file
+from mrl.resharding.wire.processes import ProcessId, file_of_process
 
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class Lease:
     def _map(self, description: dict[str, Any]) -> None:
         owner = ProcessId(description["pid"], description["start_ticks"])
         num_bytes = description["num_bytes"]
-        with opened_file(owner, description["fd"], "leased memory") as (fd, path):
+        with file_of_process(owner, description["fd"], "leased memory") as (fd, path):
             found = os.fstat(fd)
             if found.st_ino != description["inode"]:
                 raise WeightSyncError(f"{path} is another file than the one that was leased")

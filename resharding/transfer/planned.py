@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
-from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
-from mrl.resharding.transfer.collectives import Ranks
-from mrl.resharding.transfer.copies import run
+from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
+from mrl.resharding.transfer.collectives import RankGroup
+from mrl.resharding.transfer.copies import run_copies
 from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.run_session import Feed, Moved, SendStats, run_session
 from mrl.resharding.transfer.session import Session
@@ -57,12 +57,12 @@ class PeerLane:
     bucket; this slot's trainer only passes it on."""
 
     def __init__(
-        self, ranks: Ranks, part: SlotPart, rank_of_slot: Mapping[int, int], *, digests: bool = False
+        self, ranks: RankGroup, part: SlotPart, rank_of_slot: Mapping[int, int], *, digests: bool = False
     ) -> None:
         self._ranks, self._rank_of_slot, self._digests = ranks, rank_of_slot, digests
         self._buckets = _send_buckets(part, ranks.device)
         self._works: list[Any] = []
-        self._arriving: list[tuple[int, Message, torch.Tensor]] = []
+        self._arriving: list[tuple[int, SlotMessage, torch.Tensor]] = []
         """(sender's rank, message, where its digest comes) of the started window."""
 
     def bucket(self, turn: int) -> torch.Tensor:
@@ -151,7 +151,7 @@ def send(
     part: SlotPart,
     tensors: Sequence[torch.Tensor],
     lane: Lane | None,
-    ranks: Ranks,
+    ranks: RankGroup,
     proof: TrainerProof,
     *,
     timeline: Timeline,
@@ -195,7 +195,7 @@ def _windows(
     part: SlotPart,
     flat: Sequence[torch.Tensor],
     lane: Lane,
-    ranks: Ranks,
+    ranks: RankGroup,
     timeline: Timeline,
 ) -> Moved:
     """Packs and sends every window, in the plan's order. A window is packed while the one before is on its way;
@@ -231,7 +231,7 @@ def _ready(
         try:
             bucket = lane.bucket(turn)
             timeline.begin("pack", turn)
-            run(window.pack, flat, bucket)
+            run_copies(window.pack, flat, bucket)
             timeline.end("pack", turn)
         finally:  # else bytes of a session that failed here could still arrive in the next one
             arrived = lane.finish(turn - 1)

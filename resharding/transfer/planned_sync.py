@@ -20,7 +20,7 @@ from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.slot_plan import SlotPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.lease import Lent, describe_device, of_lenders
 from mrl.resharding.transfer.planned import Lane, MeshLane, PeerLane, parcels_of
 from mrl.resharding.transfer.proof import TrainerProof
@@ -30,7 +30,7 @@ from mrl.resharding.transfer.slot_tables import LeasedTensor, Tables, of_part
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.transfer.trainer import (
     Start,
-    Trainer,
+    SyncedTrainer,
     endpoints_of,
     group_of,
     lent_by,
@@ -45,7 +45,7 @@ class PlannedSync:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: SyncedTrainer,
         sync: SyncSection,
         addresses: Sequence[str],
         engines: Sequence[RankManifest],
@@ -101,7 +101,7 @@ class PlannedSync:
                 "which only a plan by boxes can follow"
             )
 
-    def feeds(self, ranks: Ranks) -> list[Feed]:
+    def feeds(self, ranks: RankGroup) -> list[Feed]:
         """The engine ranks that this rank feeds; in the first session the ranks tell each other where their parameters
         lie."""
         if self._feeds is None:
@@ -150,7 +150,7 @@ class PlannedSync:
         """Sends one session under a lease of the parameter memory, not to the `absent` engine ranks; all trainer ranks
         call it together."""
         trainer = self._trainer
-        ranks = Ranks(group_of(trainer), self._sync.deadline_seconds, trainer.device)
+        ranks = RankGroup(group_of(trainer), self._sync.deadline_seconds, trainer.device)
         self.timeline = Timeline()
         trainer.memory.lease()  # before all have met: some receiver may read from then on
         try:
@@ -189,7 +189,7 @@ class PlannedSync:
         messages = sum(window.bucket_bytes for window in feed.tables.windows)
         return messages + feed.tables.lent_bytes(len(part.trainer_tensors))
 
-    def _far(self, ranks: Ranks) -> Lane | None:
+    def _far(self, ranks: RankGroup) -> Lane | None:
         """The lane beyond what is read, with its buckets, made in the first session; None where everything is read."""
         topology, mesh = self.plan.topology, self._endpoints.mesh
         if self.plan.options.read_neighbours and len(set(topology.nodes)) == 1:
@@ -204,7 +204,7 @@ class PlannedSync:
                 self._lane = MeshLane(mesh, self.part, receivers, ranks.together(lambda: self._places(ranks)))
         return self._lane
 
-    def _places(self, ranks: Ranks) -> list[dict[int, int]]:
+    def _places(self, ranks: RankGroup) -> list[dict[int, int]]:
         """By window, slot -> where this rank's message begins in its receive bucket: what the ranks that feed the
         slots tell all others."""
         slots = [self.plan.topology.engine_slots[receiver] for receiver in self._endpoints.receivers]

@@ -18,16 +18,16 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import SCALES, LocalTensor
 from mrl.resharding.planner.boxes import Box
 from mrl.resharding.planner.cells import (
-    Answer,
+    AnsweredCell,
     Cell,
-    Places,
+    CellPlaces,
     PlanCells,
-    Run,
+    StridedRun,
     require_tiled,
 )
 from mrl.resharding.planner.manifest import RankManifest, module_of
 from mrl.resharding.planner.whole_tensors import whole_target, whole_tensor_of
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.fp8 import quantised
 from mrl.resharding.transfer.slot_tables import Target
@@ -52,9 +52,9 @@ class TrainerProof:
     ) -> None:
         """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine
         ranks that it feeds."""
-        places = Places(tensors)
-        self._answers: dict[int, Answer] = {}
-        self._runs: dict[int, Run] = {}
+        places = CellPlaces(tensors)
+        self._answers: dict[int, AnsweredCell] = {}
+        self._runs: dict[int, StridedRun] = {}
         self._by_tensor: dict[int, list[int]] = {}
         for number, answer in plan_cells.answered(rank).items():
             index, run = places.one_of(answer.tensor, answer.box)
@@ -65,7 +65,7 @@ class TrainerProof:
         """By engine rank, its cells by number."""
 
     def said(
-        self, arrays: Sequence[torch.Tensor], ranks: Ranks, receivers: Iterable[int] | None = None
+        self, arrays: Sequence[torch.Tensor], ranks: RankGroup, receivers: Iterable[int] | None = None
     ) -> list[str]:
         """For every receiver (or these), the digests of its cells in all ranks' parameters; all ranks call it together.
 
@@ -82,7 +82,7 @@ class TrainerProof:
         device = arrays[0].device if arrays else torch.device("cpu")
         seen: list[int] = []
 
-        def stored() -> Iterator[tuple[torch.Tensor, Run]]:
+        def stored() -> Iterator[tuple[torch.Tensor, StridedRun]]:
             for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
                 seen.append(numbers[index])
                 flat = values.reshape(-1).to(device)  # each kind of device has a digest of its own
@@ -106,7 +106,7 @@ class TrainerProof:
         return result
 
 
-def _in_form(answer: Answer, flat: torch.Tensor, run: Run) -> tuple[torch.Tensor, Run]:
+def _in_form(answer: AnsweredCell, flat: torch.Tensor, run: StridedRun) -> tuple[torch.Tensor, StridedRun]:
     """A box of a held tensor in the form that engine ranks hold: as it lies where they hold the very bytes
     (scales may have the dtype of what they are made from), else made."""
     if not answer.block and flat.dtype == DTYPES[answer.dtype]:
@@ -115,7 +115,7 @@ def _in_form(answer: Answer, flat: torch.Tensor, run: Run) -> tuple[torch.Tensor
     return formed, _whole(formed)
 
 
-def _formed(answer: Answer, flat: torch.Tensor, run: Run, dtype: torch.dtype) -> torch.Tensor:
+def _formed(answer: AnsweredCell, flat: torch.Tensor, run: StridedRun, dtype: torch.dtype) -> torch.Tensor:
     """A box in the form of engine ranks: cast, or quantised, which needs its rows as they were (a run may
     have joined them)."""
     if not answer.block:
@@ -127,8 +127,8 @@ def _formed(answer: Answer, flat: torch.Tensor, run: Run, dtype: torch.dtype) ->
     return quantised(matrix, answer.dtype, answer.block)
 
 
-def _whole(values: torch.Tensor) -> Run:
-    return Run(0, values.numel(), 1, values.numel())
+def _whole(values: torch.Tensor) -> StridedRun:
+    return StridedRun(0, values.numel(), 1, values.numel())
 
 
 class EngineProof:
@@ -152,7 +152,7 @@ class EngineProof:
             WeightSyncError: the cells do not make up everything that the manifest has.
         """
         self._cells = tuple(cells)
-        self._places: dict[str, list[tuple[int, Run]]] = {}
+        self._places: dict[str, list[tuple[int, StridedRun]]] = {}
         self._place(targets, manifest)
         self._expected = sum(len(runs) for runs in self._places.values())
         self._seen: list[tuple[int, int]] = []
@@ -174,7 +174,7 @@ class EngineProof:
                     f"{where}: {sorted(left)} of {reader} are neither planned nor come whole"
                 )
         require_tiled(((p.tensor, (p.start, p.shape)) for t in planned for p in t.pieces), cells, where)
-        places = Places(planned)
+        places = CellPlaces(planned)
         for number, cell in enumerate(cells):
             runs = places.all_of(cell.tensor, cell.box)
             if not runs:

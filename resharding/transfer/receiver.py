@@ -16,10 +16,10 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.consumers import Consumer
-from mrl.resharding.transfer.conversation import Conversation
+from mrl.resharding.transfer.conversation import SessionConversation
 from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.proof import EngineProof
-from mrl.resharding.transfer.session import Progress, Session, State
+from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire import memory
@@ -38,7 +38,7 @@ class Receiver:
 
     def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
         """`host`: this machine's address, for a sender that does not share this slot's memory."""
-        self.progress = Progress()
+        self.progress = ReceiverProgress()
         self.deadline_seconds = deadline_seconds
         """The longest wait for the sender."""
         self.faults = Faults()
@@ -68,7 +68,7 @@ class Receiver:
         """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
-        conversation = Conversation(self._listener, session, self.deadline_seconds)
+        conversation = SessionConversation(self._listener, session, self.deadline_seconds)
         try:
             opening = self._accept(conversation)
             tables = self._tables(conversation, opening)
@@ -84,8 +84,8 @@ class Receiver:
             self._fail(conversation, error, consumer)
             raise
 
-    def _fail(self, conversation: Conversation, error: BaseException, consumer: Consumer) -> None:
-        begun = self.progress.state in (State.RECEIVING, State.VERIFIED)
+    def _fail(self, conversation: SessionConversation, error: BaseException, consumer: Consumer) -> None:
+        begun = self.progress.state in (ReceiverState.RECEIVING, ReceiverState.VERIFIED)
         text = "".join(traceback.format_exception(error))
         self.progress.fail(text)
         traceback.clear_frames(
@@ -117,7 +117,7 @@ class Receiver:
 
     # -- the phases of a session ---------------------------------------------------------------------------------
 
-    def _accept(self, conversation: Conversation) -> m.Open:
+    def _accept(self, conversation: SessionConversation) -> m.Open:
         opening = conversation.accept()
         self._map(opening.buffers)
         self.faults.reached("accepted")
@@ -139,7 +139,7 @@ class Receiver:
         if proof is not None:
             proof.start()
 
-    def _tables(self, conversation: Conversation, opening: m.Open) -> Tables:
+    def _tables(self, conversation: SessionConversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked
         against memory."""
         session = conversation.session
@@ -160,7 +160,7 @@ class Receiver:
         return tables
 
     def _take_windows(
-        self, conversation: Conversation, opening: m.Open, tables: Tables, consumer: Consumer
+        self, conversation: SessionConversation, opening: m.Open, tables: Tables, consumer: Consumer
     ) -> None:
         """Everything is written and proved. What has to be unmapped is so after the last window, before anything is
         acknowledged as complete."""
@@ -186,16 +186,16 @@ class Receiver:
         if not self._lease.stays:
             self._end_lease()
         message, taken = conversation.next("the end"), len(tables.windows)
-        if not isinstance(message, m.End) or message.num_windows != taken:
+        if not isinstance(message, m.SessionEnd) or message.num_windows != taken:
             raise WeightSyncError(
                 f"{conversation.session}: {taken} windows were taken, expected their end, got {message!r:.200}"
             )
         self._prove(message)
 
-    def _window(self, conversation: Conversation, size: int, expected: int) -> torch.Tensor:
+    def _window(self, conversation: SessionConversation, size: int, expected: int) -> torch.Tensor:
         """[size] uint8: what the next window brings from elsewhere, once the sender says that it is there."""
         message = conversation.next(f"window {expected}")
-        if not isinstance(message, m.Window) or message.index != expected:
+        if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
         self.timeline.begin("take", expected)
         mark = time.monotonic()
@@ -208,7 +208,7 @@ class Receiver:
         if lease is not None:
             lease.close()
 
-    def _prove(self, end: m.End) -> None:
+    def _prove(self, end: m.SessionEnd) -> None:
         """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that
         is proved."""
         if self._proof is None:
@@ -219,7 +219,7 @@ class Receiver:
 
     def _finish(
         self,
-        conversation: Conversation,
+        conversation: SessionConversation,
         consumer: Consumer,
         num_tensors: int,
         num_bytes: int,
@@ -237,7 +237,7 @@ class Receiver:
             seconds=self._spent | {"wait": conversation.wait_seconds},
         )
 
-    def _commit(self, conversation: Conversation, verified: m.Verified) -> None:
+    def _commit(self, conversation: SessionConversation, verified: m.Verified) -> None:
         self.progress.verified()
         self.faults.reached("verified")
         conversation.send(verified)
@@ -251,7 +251,7 @@ class Receiver:
 
     def _bytes(
         self,
-        conversation: Conversation,
+        conversation: SessionConversation,
         which: int,
         num_bytes: int,
         parcels: Sequence[m.Parcel] | None = None,

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
@@ -76,7 +76,7 @@ class Feed:
 
 
 def run_session(
-    ranks: Ranks,
+    ranks: RankGroup,
     session: Session,
     feeds: Sequence[Feed],
     move: Callable[[], Moved],

@@ -156,7 +156,7 @@ class WeightSender:
         if not in_flight:
             self._memory().push(which, received_bytes)
         self._post(
-            m.Window(
+            m.WindowFilled(
                 session_id=session.session_id,
                 index=self._sent,
                 buffer=which,
@@ -179,7 +179,7 @@ class WeightSender:
         `proof`: what the trainer's own parameters hold in the receiver's cells
         (`proof.TrainerProof.said`)."""
         session_id = self._open_session().session_id
-        self._post(m.End(session_id=session_id, num_windows=self._sent, proof=proof))
+        self._post(m.SessionEnd(session_id=session_id, num_windows=self._sent, proof=proof))
         while self._done < self._sent:
             self._next(m.Done, f"bucket {self._done} to be taken")
             self._done += 1
@@ -234,9 +234,9 @@ class WeightSender:
             if message.session_id != session.session_id:
                 continue
             self.wait_seconds += time.monotonic() - mark
-            if isinstance(message, m.Refused | m.Failed):
+            if isinstance(message, m.OpenRefused | m.Failed):
                 self._session = None
-                text = message.reason if isinstance(message, m.Refused) else message.error
+                text = message.reason if isinstance(message, m.OpenRefused) else message.error
                 raise WeightSyncError(self._said(session, text))
             if not isinstance(message, kind):
                 raise WeightSyncError(

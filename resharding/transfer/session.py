@@ -37,7 +37,7 @@ class Session:
         return f"session {self.session_id[:8]} (version {start} -> {self.to_version})"
 
 
-class State(enum.Enum):
+class ReceiverState(enum.Enum):
     """Where a receiver stands."""
 
     IDLE = "idle"
@@ -55,20 +55,20 @@ class State(enum.Enum):
 
 
 _NEXT = {
-    State.IDLE: {State.PREPARED},
-    State.PREPARED: {State.RECEIVING, State.FAILED},
-    State.RECEIVING: {State.VERIFIED, State.FAILED},
-    State.VERIFIED: {State.COMMITTED, State.FAILED},
-    State.COMMITTED: {State.PREPARED, State.FAILED},
-    State.FAILED: {State.PREPARED},
+    ReceiverState.IDLE: {ReceiverState.PREPARED},
+    ReceiverState.PREPARED: {ReceiverState.RECEIVING, ReceiverState.FAILED},
+    ReceiverState.RECEIVING: {ReceiverState.VERIFIED, ReceiverState.FAILED},
+    ReceiverState.VERIFIED: {ReceiverState.COMMITTED, ReceiverState.FAILED},
+    ReceiverState.COMMITTED: {ReceiverState.PREPARED, ReceiverState.FAILED},
+    ReceiverState.FAILED: {ReceiverState.PREPARED},
 }
 
 
-class Progress:
+class ReceiverProgress:
     """The state of one receiver over its sessions."""
 
     def __init__(self) -> None:
-        self.state = State.IDLE
+        self.state = ReceiverState.IDLE
         self.version = -1
         """Last committed version."""
         self.session: Session | None = None
@@ -76,44 +76,44 @@ class Progress:
 
     @property
     def serving(self) -> bool:
-        return self.state is State.COMMITTED
+        return self.state is ReceiverState.COMMITTED
 
     def prepare(self, session: Session) -> None:
         """Opens a session; refuses a second one at the same time, and one that does not follow the committed
         version. One from any version may end at it too: every session brings all weights."""
-        if self.state in (State.PREPARED, State.RECEIVING, State.VERIFIED):
+        if self.state in (ReceiverState.PREPARED, ReceiverState.RECEIVING, ReceiverState.VERIFIED):
             raise WeightSyncError(
                 f"{session} refused: {self.session} is still open (state {self.state.value})"
             )
         anew = session.from_version is None
-        again = session.to_version == self.version >= 0 and (anew or self.state is State.FAILED)
+        again = session.to_version == self.version >= 0 and (anew or self.state is ReceiverState.FAILED)
         follows = anew or session.from_version == self.version
         if not follows or not (again or session.to_version > self.version):
             raise WeightSyncError(
                 f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
                 "and end at a later one (or at the same one, when its weights were lost)"
             )
-        self._move(State.PREPARED)
+        self._move(ReceiverState.PREPARED)
         self.session, self.error = session, ""
 
     def receiving(self) -> None:
-        self._move(State.RECEIVING)
+        self._move(ReceiverState.RECEIVING)
 
     def verified(self) -> None:
-        self._move(State.VERIFIED)
+        self._move(ReceiverState.VERIFIED)
 
     def commit(self) -> None:
         """The session's version becomes the visible one."""
         assert self.session is not None
-        self._move(State.COMMITTED)
+        self._move(ReceiverState.COMMITTED)
         self.version, self.session = self.session.to_version, None
 
     def fail(self, error: str) -> None:
         """The receiver serves nothing until a later session commits."""
-        self._move(State.FAILED)
+        self._move(ReceiverState.FAILED)
         self.session, self.error = None, error
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: ReceiverState) -> None:
         if state not in _NEXT[self.state]:
             raise WeightSyncError(
                 f"a receiver cannot go from {self.state.value} to {state.value} ({self.session})"

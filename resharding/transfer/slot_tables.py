@@ -107,7 +107,7 @@ class Tables:
 
     @classmethod
     def decode(cls, data: dict[str, Any]) -> Tables:
-        """WeightSyncError for anything that is not what `encode` makes."""
+        """WeightSyncError for anything that is not what `Tables.encode` makes."""
         try:
             return cls(
                 tuple(LeasedTensor(*row) for row in data["sources"]),

@@ -15,8 +15,8 @@ from mrl.models.family import Family
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.planner.trainer_manifests import from_layout
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.endpoints import Endpoints, open_endpoints
 from mrl.resharding.transfer.lease import Lent, describe_files
 from mrl.resharding.transfer.proof import ReadBoxes, TrainerProof
@@ -37,7 +37,7 @@ class Memory(Protocol):
     def release(self) -> None: ...
 
 
-class Trainer(Protocol):
+class SyncedTrainer(Protocol):
     """What is read of a Megatron worker."""
 
     family: Family
@@ -61,30 +61,30 @@ class Trainer(Protocol):
     def memory(self) -> Memory: ...
 
 
-def manifests_of(trainer: Trainer) -> list[RankManifest]:
+def manifests_of(trainer: SyncedTrainer) -> list[RankManifest]:
     """What every trainer rank holds, from the layout."""
     dtype = str(trainer.dtype).removeprefix("torch.")
-    return from_layout(trainer.hf_config, trainer.layout, dtype=dtype, spec=trainer.spec)
+    return trainer_rank_manifests(trainer.hf_config, trainer.layout, dtype=dtype, spec=trainer.spec)
 
 
-def group_of(trainer: Trainer) -> dist.ProcessGroup | None:
+def group_of(trainer: SyncedTrainer) -> dist.ProcessGroup | None:
     return dist.group.WORLD if trainer.layout.world_size > 1 else None
 
 
 def endpoints_of(
-    trainer: Trainer, sync: SyncSection, addresses: Sequence[str], store: str | None
+    trainer: SyncedTrainer, sync: SyncSection, addresses: Sequence[str], store: str | None
 ) -> Endpoints:
     world = trainer.layout.world_size
     rank = dist.get_rank() if world > 1 else 0
     return open_endpoints(sync, addresses, rank=rank, num_trainers=world, device=trainer.device, store=store)
 
 
-def reads_neighbours(trainer: Trainer, endpoints: Endpoints) -> bool:
+def reads_neighbours(trainer: SyncedTrainer, endpoints: Endpoints) -> bool:
     """Whether processes of one node read parameters out of one another's memory: without GPUs, and without a mesh."""
     return trainer.device.type == "cpu" and endpoints.mesh is None
 
 
-def lent_by(trainer: Trainer) -> Lent:
+def lent_by(trainer: SyncedTrainer) -> Lent:
     """What this rank lends in every session."""
     files = describe_files(trainer.memory.export()) if trainer.device.type == "cpu" else ()
     return Lent(leased_tensors(trainer.local_tensors()), files)
@@ -93,7 +93,7 @@ def lent_by(trainer: Trainer) -> Lent:
 class Start:
     """What is made sure of before the first byte of a session."""
 
-    def __init__(self, trainer: Trainer, sync: SyncSection, facts: Mapping[str, object]) -> None:
+    def __init__(self, trainer: SyncedTrainer, sync: SyncSection, facts: Mapping[str, object]) -> None:
         """`facts`: what else must be the same on all ranks, by the words an error names it with."""
         self._trainer = trainer
         self._facts = {
@@ -106,7 +106,11 @@ class Start:
         self._compared = False
 
     def check(
-        self, session: Session, ranks: Ranks, proof: Callable[[], TrainerProof], absent: Sequence[int] = ()
+        self,
+        session: Session,
+        ranks: RankGroup,
+        proof: Callable[[], TrainerProof],
+        absent: Sequence[int] = (),
     ) -> None:
         """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the
         folder they loaded (asked once, in the first session that is proved)."""

@@ -26,7 +26,7 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.planner.copy_table import CopyTable
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.whole_tensors import whole_tensor_of
-from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.fp8 import whole_tensors
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.slot_tables import Tables
@@ -146,8 +146,8 @@ class PlanLoader:
         ):  # one after another: few are staged at once
             if module in opens:
                 self._open_module(module, bucket.device)
-            run(local.get(module, window.local[:0]), sources, self._flat)
-            run(unpack.get(module, window.unpack[:0]), bucket, self._flat)
+            run_copies(local.get(module, window.local[:0]), sources, self._flat)
+            run_copies(unpack.get(module, window.unpack[:0]), bucket, self._flat)
             if module in closes:
                 complete += self._close_module(module)
         self._load(complete)

@@ -35,7 +35,7 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm.folder_loader import LOAD_FORMAT as LOAD_FORMAT
 from mrl.resharding.vllm.modules import PlanLoader
-from mrl.resharding.vllm.trace import manifest, quantised_block
+from mrl.resharding.vllm.trace import quantised_block, traced_manifest
 from mrl.resharding.wire.cuda_memory import device_uuid
 
 BACKEND = "mrl"
@@ -143,7 +143,7 @@ class WorkerExtension:
             tensors = [CheckpointTensor(name, tuple(shape), *form) for name, shape, *form in checkpoint]
             engine = self.weight_transfer_engine
             block = quantised_block(engine.model_config)
-            engine.manifest = manifest(engine.model, tensors, rank=self.rank, block=block)
+            engine.manifest = traced_manifest(engine.model, tensors, rank=self.rank, block=block)
             return {"manifest": engine.manifest}
         except Exception:
             return {"error": traceback.format_exc()}

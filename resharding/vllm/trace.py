@@ -118,7 +118,7 @@ class _Feeding:
         )
 
 
-def manifest(
+def traced_manifest(
     model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int, block: int = 0
 ) -> RankManifest:
     """The engine manifest of one live worker. WeightSyncError names what a plan cannot express.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import zmq
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.messages import AnyMessage, Message, Waiting, decode, encode
+from mrl.resharding.wire.messages import AnyMessage, Message, StillWaiting, decode_message, encode_message
 from mrl.resharding.wire.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
@@ -74,7 +74,7 @@ class Listener:
     def send(self, sender: bytes, message: Message) -> None:
         """Queues a message; to a sender that is gone it is dropped."""
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([sender, encode(message)])
+            self._socket.send_multipart([sender, encode_message(message)])
 
     def receive(
         self, deadline: float, waiting_for: str, lost: Lost | None = None
@@ -94,7 +94,7 @@ class Listener:
     def _read(self) -> tuple[bytes, AnyMessage | WeightSyncError]:
         sender, *frames = self._socket.recv_multipart()
         try:
-            return sender, decode(b"".join(frames))
+            return sender, decode_message(b"".join(frames))
         except WeightSyncError as error:
             return sender, error
 
@@ -108,7 +108,7 @@ class Listener:
                 return None
             self._probed = time.monotonic()
             try:
-                self._socket.send_multipart([sender, encode(Waiting(session_id=""))])
+                self._socket.send_multipart([sender, encode_message(StillWaiting(session_id=""))])
             except zmq.ZMQError:
                 return f"the connection of process {process.pid} closed"
             return None
@@ -136,7 +136,7 @@ class Dialer:
         self._kept: AnyMessage | None = None
 
     def send(self, message: Message) -> None:
-        self._socket.send(encode(message))
+        self._socket.send(encode_message(message))
 
     def receive(self, deadline: float, waiting_for: str) -> AnyMessage:
         while self.glance() is None:
@@ -148,8 +148,8 @@ class Dialer:
     def glance(self) -> AnyMessage | None:
         """The message that waits, if one does; `receive` will still give it."""
         while self._kept is None and self._socket.poll(0):
-            message = decode(self._socket.recv())
-            self._kept = None if isinstance(message, Waiting) else message
+            message = decode_message(self._socket.recv())
+            self._kept = None if isinstance(message, StillWaiting) else message
         return self._kept
 
     def lost(self) -> str | None:

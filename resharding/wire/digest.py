@@ -19,7 +19,7 @@ _CACHED_BYTES = 256 << 10
 """Of strided rows put next to each other at one time: they stay in a core's cache until they are read again."""
 
 
-def digest(data: torch.Tensor) -> int:
+def digest_bytes(data: torch.Tensor) -> int:
     """64-bit fingerprint of a contiguous uint8 tensor of any length."""
     assert data.dtype == torch.uint8 and data.is_contiguous() and data.ndim == 1
     if data.device.type != "cpu":
@@ -27,7 +27,7 @@ def digest(data: torch.Tensor) -> int:
     return xxhash.xxh3_64_intdigest(data.numpy())  # type: ignore[arg-type]
 
 
-class Matrix(Protocol):
+class StridedMatrix(Protocol):
     """`rows` runs of `cols` elements, `stride` elements apart, of a flat array."""
 
     @property
@@ -40,7 +40,7 @@ class Matrix(Protocol):
     def cols(self) -> int: ...
 
 
-def matrix_digests(pieces: Iterable[tuple[torch.Tensor, Matrix]]) -> list[int]:
+def matrix_digests(pieces: Iterable[tuple[torch.Tensor, StridedMatrix]]) -> list[int]:
     """Fingerprints of matrices of flat tensors, each of its elements' bytes in row-major order whatever its
     stride.
 
@@ -57,7 +57,7 @@ def matrix_digests(pieces: Iterable[tuple[torch.Tensor, Matrix]]) -> list[int]:
     return result or on_device.values()
 
 
-def _on_cpu(flat: torch.Tensor, m: Matrix) -> int:
+def _on_cpu(flat: torch.Tensor, m: StridedMatrix) -> int:
     data, size = flat.contiguous().view(torch.uint8).numpy(), flat.itemsize
     start = m.offset * size
     if m.rows == 1 or m.stride == m.cols:
@@ -79,6 +79,6 @@ def _strided(data: np.ndarray, start: int, rows: int, row_bytes: int, stride_byt
     return state.intdigest()
 
 
-def _rows(flat: torch.Tensor, m: Matrix) -> torch.Tensor:
+def _rows(flat: torch.Tensor, m: StridedMatrix) -> torch.Tensor:
     """[rows, cols] of the flat tensor, in place."""
     return flat.as_strided((m.rows, m.cols), (m.stride, 1), flat.storage_offset() + m.offset)

@@ -12,7 +12,7 @@ from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
 
-class Segment(Protocol):
+class MemorySegment(Protocol):
     """A buffer that two processes share, on its owner's side."""
 
     buffer: torch.Tensor
@@ -33,7 +33,7 @@ class OpenedMemory(Protocol):
     def close(self) -> None: ...
 
 
-def allocate(num_bytes: int, device: torch.device) -> Segment:
+def allocate(num_bytes: int, device: torch.device) -> MemorySegment:
     """A segment where the trainer's weights are: on the GPU, or in ordinary memory."""
     return CudaSegment(num_bytes, device) if device.type == "cuda" else SharedSegment(num_bytes)
 

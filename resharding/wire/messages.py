@@ -3,11 +3,11 @@ arrives.
 
 sender                                   receiver
 Open (session, buffers)            ->
-                                   <-    Opened (tables wanted?) | Refused
+                                   <-    Opened (tables wanted?) | OpenRefused
 PlanTables                         ->    (only when wanted)
-Window (buffer, digests) ...       ->
+WindowFilled (buffer, digests) ... ->
                                    <-    Done (the buffer is free again) | Failed
-End (totals, proof)                ->
+SessionEnd (totals, proof)         ->
                                    <-    Verified (what was loaded) | Failed
 Commit | Abort                     ->
                                    <-    Committed | Failed
@@ -45,7 +45,7 @@ class Open(Message):
     tables_digest: str
     """The digest of this slot's tables."""
     at_once: bool = False
-    """All windows lie in the lease, and are taken without a `Window` for each."""
+    """All windows lie in the lease, and are taken without a `WindowFilled` for each."""
     full: bool
     """The end carries a proof."""
 
@@ -55,7 +55,7 @@ class Opened(Message):
     wants_tables: bool
 
 
-class Refused(Message):
+class OpenRefused(Message):
     kind: Literal["refused"] = "refused"
     reason: str
 
@@ -78,7 +78,7 @@ class Parcel(BaseModel):
     """As its sender computed it, where the bytes lie in the bucket already; None: it comes after them, or digests are off."""
 
 
-class Window(Message):
+class WindowFilled(Message):
     """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run
     too."""
 
@@ -95,7 +95,7 @@ class Done(Message):
     index: Size
 
 
-class End(Message):
+class SessionEnd(Message):
     kind: Literal["end"] = "end"
     num_windows: Size
     proof: str | None = None
@@ -129,7 +129,7 @@ class Failed(Message):
     error: str
 
 
-class Waiting(Message):
+class StillWaiting(Message):
     """A receiver's sign of life to a sender elsewhere; it is not answered."""
 
     kind: Literal["waiting"] = "waiting"
@@ -138,27 +138,27 @@ class Waiting(Message):
 AnyMessage = Annotated[
     Open
     | Opened
-    | Refused
+    | OpenRefused
     | PlanTables
-    | Window
+    | WindowFilled
     | Done
-    | End
+    | SessionEnd
     | Verified
     | Commit
     | Abort
     | Committed
     | Failed
-    | Waiting,
+    | StillWaiting,
     Field(discriminator="kind"),
 ]
 _ADAPTER: TypeAdapter[AnyMessage] = TypeAdapter(AnyMessage)
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     return message.model_dump_json().encode()
 
 
-def decode(data: bytes) -> AnyMessage:
+def decode_message(data: bytes) -> AnyMessage:
     """Raises WeightSyncError for anything that is not exactly one of the messages above."""
     try:
         return _ADAPTER.validate_json(data)

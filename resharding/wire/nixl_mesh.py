@@ -21,7 +21,7 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.meeting import Meeting, said_by
 from mrl.resharding.wire.mesh import MessageLost, Outgoing
 
@@ -78,7 +78,7 @@ class NixlMesh:
     def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
         """Starts the writes; the data must stay as it is until `wait` has returned for them."""
         memory.synchronize(self._device)  # the network card reads what the device has written
-        return [self._write(m, digest(m.data) if digested else 0) for m in messages]
+        return [self._write(m, digest_bytes(m.data) if digested else 0) for m in messages]
 
     def _write(self, message: Outgoing, said: int) -> Any:
         try:

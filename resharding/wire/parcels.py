@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.messages import Parcel
 
 _SIGN = 1 << 63
@@ -15,7 +15,7 @@ _SIGN = 1 << 63
 
 def trailer(data: torch.Tensor) -> torch.Tensor:
     """Return the digest of a message as [1] int64 on its device, to travel after it."""
-    value = digest(data)
+    value = digest_bytes(data)
     return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
 
 
@@ -43,7 +43,7 @@ def split(bucket: torch.Tensor, parcels: Sequence[Parcel]) -> list[tuple[int, to
 
 def require_sent(data: torch.Tensor, sent: int, rank: int) -> None:
     """Raise WeightSyncError unless `data` has the digest that trainer rank `rank` computed before it sent them."""
-    if digest(data) != sent:
+    if digest_bytes(data) != sent:
         raise WeightSyncError(
             f"the {data.numel()} bytes received from trainer rank {rank} do not have the digest of those sent"
         )

@@ -33,7 +33,7 @@ class ProcessId:
 
 
 @contextlib.contextmanager
-def opened_file(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
+def file_of_process(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
     """(descriptor of our own, path) of a file that another process has open as `fd`; WeightSyncError names
     `what`."""
     path = f"/proc/{owner.pid}/fd/{fd}"

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.processes import ProcessId, opened_file
+from mrl.resharding.wire.processes import ProcessId, file_of_process
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -65,7 +65,7 @@ class OpenedSegment:
     def __init__(self, description: dict[str, Any]) -> None:
         self.token = description["token"]
         owner = ProcessId(description["pid"], description["start_ticks"])
-        with opened_file(owner, description["fd"], "shared segment") as (fd, path):
+        with file_of_process(owner, description["fd"], "shared segment") as (fd, path):
             _check(fd, path, description["num_bytes"])
             self._map, self.buffer = _map(fd, description["num_bytes"])
 

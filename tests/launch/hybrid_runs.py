@@ -167,7 +167,9 @@ def least_bytes(config: Config) -> int:
     is padding alone is given one row of it, because a loader's copy of nothing counts as one."""
     rollout = config.rollout
     layout = Layout(tp=rollout.tp, dp=len(config.engine_slots) // rollout.tp, ep=rollout.ep)
-    manifests = engine_manifests.from_layout(read_config(config.model.path), layout, dtype=rollout.dtype)
+    manifests = engine_manifests.engine_rank_manifests(
+        read_config(config.model.path), layout, dtype=rollout.dtype
+    )
     tensors = [tensor for manifest in manifests for tensor in manifest.tensors]
     return sum(
         DTYPE_BYTES[t.dtype] * (sum(math.prod(p.shape) for p in t.pieces) or math.prod(t.shape[1:]))

@@ -154,7 +154,7 @@ def test_layouts_that_delta_nets_are_not_implemented_in_are_refused_by_name(
     layout: Layout, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        trainer_manifests.from_layout(NEXT, layout)
+        trainer_manifests.trainer_rank_manifests(NEXT, layout)
 
 
 def test_delta_nets_that_a_weight_sync_would_quantise_are_refused_by_name() -> None:

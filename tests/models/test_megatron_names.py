@@ -139,7 +139,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("hf", "layout"), LAYOUTS)
 def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
-    tables = trainer_manifests.from_layout(hf, layout, dtype="float32")
+    tables = trainer_manifests.trainer_rank_manifests(hf, layout, dtype="float32")
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(hf, layout, place)]
         assert from_model(chunks, hf, layout, place) == tables[place.rank]
@@ -158,7 +158,7 @@ class LocalSpecExperts(SequentialMLP):
 def test_sequential_experts_have_megatrons_names_too(layout, monkeypatch):
     """Of models that somebody else built with Megatron's local spec."""
     monkeypatch.setattr(layer_specs, "GroupedExperts", LocalSpecExperts)
-    tables = trainer_manifests.from_layout(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
+    tables = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout, dtype="float32", spec=LOCAL)
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(QWEN3_MOE, layout, place)]
         assert from_model(chunks, QWEN3_MOE, layout, place, spec=LOCAL) == tables[place.rank]

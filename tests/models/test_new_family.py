@@ -56,8 +56,8 @@ def test_a_plan_brings_every_byte_to_its_engines(seed: int, mistral: None) -> No
     hf = random_config(random.Random(seed), "mistral") | {"num_attention_heads": 4, "num_key_value_heads": 2}
     hf |= {"num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 16, "head_dim": 4}
     train, rollout = Layout(tp=2, pp=2, vpp=2), Layout(tp=2, dp=2)
-    held = trainer_manifests.from_layout(hf, train)
-    needed = engine_manifests.from_layout(hf, rollout)
+    held = trainer_manifests.trainer_rank_manifests(hf, train)
+    needed = engine_manifests.engine_rank_manifests(hf, rollout)
     topology, options = Topology.shared(4, slots_per_node=4), PlanOptions(bucket_bytes=4096)
     full = checkpoint(World(hf, train, rollout, held, needed, topology, options))
     plan = build_plan(held, needed, topology, options)

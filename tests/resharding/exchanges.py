@@ -21,9 +21,9 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.whole_tensors import whole_tensor_of
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.consumers import Consumer
-from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.planned import MeshLane, parcels_of
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof
 from mrl.resharding.transfer.receiver import Receiver
@@ -60,8 +60,8 @@ class Shelf:
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
         window = self._tables.windows[index]
-        run(window.local, sources, self._flat)
-        run(window.unpack, bucket, self._flat)
+        run_copies(window.local, sources, self._flat)
+        run_copies(window.unpack, bucket, self._flat)
         for number in (n for module in window.closes for n in self._tables.targets_of(module)):
             target, flat = self._tables.targets[number], self._flat[number]
             if self._proof is not None:
@@ -135,7 +135,7 @@ def send(
     others: Sequence[WeightSender] = (),
 ) -> SendStats:
     """This process is the only trainer rank. `others`: further senders, which are told of the session before."""
-    part, ranks = plan.part(0), Ranks(None, seconds, sender.device)
+    part, ranks = plan.part(0), RankGroup(None, seconds, sender.device)
     mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})

@@ -15,7 +15,7 @@ from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import describe_files
 from mrl.resharding.transfer.planned import PeerLane
@@ -62,7 +62,7 @@ class LeasedRank:
         deadline_seconds: float = 20.0,
     ) -> SendStats:
         part = plan.part(slot)
-        ranks = Ranks(group, deadline_seconds, sender.device)
+        ranks = RankGroup(group, deadline_seconds, sender.device)
         proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
         tables = of_part(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])

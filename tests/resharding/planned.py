@@ -18,7 +18,7 @@ from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.copies import DTYPES, run
+from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
@@ -45,8 +45,10 @@ SHAPES = {
 
 def world_of(name: str) -> World:
     train, rollout = SHAPES[name]
-    held = trainer_manifests.from_layout(HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8)
-    needed = engine_manifests.from_layout(HF, rollout, dtype="bfloat16")
+    held = trainer_manifests.trainer_rank_manifests(
+        HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8
+    )
+    needed = engine_manifests.engine_rank_manifests(HF, rollout, dtype="bfloat16")
     return World(
         HF,
         train,
@@ -95,8 +97,8 @@ class Parameters:
         if index == self._fail_at:
             raise ValueError(f"window {index} broke on purpose")
         window = self._tables.windows[index]
-        run(window.local, sources, self.flat)
-        run(window.unpack, bucket, self.flat)
+        run_copies(window.local, sources, self.flat)
+        run_copies(window.unpack, bucket, self.flat)
         if self._proof is not None:
             for target in (t for module in window.closes for t in self._tables.targets_of(module)):
                 self._proof.look(self._tables.targets[target].name, self.flat[target])

@@ -22,8 +22,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from mrl.resharding.planner.plan import Plan
-from mrl.resharding.planner.slot_plan import Message, SlotPart, WindowPart
-from mrl.resharding.transfer.copies import run
+from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
+from mrl.resharding.transfer.copies import run_copies
 from tests.resharding.simulate import (
     Storage,
     arrays_of,
@@ -153,7 +153,7 @@ def _schedule(
 
 def _exchange(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for turn, window in enumerate(slot.part.windows):
-        run(window.pack, slot.arrays, slot.send[turn % NUM_BUCKETS])
+        run_copies(window.pack, slot.arrays, slot.send[turn % NUM_BUCKETS])
         yield lambda: not slot.unsent and not slot.unreceived
         slot.filled = turn
         yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.engine_rank is None
@@ -180,7 +180,7 @@ def _at(slot: _Slot, window: WindowPart) -> bool:
     return slot.window is not None and slot.window.index == window.index
 
 
-def _receive(slot: _Slot, peer: _Slot, message: Message, which: int) -> None:
+def _receive(slot: _Slot, peer: _Slot, message: SlotMessage, which: int) -> None:
     assert peer.window is not None, "a rendezvous has a sender"
     out = next(m for m in peer.window.sends if m.peer == slot.part.slot)
     bucket = slot.buckets[which]
@@ -194,9 +194,9 @@ def _receive(slot: _Slot, peer: _Slot, message: Message, which: int) -> None:
 def _engine(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for number, window in enumerate(slot.part.windows):
         yield lambda number=number: slot.filled > number
-        run(window.local, slot.lent, slot.targets)
+        run_copies(window.local, slot.lent, slot.targets)
         yield lambda: True
-        run(window.unpack, slot.buckets[number % NUM_BUCKETS], slot.targets)
+        run_copies(window.unpack, slot.buckets[number % NUM_BUCKETS], slot.targets)
         slot.unpacked = number + 1
     slot.verified = True
     yield lambda: all(other.verified for other in slots if other.part.engine_rank is not None)

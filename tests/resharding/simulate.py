@@ -18,7 +18,7 @@ from mrl.resharding.planner.copy_table import target_sizes
 from mrl.resharding.planner.manifest import Replicas
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
-from mrl.resharding.transfer.copies import numpy_dtype, run
+from mrl.resharding.transfer.copies import numpy_dtype, run_copies
 
 Storage = Mapping[Any, Any] | Sequence[Any]
 """One rank's arrays: a sequence in the manifest's order, or a mapping by name, or by (chunk, name) with several chunks."""
@@ -47,8 +47,8 @@ def execute(plan: Plan, source_storages: Sequence[Storage]) -> list[dict[str, An
         for part in parts:
             step = part.windows[window]
             bucket = gathered(part, window, sent, parts, sources)
-            run(step.local, lent_to(part, sources), targets[part.slot])
-            run(step.unpack, bucket, targets[part.slot])
+            run_copies(step.local, lent_to(part, sources), targets[part.slot])
+            run_copies(step.unpack, bucket, targets[part.slot])
     by_rank = sorted(
         (part for part in parts if part.engine_rank is not None), key=lambda p: p.engine_rank or 0
     )
@@ -158,7 +158,7 @@ def bytes_like(sources: Sequence[list[Any]], size: int) -> Any:
 def pack(window: WindowPart, arrays: list[Any], size: int, sources: Sequence[list[Any]]) -> Any:
     """One slot's send bucket for one window."""
     bucket = bytes_like(sources, size)
-    run(window.pack, arrays, bucket)
+    run_copies(window.pack, arrays, bucket)
     return bucket
 
 

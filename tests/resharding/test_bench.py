@@ -42,8 +42,8 @@ def test_a_scaled_model_keeps_its_widths_and_fits_both_layouts(name: str) -> Non
     same = {"hidden_size", "moe_intermediate_size", "num_attention_heads", "intermediate_size", "model_type"}
     assert {k: whole[k] for k in same} == {k: small[k] for k in same}
     assert small["num_hidden_layers"] < whole["num_hidden_layers"] / 10
-    held = trainer_manifests.from_layout(small, train)
-    needed = engine_manifests.from_layout(small, Layout(tp=2, dp=2))
+    held = trainer_manifests.trainer_rank_manifests(small, train)
+    needed = engine_manifests.engine_rank_manifests(small, Layout(tp=2, dp=2))
     assert len(held) == len(needed) == 4
     with pytest.raises(ConfigError, match="--scale 0 must be above 0"):
         config_of(name, scale=0, train=train)
@@ -63,7 +63,7 @@ def test_made_up_bytes_follow_from_name_place_and_version() -> None:
 
 @pytest.mark.parametrize("element", [0, 1000, -1])
 def test_one_wrong_element_is_a_difference_with_its_name(element: int) -> None:
-    storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=2))[1], CPU)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout(tp=2))[1], CPU)
     made = MadeUp(CHECKPOINT, version=3)
     assert storage.first_difference(made) is not None
     for tensor in CHECKPOINT:
@@ -83,7 +83,9 @@ def test_a_trainer_rank_holds_its_manifest_in_two_shared_buffers() -> None:
     trainer.fill(2)
     made = MadeUp(CHECKPOINT, version=2)
     located = trainer.local_tensors()
-    assert [t for t, _, _, _ in located] == list(trainer_manifests.from_layout(TINY, layout)[1].tensors)
+    assert [t for t, _, _, _ in located] == list(
+        trainer_manifests.trainer_rank_manifests(TINY, layout)[1].tensors
+    )
     assert {buffer for _, _, buffer, _ in located} == {0, 1}
     for tensor, view, buffer, at in located:
         assert made.first_difference(tensor, view.view(-1)) is None
@@ -93,7 +95,7 @@ def test_a_trainer_rank_holds_its_manifest_in_two_shared_buffers() -> None:
 
 
 def test_plain_copies_write_every_byte_once_round_and_round() -> None:
-    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], CPU)
     source = torch.arange(100, dtype=torch.uint8)
     storage.copy_plainly([source[:60], source[60:]])
     written = torch.cat([flat.view(torch.uint8) for flat in storage.flat.values()])

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from mrl.resharding.planner.boxes import cells, contains, intersection, overlap
+from mrl.resharding.planner.boxes import cells, contains, intersection, overlapping_boxes
 from mrl.resharding.planner.copy_table import BUCKET, CopyList
 from mrl.resharding.planner.schedule import slice_of
-from mrl.resharding.transfer.copies import assign, run
+from mrl.resharding.transfer.copies import assign, run_copies
 from tests.resharding.simulate import num_elements
 
 
@@ -57,7 +57,7 @@ def test_box_arithmetic_equals_painting(seed):
         inside = painted(cell) & painted(b)
         assert not inside.any() or inside.sum() == math.prod(cell[1])
     touching = any((painted(x) & painted(y)).any() for x, y in ((a, b), (a, c), (b, c)))
-    assert (overlap([a, b, c]) is not None) == touching
+    assert (overlapping_boxes([a, b, c]) is not None) == touching
 
 
 @pytest.mark.parametrize("shape", [(7,), (1,), (5, 3), (2, 9), (1, 1), (64, 2)])
@@ -86,7 +86,7 @@ def test_joined_copies_write_what_single_ones_do(seed):
         ]
         row, count = row + rows, count + rows * cols
     table = copies.table()
-    run(table, [source], [joined])
+    run_copies(table, [source], [joined])
     np.testing.assert_array_equal(joined, plain)
     assert num_elements(table) == count
 
@@ -97,7 +97,7 @@ def test_contiguous_copies_become_one_run_through_the_bucket():
         copies.add((0, row * 6, 6), (BUCKET, row * 6, 6), rows=1, cols=6, wire=1, module=-1)
     assert len(copies) == 1
     bucket = np.zeros(24 * 4, np.uint8)
-    run(copies.table(), [np.arange(24, dtype=np.float32)], bucket)
+    run_copies(copies.table(), [np.arange(24, dtype=np.float32)], bucket)
     np.testing.assert_array_equal(bucket.view(np.float32), np.arange(24))
 
 

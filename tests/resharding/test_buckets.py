@@ -16,7 +16,7 @@ import zmq
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.wire.channel import Dialer
 from mrl.resharding.wire.faults import Faults
 from tests.resharding.exchanges import (
@@ -115,7 +115,7 @@ def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
         send(sender, session, plan, values)
     assert "raise_error" in str(caught.value), "the remote traceback is carried"
     assert isinstance(thread.end(), ValueError) and shelf.aborts == 1
-    assert receiver.progress.state is State.FAILED and receiver.progress.version == 0
+    assert receiver.progress.state is ReceiverState.FAILED and receiver.progress.version == 0
     exchange(sender, receiver, *model(seed=1), 1)
 
 
@@ -252,7 +252,7 @@ def test_an_end_before_the_last_window_is_refused(sender: WeightSender, receiver
     thread = Receiving(receiver, session, Shelf())
     announce(sender, session, plan)
     sender.connect()
-    with pytest.raises(WeightSyncError, match="expected window 0, got End"):
+    with pytest.raises(WeightSyncError, match="expected window 0, got SessionEnd"):
         sender.finish()
     assert thread.end() is not None and not receiver.progress.serving
 

@@ -19,10 +19,10 @@ def tensor(manifest, name: str):
 
 def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
     name = "model.layers.1.mlp.experts.routed_experts.w13_weight"
-    split = tensor(engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2))[1], name)
+    split = tensor(engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=2))[1], name)
     assert split.shape == (8, 8, 16)
     assert split.pieces[1] == Piece("model.layers.1.mlp.experts.0.up_proj.weight", (4, 0), (4, 16), (0, 4, 0))
-    whole = tensor(engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
+    whole = tensor(engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
     assert whole.shape == (4, 16, 16)
     assert whole.pieces[0] == Piece(
         "model.layers.1.mlp.experts.4.gate_proj.weight", (0, 0), (8, 16), (0, 0, 0)
@@ -30,14 +30,14 @@ def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
 
 
 def test_key_value_heads_are_replicated_where_tp_exceeds_them():
-    manifests = engine_manifests.from_layout(QWEN3_MOE, Layout(tp=4))
+    manifests = engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=4))
     found = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]
     assert [p[1].start for p in found] == [(0, 0), (0, 0), (4, 0), (4, 0)]
     assert [p[0].start for p in found] == [(0, 0), (8, 0), (16, 0), (24, 0)]
 
 
 def test_vocabulary_is_padded_to_64_and_replicas_are_equal():
-    manifests = engine_manifests.from_layout(QWEN3_MOE, Layout(tp=2, dp=2))
+    manifests = engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=2, dp=2))
     assert [m.tensors[0].shape for m in manifests[:2]] == [(64, 16), (64, 16)]
     assert [m.tensors[0].pieces[0].shape for m in manifests[:2]] == [(64, 16), (36, 16)]
     assert [m.digest for m in manifests[:2]] == [m.digest for m in manifests[2:]]
@@ -55,7 +55,7 @@ def test_experts_are_placed_as_the_engine_places_them():
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=3, dp=3), Layout(tp=3)])
 def test_layouts_an_engine_does_not_have_are_refused(layout):
     with pytest.raises(ConfigError):
-        engine_manifests.from_layout(QWEN3_MOE, layout)
+        engine_manifests.engine_rank_manifests(QWEN3_MOE, layout)
 
 
 CHECKPOINT = [CheckpointTensor("a", (8, 6), "bfloat16"), CheckpointTensor("bias", (4,), "float32")]

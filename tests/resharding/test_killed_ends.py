@@ -11,7 +11,7 @@ import pytest
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.wire.faults import Faults
 from tests.ranks import Rank
 from tests.resharding.exchanges import (
@@ -128,7 +128,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
         receiver.receive(session, shelf)
     assert time.monotonic() - started < 60 and shelf.aborts == (point != "tables")
     process.join(60)
-    assert process.exitcode == -signal.SIGKILL and receiver.progress.state is State.FAILED
+    assert process.exitcode == -signal.SIGKILL and receiver.progress.state is ReceiverState.FAILED
     sender = wire.sender(receiver.address, SYNC)
     exchange(sender, receiver, plan, values, 0)
     receiver.close()

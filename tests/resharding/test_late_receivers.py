@@ -55,7 +55,7 @@ def train(rank: int, layout: Layout, transport: str, store: TCPStore, port: int)
     addresses = [store.get(f"address{r}").decode() for r in range(RECEIVERS)]
     on_one = 8 if transport == "auto" else 1
     topology = Topology.separate(layout.world_size, RECEIVERS, slots_per_node=on_one)
-    manifests = engine_manifests.from_layout(TINY, Layout(tp=RECEIVERS))
+    manifests = engine_manifests.engine_rank_manifests(TINY, Layout(tp=RECEIVERS))
     weight_sync = PlannedSync(
         trainer, sync, addresses, manifests, topology=topology, store=f"tcp://{HOST}:{port}"
     )
@@ -76,7 +76,7 @@ def train(rank: int, layout: Layout, transport: str, store: TCPStore, port: int)
 
 
 def generate(number: int, layout: Layout, transport: str, store: TCPStore) -> list[int]:
-    storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=RECEIVERS))[number], CPU)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout(tp=RECEIVERS))[number], CPU)
     host = None if transport == "auto" else HOST
     receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=host)
     store.set(f"address{number}", receiver.address)

@@ -146,10 +146,10 @@ def test_what_nobody_holds_is_named():
 )
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
-    held = trainer_manifests.from_layout(TINY, layout, pad_vocab_to=64)
-    build_plan(held, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2))
+    held = trainer_manifests.trainer_rank_manifests(TINY, layout, pad_vocab_to=64)
+    build_plan(held, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2))
     with pytest.raises(WeightSyncError, match=named):
-        build_plan(held, engine_manifests.from_layout(engine, Layout(tp=2)), Topology.shared(2))
+        build_plan(held, engine_manifests.engine_rank_manifests(engine, Layout(tp=2)), Topology.shared(2))
 
 
 def test_an_engine_that_leaves_out_the_middle_of_a_tensor_is_refused() -> None:
@@ -174,13 +174,15 @@ def test_digest_is_equal_for_equal_inputs_and_differs_for_any_other():
     world = random_world(11, family="qwen3_moe")
     plans = [build_plan(world.trainers, world.engines, world.topology, world.options) for _ in range(2)]
     assert plans[0].digest == plans[1].digest
-    other = trainer_manifests.from_layout(TINY, Layout(tp=2, ep=2))
-    base = build_plan(other, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2)).digest
+    other = trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=2, ep=2))
+    base = build_plan(
+        other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2)
+    ).digest
     changed = [
-        build_plan(trainer_manifests.from_layout(TINY, Layout(tp=1, ep=2, dp=2)), engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2)),
-        build_plan(other, engine_manifests.from_layout(TINY, Layout(tp=1, dp=2)), Topology.shared(2)),
-        build_plan(other, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2, slots_per_node=1)),
-        build_plan(other, engine_manifests.from_layout(TINY, Layout(tp=2)), Topology.shared(2), PlanOptions(bucket_bytes=1 << 20)),
+        build_plan(trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=1, ep=2, dp=2)), engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=1, dp=2)), Topology.shared(2)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2, slots_per_node=1)),
+        build_plan(other, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2), PlanOptions(bucket_bytes=1 << 20)),
     ]  # fmt: skip
     assert len({base, *(plan.digest for plan in changed)}) == 5
 
@@ -234,8 +236,8 @@ def test_nearest_holder_same_slot_then_node_then_rail():
 
 def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     """What a placement says of eight slots is what `mrl plan` takes; nodes of unlike size have rails of their own."""
-    held = trainer_manifests.from_layout(TINY, Layout(tp=2, ep=2, dp=4))
-    needed = engine_manifests.from_layout(TINY, Layout(tp=2, dp=4))
+    held = trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=2, ep=2, dp=4))
+    needed = engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=4))
     placed, filled, one = (
         build_plan(held, needed, topology)
         for topology in (
@@ -257,8 +259,8 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
 def test_senders_share_the_load():
     """Expert tensor parallel rollout over 8 engines: no trainer sends more than a tenth above the mean."""
     hf = TINY | {"num_experts": 16, "num_hidden_layers": 8}
-    held = trainer_manifests.from_layout(hf, Layout(tp=2, pp=2, ep=4, dp=4))
-    needed = engine_manifests.from_layout(hf, Layout(tp=2, dp=8))
+    held = trainer_manifests.trainer_rank_manifests(hf, Layout(tp=2, pp=2, ep=4, dp=4))
+    needed = engine_manifests.engine_rank_manifests(hf, Layout(tp=2, dp=8))
     plan = build_plan(held, needed, Topology.shared(16, slots_per_node=2))
     sent = plan.traffic[3] + plan.traffic[4]
     assert sent.max() <= 1.1 * sent.mean()
@@ -266,8 +268,8 @@ def test_senders_share_the_load():
 
 def test_interleaved_stages_load_all_senders_in_each_window():
     layout = Layout(tp=1, pp=4, ep=1)
-    held = trainer_manifests.from_layout(TINY, layout)
-    needed = engine_manifests.from_layout(TINY, Layout(tp=2, dp=2))
+    held = trainer_manifests.trainer_rank_manifests(TINY, layout)
+    needed = engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=2))
     plans = {
         joined: build_plan(
             held, needed, Topology.shared(4), PlanOptions(bucket_bytes=8192, interleave_stages=joined)
@@ -313,8 +315,8 @@ def test_topologies_that_do_not_fit_are_refused():
 
 def test_explain_states_the_summary():
     plan = build_plan(
-        trainer_manifests.from_layout(TINY, Layout(tp=2, pp=2, ep=2)),
-        engine_manifests.from_layout(TINY, Layout(tp=2, dp=2)),
+        trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=2, pp=2, ep=2)),
+        engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=2)),
         Topology.shared(4, slots_per_node=2),
     )
     text, seconds = explain(plan), estimate(plan)
@@ -344,8 +346,8 @@ def test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says():
     and experts of its own stage never leave their slot (expert parallel 8 on both sides)."""
     layout = Layout(tp=4, pp=8, ep=8, dp=2)
     plan = build_plan(
-        trainer_manifests.from_layout(QWEN3_235B, layout),
-        engine_manifests.from_layout(QWEN3_235B, Layout(tp=8, ep=8, dp=8)),
+        trainer_manifests.trainer_rank_manifests(QWEN3_235B, layout),
+        engine_manifests.engine_rank_manifests(QWEN3_235B, Layout(tp=8, ep=8, dp=8)),
         Topology.shared(64),
     )
     summary = plan.summary()
@@ -367,7 +369,7 @@ from mrl.resharding.planner.topology import Topology
 hf, train, rollout = json.loads(sys.argv[1])
 start = time.process_time()
 train, rollout = Layout(**train), Layout(**rollout)
-plan = build_plan(trainer_manifests.from_layout(hf, train), engine_manifests.from_layout(hf, rollout), Topology.shared(train.world_size))
+plan = build_plan(trainer_manifests.trainer_rank_manifests(hf, train), engine_manifests.engine_rank_manifests(hf, rollout), Topology.shared(train.world_size))
 part = plan.part(train.world_size // 2 + 3)
 seconds = time.process_time() - start
 with open("/proc/self/status") as status:  # getrusage's peak has that of the process that started this one

@@ -27,7 +27,7 @@ from mrl.resharding.transfer.lease import Lease, describe_files, renewed
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.messages import Message
@@ -99,7 +99,7 @@ def test_after_an_error_the_lease_is_over_and_a_resend_heals(slot: Any) -> None:
     with pytest.raises(WeightSyncError, match="window 0 broke on purpose"):
         trainer.send(sender, session, plan, 0, group=None)
     assert isinstance(thread.end(), ValueError) and consumer.aborts == 1
-    assert receiver.progress.state is State.FAILED and receiver._lease is None
+    assert receiver.progress.state is ReceiverState.FAILED and receiver._lease is None
     for version in range(2):
         consumer, session = Parameters(world.engines[0]), Session.new(version - 1, version, plan.digest)
         thread = Receiving(receiver, session, consumer)
@@ -232,7 +232,7 @@ def test_a_receiver_that_was_lent_everything_begins_and_waits_for_no_word(slot: 
     world, plan, receiver, sender, trainer = slot
     consumer = Slow(world.engines[0])
     thread = _lent_at_once(slot, consumer, of_part(plan.part(0), trainer.leased))
-    assert consumer.begun.wait(60) and receiver.progress.state is State.RECEIVING
+    assert consumer.begun.wait(60) and receiver.progress.state is ReceiverState.RECEIVING
     consumer.may.set()
     sender.finish()
     assert equal(consumer, world, 0)
@@ -247,7 +247,7 @@ def test_a_sender_that_gives_up_is_heard_after_what_is_being_copied(slot: Any) -
     assert consumer.begun.wait(60)
     sender.abort("another rank broke")
     consumer.may.set()
-    assert "another rank broke" in str(thread.end()) and receiver.progress.state is State.FAILED
+    assert "another rank broke" in str(thread.end()) and receiver.progress.state is ReceiverState.FAILED
     assert consumer.aborts == 1 and receiver._lease is None
 
 
@@ -316,7 +316,7 @@ class Pair:
             self.trainer,
             sync,
             [address],
-            engine_manifests.from_layout(TINY, Layout()),
+            engine_manifests.engine_rank_manifests(TINY, Layout()),
             topology=Topology.on([0]) if transport == "auto" else Topology.beside([0]),
             store=f"tcp://127.0.0.1:{wire.port}",
         )
@@ -347,7 +347,7 @@ class Ending(Windows):
 def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
     receiver = wire.receiver(120.0)
     pipe.send(receiver.address)
-    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], wire.device)
     receiver.receive(pipe.recv(), Ending(storage, at, kill_self))
 
 
@@ -376,7 +376,7 @@ def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_pl
     pair.close()
     fresh = wire.receiver(60.0)
     again = Pair(wire, fresh.address, 60.0)
-    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], wire.device)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], wire.device)
     session = Session.new(-1, 0, again.weight_sync.digest)
     thread = Receiving(fresh, session, Windows(storage))
     again.weight_sync.send(session)
@@ -404,7 +404,7 @@ def test_inside_a_node_a_session_is_three_words() -> None:
     pair = Pair(wire, receiver.address, 60.0)
     (sender,), storage = (
         pair.weight_sync._endpoints.senders,
-        Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU),
+        Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], CPU),
     )
     for version, more in enumerate((["tables"], [])):
         sender.faults = heard = Heard()
@@ -435,13 +435,13 @@ def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(ki
     wire = Wire(kind, meeting.port)
     receiver = wire.receiver(60.0)
     pair = Pair(wire, receiver.address, 60.0)
-    storage = Storage(engine_manifests.from_layout(TINY, Layout())[0], CPU)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], CPU)
     receiver.faults = FlipOnce()
     session = Session.new(-1, 0, pair.weight_sync.digest)
     thread = Receiving(receiver, session, Windows(storage))
     with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
         pair.weight_sync.send(session)
-    assert isinstance(thread.end(), WeightSyncError) and receiver.progress.state is State.FAILED
+    assert isinstance(thread.end(), WeightSyncError) and receiver.progress.state is ReceiverState.FAILED
     session = Session.new(-1, 0, pair.weight_sync.digest)
     thread = Receiving(receiver, session, Windows(storage))
     pair.weight_sync.send(session)

@@ -21,10 +21,10 @@ from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from tests.ranks import run_ranks
 from tests.resharding.pools import HOST, SYNC, meet, store_of
 
@@ -41,7 +41,7 @@ def train(
 ) -> Any:
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
-    manifests = engine_manifests.from_layout(TINY, Layout(tp=receivers))
+    manifests = engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))
     on_one = 8 if sync.transport == "auto" else 1  # machine: where memory can be shared
     topology = Topology.separate(layout.world_size, receivers, slots_per_node=on_one)
     planned = PlannedSync(
@@ -75,7 +75,7 @@ def train(
 
 def generate(number: int, receivers: int, store: dist.TCPStore, size: int, transport: str) -> Any:
     """Receiver `number`; the last one breaks in the middle of the second session."""
-    storage = Storage(engine_manifests.from_layout(TINY, Layout(tp=receivers))[number], CPU)
+    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))[number], CPU)
     host = None if transport == "auto" else HOST
     receiver = Receiver(deadline_seconds=SYNC.deadline_seconds, device=CPU, host=host)
     store.set(f"address{number}", receiver.address)
@@ -90,7 +90,7 @@ def generate(number: int, receivers: int, store: dist.TCPStore, size: int, trans
             difference = storage.first_difference(MadeUp(checkpoint, version=attempt))
             assert difference is None, difference
         except (WeightSyncError, ValueError) as error:
-            assert receiver.progress.state is State.FAILED
+            assert receiver.progress.state is ReceiverState.FAILED
             errors.append(str(error))
     meet(store, size, "sent")
     receiver.close()
@@ -160,18 +160,18 @@ def one_slot(rank: int, size: int, port: int, layout: Layout, slots_per_node: in
     os.environ.update(MASTER_ADDR=HOST, MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     counted = {"intra": 0, "inter": 0}
-    exchange = Ranks.exchange
+    exchange = RankGroup.exchange
 
-    def counting(self: Ranks, sends: Any, receives: Any) -> list[Any]:
+    def counting(self: RankGroup, sends: Any, receives: Any) -> list[Any]:
         for peer, data in receives:
             if data.dtype == torch.uint8:  # weights; digests of 8 bytes come after them
                 node = "intra" if peer // slots_per_node == rank // slots_per_node else "inter"
                 counted[node] += data.numel()
         return exchange(self, sends, receives)
 
-    Ranks.exchange = counting  # type: ignore[method-assign]
+    RankGroup.exchange = counting  # type: ignore[method-assign]
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
-    manifests = engine_manifests.from_layout(TINY, Layout(tp=2, dp=size // 2))
+    manifests = engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=size // 2))
     storage = Storage(manifests[rank], CPU)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)
     addresses: list[Any] = [None] * size

@@ -23,19 +23,19 @@ from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
-from mrl.resharding.planner.cells import PlanCells, Run
+from mrl.resharding.planner.cells import PlanCells, StridedRun
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import proof as proof_module
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import Lent
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Target
 from mrl.resharding.wire.digest import matrix_digests
 from mrl.resharding.wire.faults import Faults
@@ -97,7 +97,7 @@ class Slot:
         try:
             self.receiver.receive(session, windows)
         except WeightSyncError:
-            assert self.receiver.progress.state is State.FAILED
+            assert self.receiver.progress.state is ReceiverState.FAILED
 
     def outcome(self, version: int) -> tuple[bool, str | None]:
         """(the version is committed, what is wrong with its bytes)."""
@@ -126,7 +126,7 @@ class Acting(Windows):
 def slot_of(hf: dict[str, Any], trainer: BenchTrainer | None = None, **options: Any) -> Slot:
     """One trainer rank and one engine rank, quantised where the model is wide enough."""
     manifests = quantised.manifests(
-        engine_manifests.from_layout(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
+        engine_manifests.engine_rank_manifests(hf, Layout()), "fp8_block" if hf is BLOCKS else "none"
     )
     slot = Slot(trainer or BenchTrainer(hf, Layout(), 0, device=CPU), manifests, **options)
     slot.trainer.fill(0)
@@ -163,7 +163,7 @@ def shift(table: np.ndarray, row: int, other: int, width: int) -> np.ndarray:
 @pytest.mark.parametrize("fault", [leave_out, double, shift])
 def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: Any) -> None:
     """All of it inside its memory: queries, keys and values make one parameter, so that bounds and counts stay right."""
-    feeds = slot.weight_sync.feeds(Ranks(None, 60.0, CPU))
+    feeds = slot.weight_sync.feeds(RankGroup(None, 60.0, CPU))
     good, tables = feeds[0], feeds[0].tables
     (window,) = tables.windows
     target = next(n for n, t in enumerate(tables.targets) if t.name.endswith("qkv_proj.weight"))
@@ -255,11 +255,11 @@ def test_parameters_under_each_others_names_are_refused_by_the_folder_they_came_
 def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A digest of a GPU is not that of a CPU: compared with one another they would refuse every first session."""
     plan = build_plan(
-        trainer_manifests.from_layout(TINY, Layout()),
-        engine_manifests.from_layout(TINY, Layout()),
+        trainer_manifests.trainer_rank_manifests(TINY, Layout()),
+        engine_manifests.engine_rank_manifests(TINY, Layout()),
         Topology.shared(1),
     )
-    (manifest,) = trainer_manifests.from_layout(TINY, Layout())
+    (manifest,) = trainer_manifests.trainer_rank_manifests(TINY, Layout())
     proof = TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     arrays = [torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device="meta") for t in manifest.tensors]
     devices: list[str] = []
@@ -281,7 +281,7 @@ def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: p
 
 def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_committed() -> None:
     """What the trainer was told is not what the engine's own loaders said."""
-    (right,) = engine_manifests.from_layout(TINY, Layout())
+    (right,) = engine_manifests.engine_rank_manifests(TINY, Layout())
     names = [f"model.layers.{n}.self_attn.o_proj.weight" for n in (0, 1)]
     places = dict(zip(names, reversed(names), strict=True))
     pieces = [
@@ -300,9 +300,9 @@ def test_a_plan_for_an_engine_with_two_tensors_in_each_others_place_is_never_com
 
 def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
     """Rank 1's receiver is told that a tensor of rank 0 begins one element later than it does."""
-    told = Ranks.told
+    told = RankGroup.told
 
-    def shifted(self: Ranks, own: Any) -> list[Any]:
+    def shifted(self: RankGroup, own: Any) -> list[Any]:
         every = told(self, own)
         if rank == 1 and isinstance(own, Lent):
             first, *others = every[0].tensors
@@ -311,9 +311,9 @@ def misplace_a_neighbours_tensor(slot: Slot, rank: int) -> Callable[[], None]:
         return every
 
     def mend() -> None:
-        Ranks.told, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
+        RankGroup.told, slot.weight_sync._feeds = told, None  # type: ignore[method-assign]
 
-    Ranks.told = shifted  # type: ignore[method-assign]
+    RankGroup.told = shifted  # type: ignore[method-assign]
     return mend
 
 
@@ -345,7 +345,7 @@ def faulty_ranks(rank: int, size: int, port: int) -> dict[str, Any]:
     """Each fault once, then mended; and ranks that disagree."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
-    manifests, results = engine_manifests.from_layout(TINY, Layout(dp=2)), {}
+    manifests, results = engine_manifests.engine_rank_manifests(TINY, Layout(dp=2)), {}
     for name, (layout, slots_per_node, fault) in FAULTS.items():
         trainer = BenchTrainer(TINY, layout, rank, device=CPU)
         trainer.fill(0)
@@ -382,41 +382,41 @@ def test_faults_between_ranks_are_never_committed_anywhere_and_a_resend_heals() 
 
 def flip_at_the_sender(slot: Slot, rank: int) -> Callable[[], None]:
     """In what rank 1 sends, after its digest was taken."""
-    exchange = Ranks.exchange
+    exchange = RankGroup.exchange
 
-    def flipped(self: Ranks, sends: Any, receives: Any) -> list[Any]:
+    def flipped(self: RankGroup, sends: Any, receives: Any) -> list[Any]:
         for _, data in sends[:1]:
             data[0] ^= 4
         return exchange(self, sends, receives)
 
     def mend() -> None:
-        Ranks.exchange = exchange  # type: ignore[method-assign]
+        RankGroup.exchange = exchange  # type: ignore[method-assign]
 
     if rank == 1:
-        Ranks.exchange = flipped  # type: ignore[method-assign]
+        RankGroup.exchange = flipped  # type: ignore[method-assign]
     return mend
 
 
 def flip_on_the_wire(slot: Slot, rank: int) -> Callable[[], None]:
     """In what rank 0 gets of rank 1, when it is there."""
-    exchange, wait = Ranks.exchange, Ranks.wait
+    exchange, wait = RankGroup.exchange, RankGroup.wait
     arriving: list[torch.Tensor] = []
 
-    def started(self: Ranks, sends: Any, receives: Any) -> list[Any]:
+    def started(self: RankGroup, sends: Any, receives: Any) -> list[Any]:
         arriving[:] = [data for _, data in receives[:1]]
         return exchange(self, sends, receives)
 
-    def flipped(self: Ranks, works: Any) -> None:
+    def flipped(self: RankGroup, works: Any) -> None:
         wait(self, works)
         for data in arriving:
             data[0] ^= 4
         arriving.clear()
 
     def mend() -> None:
-        Ranks.exchange, Ranks.wait = exchange, wait  # type: ignore[method-assign]
+        RankGroup.exchange, RankGroup.wait = exchange, wait  # type: ignore[method-assign]
 
     if rank == 0:
-        Ranks.exchange, Ranks.wait = started, flipped  # type: ignore[method-assign]
+        RankGroup.exchange, RankGroup.wait = started, flipped  # type: ignore[method-assign]
     return mend
 
 
@@ -444,7 +444,7 @@ def flipping_ranks(rank: int, size: int, port: int) -> dict[Any, Any]:
     """Each flip once, then mended, by boxes and by whole tensors, in sessions with a proof and without one."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=90))
-    manifests, results = engine_manifests.from_layout(TINY, Layout(dp=2)), {}
+    manifests, results = engine_manifests.engine_rank_manifests(TINY, Layout(dp=2)), {}
     trainer = BenchTrainer(TINY, Layout(pp=2), rank, device=CPU)
     for whole in (False, True):
         slot = Slot(trainer, manifests, rank, whole=whole)
@@ -536,8 +536,10 @@ def look(engine: EngineProof, arrays: dict[str, torch.Tensor], said: str) -> str
 
 
 def test_cells_that_leave_a_hole_or_overlap_are_refused() -> None:
-    (manifest,) = engine_manifests.from_layout(TINY, Layout())
-    plan = build_plan(trainer_manifests.from_layout(TINY, Layout()), [manifest], Topology.shared(1))
+    (manifest,) = engine_manifests.engine_rank_manifests(TINY, Layout())
+    plan = build_plan(
+        trainer_manifests.trainer_rank_manifests(TINY, Layout()), [manifest], Topology.shared(1)
+    )
     cells = list(PlanCells(plan).needed(0).values())
     targets = targets_of(plan, 0)
     EngineProof(cells, targets, manifest)
@@ -554,7 +556,7 @@ def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:
     for rows, cols, width, at in ((3, 5, 9, 2), (700, 768, 1536, 16), (1, 1000, 1000, 0), (64, 3, 3, 7)):
         flat = torch.randn(at + rows * width, generator=generator)
         together = flat[at:].view(rows, width)[:, :cols].reshape(-1).clone()
-        strided, whole = Run(at, width, rows, cols), Run(0, rows * cols, 1, rows * cols)
+        strided, whole = StridedRun(at, width, rows, cols), StridedRun(0, rows * cols, 1, rows * cols)
         assert matrix_digests([(flat, strided)]) == matrix_digests([(together, whole)])
         together[0] += 1
         assert matrix_digests([(flat, strided)]) != matrix_digests([(together, whole)])

@@ -102,9 +102,9 @@ def test_whole_blocks_of_a_box() -> None:
 
 
 def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
-    held = trainer_manifests.from_layout(WIDE, Layout(tp=2, ep=2))
-    wide = engine_manifests.from_layout(WIDE, Layout(tp=2))
-    narrow = [quantised.manifest(m) for m in wide]
+    held = trainer_manifests.trainer_rank_manifests(WIDE, Layout(tp=2, ep=2))
+    wide = engine_manifests.engine_rank_manifests(WIDE, Layout(tp=2))
+    narrow = [quantised.quantised_manifest(m) for m in wide]
     plans = [build_plan(held, needed, Topology.shared(2)) for needed in (wide, narrow)]
     whole, half = (plan.summary() for plan in plans)
     assert half["bytes_needed"] == sum(m.num_bytes for m in narrow) < 0.6 * whole["bytes_needed"]
@@ -117,15 +117,18 @@ def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
 
 def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
     with pytest.raises(WeightSyncError, match=r"does not begin on a block of 128"):
-        quantised.manifest(
-            engine_manifests.from_layout(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1]
+        quantised.quantised_manifest(
+            engine_manifests.engine_rank_manifests(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1]
         )
 
 
 def test_what_the_trainer_cuts_inside_a_block_comes_whole_with_its_module() -> None:
     """Expert tensor parallelism cuts 256 columns and rows in four: every expert of a layer goes, attention stays."""
-    held = trainer_manifests.from_layout(WIDE, Layout(tp=2, dp=2, etp=4))
-    needed = [quantised.manifest(m) for m in engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2))]
+    held = trainer_manifests.trainer_rank_manifests(WIDE, Layout(tp=2, dp=2, etp=4))
+    needed = [
+        quantised.quantised_manifest(m)
+        for m in engine_manifests.engine_rank_manifests(WIDE, Layout(tp=2, dp=2))
+    ]
     experts = {n for t in needed[0].tensors for p in t.pieces if ".experts." in (n := p.tensor)}
     assert cut_inside_blocks(held, 128) == {n for n in experts if not n.endswith(SCALES)}
     plan = build_plan(held, needed, Topology.shared(4))
@@ -133,5 +136,5 @@ def test_what_the_trainer_cuts_inside_a_block_comes_whole_with_its_module() -> N
     assert plan.summary()["whole_bytes"] == 4 * 2 * 4 * 8 * 3 * 256 * 256
     kept = leave_whole(held, needed, 128)[0].tensors
     assert any(t.dtype == VALUES for t in kept) and not any(".experts." in t.name for t in kept)
-    wide = engine_manifests.from_layout(WIDE, Layout(tp=2, dp=2))
+    wide = engine_manifests.engine_rank_manifests(WIDE, Layout(tp=2, dp=2))
     assert not build_plan(held, wide, Topology.shared(4)).whole_tensors

@@ -4,11 +4,11 @@ import pytest
 
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
-from mrl.resharding.transfer.session import Progress, Session, State
+from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 
 
-def committed(version: int) -> Progress:
-    progress = Progress()
+def committed(version: int) -> ReceiverProgress:
+    progress = ReceiverProgress()
     for v in range(version + 1):
         progress.prepare(Session.new(v - 1, v, "d"))
         progress.receiving()
@@ -18,7 +18,7 @@ def committed(version: int) -> Progress:
 
 
 def test_a_version_is_visible_only_after_commit() -> None:
-    progress = Progress()
+    progress = ReceiverProgress()
     assert not progress.serving and progress.version == -1
     progress.prepare(Session.new(-1, 0, "d"))
     progress.receiving()
@@ -71,7 +71,7 @@ def test_lost_weights_may_come_again_as_the_same_version() -> None:
 
 
 def test_an_engine_without_a_version_has_none_to_repeat() -> None:
-    progress = Progress()
+    progress = ReceiverProgress()
     progress.prepare(Session.new(-1, 0, "d"))
     progress.fail("broken")
     with pytest.raises(WeightSyncError, match="committed version is -1"):
@@ -84,7 +84,7 @@ def test_illegal_transitions_are_typed_errors(call: str) -> None:
     progress.session = Session.new(0, 1, "d")
     with pytest.raises(WeightSyncError, match="cannot go from committed"):
         getattr(progress, call)()
-    assert progress.state is State.COMMITTED
+    assert progress.state is ReceiverState.COMMITTED
 
 
 def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> None:
@@ -101,7 +101,7 @@ def test_full_comes_after_starts_and_failures_and_every_so_many_versions() -> No
 
 def test_a_session_from_any_version_heals_and_never_goes_back() -> None:
     """After a receiver was lost in the middle of a commit some of the others have the version and some have not."""
-    new, failed = Progress(), committed(3)
+    new, failed = ReceiverProgress(), committed(3)
     failed.prepare(Session.new(3, 4, "d"))
     failed.fail("a neighbour was lost")
     for progress in (new, failed, committed(4)):
@@ -114,4 +114,4 @@ def test_a_session_from_any_version_heals_and_never_goes_back() -> None:
     with pytest.raises(WeightSyncError, match="committed version is 4"):
         failed.prepare(Session.new(None, 3, "d"))
     with pytest.raises(WeightSyncError, match="committed version is -1"):
-        Progress().prepare(Session.new(None, -1, "d"))
+        ReceiverProgress().prepare(Session.new(None, -1, "d"))

@@ -19,7 +19,7 @@ def pieces(manifest, name: str, chunk: int = 0):
 
 
 def test_qkv_is_interleaved_by_query_group():
-    manifest = trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=2))[1]
+    manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2))[1]
     found = pieces(manifest, "decoder.layers.0.self_attention.linear_qkv.weight")
     assert [(p.tensor.split(".")[4], p.start, p.shape, p.local_start) for p in found] == [
         ("q_proj", (16, 0), (16, 16), (0, 0)),
@@ -32,7 +32,7 @@ def test_tp_above_the_groups_cuts_through_a_group():
     """Two groups of [16 q, 4 k, 4 v] rows over four ranks: 12 rows each, no row twice."""
     found = [
         pieces(m, "decoder.layers.0.self_attention.linear_qkv.weight")
-        for m in trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=4))
+        for m in trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=4))
     ]
     assert [[(p.tensor.split(".")[4], p.start[0], p.shape[0]) for p in rank] for rank in found[:2]] == [
         [("q_proj", 0, 12)],
@@ -41,7 +41,7 @@ def test_tp_above_the_groups_cuts_through_a_group():
 
 
 def test_a_rank_holds_its_gate_rows_then_its_up_rows():
-    manifest = trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=2, ep=1, etp=2), spec=LOCAL)[1]
+    manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=1, etp=2), spec=LOCAL)[1]
     found = pieces(manifest, "decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight")
     names = [p.tensor.removeprefix("model.layers.0.mlp.experts.3.") for p in found]
     assert names == ["gate_proj.weight", "up_proj.weight"]
@@ -53,7 +53,7 @@ def test_a_rank_holds_its_gate_rows_then_its_up_rows():
 
 def test_stacked_experts_follow_one_another():
     """The trainer's form: of each expert the rank's gate rows, then its up rows; of the down projections its columns."""
-    manifest = trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=2, ep=1, etp=2))[1]
+    manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=1, etp=2))[1]
     expert, rows = "model.layers.0.mlp.experts.", pieces(manifest, "decoder.layers.0.mlp.experts.weight1")
     at_3 = [(p.tensor, p.start, p.shape, p.local_start) for p in rows[6:8]]
     assert at_3 == [
@@ -65,7 +65,7 @@ def test_stacked_experts_follow_one_another():
 
 
 def test_padded_vocabulary_is_covered_up_to_its_size():
-    manifests = trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=2), pad_vocab_to=32)
+    manifests = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=2), pad_vocab_to=32)
     embeddings = [m.tensors[0] for m in manifests]
     assert [t.shape for t in embeddings] == [(64, 16), (64, 16)]
     assert [t.pieces[0].shape for t in embeddings] == [(64, 16), (36, 16)]
@@ -79,7 +79,9 @@ def test_virtual_stages_and_remainders():
 
 
 def test_transformer_engine_names():
-    manifest = trainer_manifests.from_layout(QWEN3_MOE, Layout(ep=2, dp=2), spec=TRANSFORMER_ENGINE)[1]
+    manifest = trainer_manifests.trainer_rank_manifests(
+        QWEN3_MOE, Layout(ep=2, dp=2), spec=TRANSFORMER_ENGINE
+    )[1]
     names = {t.name for t in manifest.tensors}
     layer = "decoder.layers.0."
     assert {
@@ -94,7 +96,7 @@ def test_transformer_engine_names():
 
 
 def test_router_has_its_own_dtype():
-    manifest = trainer_manifests.from_layout(QWEN3_MOE, Layout(), router_dtype="float32")[0]
+    manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(), router_dtype="float32")[0]
     dtypes = {t.name.rpartition(".layers.")[2][2:]: t.dtype for t in manifest.tensors}
     assert (
         dtypes["mlp.router.weight"] == "float32" and dtypes["self_attention.linear_proj.weight"] == "bfloat16"
@@ -113,7 +115,7 @@ def test_every_checkpoint_element_is_held_and_shapes_agree(family, layout):
         layout = dataclasses.replace(layout, ep=1, etp=1)
     if family == "gpt_oss":  # its experts are dealt out whole
         layout = dataclasses.replace(layout, etp=1)
-    manifests = trainer_manifests.from_layout(hf, layout, pad_vocab_to=8)
+    manifests = trainer_manifests.trainer_rank_manifests(hf, layout, pad_vocab_to=8)
     held: dict[str, list] = {}
     for piece in (p for manifest in manifests for tensor in manifest.tensors for p in tensor.pieces):
         held.setdefault(piece.tensor, []).append(piece)
@@ -127,7 +129,7 @@ def test_every_checkpoint_element_is_held_and_shapes_agree(family, layout):
 
 def test_replicas_have_one_digest_and_others_not():
     layout = Layout(tp=2, ep=2, dp=2)
-    manifests = trainer_manifests.from_layout(QWEN3_MOE, layout)
+    manifests = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout)
     places = layout.places()
     for a in places:
         for b in places:
@@ -139,16 +141,16 @@ def test_layouts_that_do_not_divide_are_refused_with_the_parameter():
     with pytest.raises(
         ConfigError, match=r"rows of decoder\.layers\.0\.self_attention\.linear_qkv\.weight: 48"
     ):
-        trainer_manifests.from_layout(QWEN3_MOE, Layout(tp=5))
+        trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(tp=5))
     with pytest.raises(ConfigError, match="qwen3 has no experts"):
-        trainer_manifests.from_layout(QWEN3_MOE | {"model_type": "qwen3"}, Layout(ep=2, dp=2))
+        trainer_manifests.trainer_rank_manifests(QWEN3_MOE | {"model_type": "qwen3"}, Layout(ep=2, dp=2))
     with pytest.raises(ConfigError, match="'gemma3_text'"):
-        trainer_manifests.from_layout({"model_type": "gemma3_text"}, Layout())
+        trainer_manifests.trainer_rank_manifests({"model_type": "gemma3_text"}, Layout())
 
 
 def test_a_live_model_of_another_shape_is_refused_by_name():
     layout = Layout()
-    (table,) = trainer_manifests.from_layout(QWEN3_MOE, layout)
+    (table,) = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout)
     live = {f"module.{t.name}": np.empty(t.shape, np.float32) for t in table.tensors}
     good = from_model([live], QWEN3_MOE, layout, layout.place(0))
     assert {t.dtype for t in good.tensors} == {"float32"}

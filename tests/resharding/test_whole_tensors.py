@@ -19,7 +19,7 @@ from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.session import Session, State
+from mrl.resharding.transfer.session import ReceiverState, Session
 from tests.resharding.explain import explain
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
@@ -32,7 +32,7 @@ WHOLE = tuple(f"model.layers.1.self_attn.{p}_proj.weight" for p in "kqv")
 
 def traced() -> tuple[RankManifest, RankManifest]:
     """(all of one engine rank's parameters, what a trace of it can place)."""
-    (full,) = engine_manifests.from_layout(TINY, Layout())
+    (full,) = engine_manifests.engine_rank_manifests(TINY, Layout())
     placed = [t for t in full.tensors if not t.name.startswith(ODD)]
     assert len(placed) == len(full.tensors) - 1
     return full, RankManifest.of(0, placed, WHOLE)
@@ -95,7 +95,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
             with pytest.raises(WeightSyncError, match="broken on purpose at a whole tensor"):
                 weight_sync.send(session)
             thread.join(60)
-            assert errors and receiver.progress.state is State.FAILED
+            assert errors and receiver.progress.state is ReceiverState.FAILED
             continue
         report = weight_sync.send(session)
         thread.join(60)
@@ -111,7 +111,7 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
 def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() -> None:
     """Megatron interleaves groups of 128 rows of queries, 64 of keys and 64 of values: the last two lie inside blocks."""
     hf = TINY | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
-    manifest = quantised.manifest(engine_manifests.from_layout(hf, Layout())[0])
+    manifest = quantised.quantised_manifest(engine_manifests.engine_rank_manifests(hf, Layout())[0])
     trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
     receiver = Receiver(deadline_seconds=60.0, device=CPU)

@@ -8,7 +8,7 @@ import torch
 
 from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import planned
-from mrl.resharding.transfer.collectives import Ranks
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.planned import PeerLane
 from mrl.resharding.transfer.timeline import Timeline
 from tests.resharding.planned import plan_of, world_of
@@ -18,7 +18,7 @@ PART = plan_of(world_of("tp2-pp2")).part(0)
 NUM_WINDOWS = len(PART.windows)
 
 
-class Alone(Ranks):
+class Alone(RankGroup):
     """One rank that writes down what it does with the others."""
 
     def __init__(self, events: list[Any]) -> None:
@@ -55,7 +55,9 @@ class Recorder:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
-    monkeypatch.setattr(planned, "run", lambda table, arrays, bucket: seen.append(("pack", int(bucket))))
+    monkeypatch.setattr(
+        planned, "run_copies", lambda table, arrays, bucket: seen.append(("pack", int(bucket)))
+    )
     return seen
 
 
@@ -74,7 +76,7 @@ def test_what_is_under_way_is_ended_before_a_rank_says_that_it_failed(events: li
     assert events[-2:] == [("start", 1), ("finish", 1)]
 
 
-class Counted(Ranks):
+class Counted(RankGroup):
     """Starts nothing; writes down what is started and ended."""
 
     def __init__(self, events: list[Any]) -> None:

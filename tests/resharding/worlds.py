@@ -58,7 +58,7 @@ def random_world(seed: int, *, family: str | None = None, quantise: bool = False
 def _quantised(world: World, block: int) -> World:
     return dataclasses.replace(
         world,
-        engines=[quantised.manifest(m, block) for m in world.engines],
+        engines=[quantised.quantised_manifest(m, block) for m in world.engines],
         options=dataclasses.replace(world.options, quantise_block=block),
         quantised=True,
     )
@@ -120,7 +120,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         tp=roll_tp, dp=rng.choice([1, 2, 3]), ep=roll_tp * rng.choice([0, 1, 1, 2]) or 1 if moe else 1
     )
     dtype = rng.choice(["bfloat16", "bfloat16", "float32"])
-    held = trainer_manifests.from_layout(
+    held = trainer_manifests.trainer_rank_manifests(
         hf,
         train,
         dtype=dtype,
@@ -128,7 +128,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE]),
         pad_vocab_to=rng.choice([1, 8, 32]),
     )
-    needed = engine_manifests.from_layout(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
+    needed = engine_manifests.engine_rank_manifests(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
     options = PlanOptions(
         bucket_bytes=rng.choice([1500, 8192, 1 << 20]), interleave_stages=rng.random() < 0.5
     )

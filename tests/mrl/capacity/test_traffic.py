@@ -77,7 +77,9 @@ def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layou
     facts, rollout = Facts(hf, "test"), RolloutSection(dp=dp, tp=tp, expert_parallel=True)
     for own_slots in (0, 3 * dp * tp):
         found = check(facts, rollout, layout, own_slots=own_slots)
-        engine = engine_manifests.from_layout(hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype)
+        engine = engine_manifests.engine_rank_manifests(
+            hf, Layout(tp=tp, dp=dp, ep=dp * tp), dtype=rollout.dtype
+        )
         need = [manifest.num_bytes for manifest in engine]
         first = layout.world_size if own_slots else 0
         assert found.need[first:] == need * (len(found.need[first:]) // len(need))

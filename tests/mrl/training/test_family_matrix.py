@@ -173,7 +173,7 @@ def synced(host: EngineHost, folder: Path) -> Iterator[tuple[LeasedRank, Feeder,
     (tensors,) = spread(read(folder), 1)
     needed = described(host, folder)
     hf = read_config(folder)
-    (expected,) = engine_manifests.from_layout(hf, Layout(), dtype="float32")
+    (expected,) = engine_manifests.engine_rank_manifests(hf, Layout(), dtype="float32")
     assert boxes(expected) == boxes(needed[0])
     plan = build_plan(
         [RankManifest.of(0, tensors)], needed, Topology.shared(1), PlanOptions(bucket_bytes=64 << 10)

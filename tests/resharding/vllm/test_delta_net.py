@@ -69,7 +69,7 @@ def test_a_planned_weight_sync_serves_the_log_probs_of_transformers(engine: Engi
     hf_values.load_folder(model, family, hf, zip(held, values, strict=True))
 
     manifests = described(engine, model)
-    (expected,) = engine_manifests.from_layout(hf, one, dtype="float32")
+    (expected,) = engine_manifests.engine_rank_manifests(hf, one, dtype="float32")
     assert {t.name: t for t in manifests[0].tensors} == {t.name: t for t in expected.tensors}
     assert manifests[0].unplanned == ()
     plan = build_plan(

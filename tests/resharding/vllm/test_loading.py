@@ -17,7 +17,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor, Piece
 from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
 from mrl.resharding.vllm.modules import PlanLoader
-from mrl.resharding.vllm.trace import manifest
+from mrl.resharding.vllm.trace import traced_manifest
 from tests.resharding.feeding import plan_of
 
 pytestmark = pytest.mark.integration
@@ -142,7 +142,7 @@ def test_a_copy_past_the_loader_is_an_error_by_name() -> None:
 def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
     model = kind()
     before = {name: (p, p.clone()) for name, p in model.named_parameters()}
-    found = manifest(model, CHECKPOINT, rank=0)
+    found = traced_manifest(model, CHECKPOINT, rank=0)
     assert {t.name: t.pieces for t in found.tensors} == {
         t.name: (Piece(t.name, (0,) * len(t.shape), t.shape, (0,) * len(t.shape)),) for t in CHECKPOINT
     }
@@ -154,4 +154,4 @@ def test_the_trace_sees_biases_and_changes_nothing(kind: type[Model]) -> None:
 def test_a_loader_that_changes_what_it_copies_is_seen_by_the_trace() -> None:
     """Its copy alone would look like a box, and a plan would bring what the loader zeroes."""
     with pytest.raises(WeightSyncError, match=r"first\.bias is changed before it is copied"):
-        manifest(ZeroesWhatItCopies(), CHECKPOINT, rank=1)
+        traced_manifest(ZeroesWhatItCopies(), CHECKPOINT, rank=1)

@@ -89,7 +89,7 @@ WIDE = {
 )
 def test_layout_and_live_engine_agree(family, tp, tmp_path):
     manifests, hf = traced(family, tp, tmp_path)
-    expected = engine_manifests.from_layout(hf, Layout(tp=tp))
+    expected = engine_manifests.engine_rank_manifests(hf, Layout(tp=tp))
     for ours, theirs in zip(expected, manifests, strict=True):
         assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
     check_chain(hf, Layout(tp=2) if family in DENSE else Layout(tp=2, ep=2), manifests)
@@ -104,7 +104,9 @@ def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_pa
         k: v for k, v in WIDE.items() if hasattr(CONFIGS[family], k) and not (mla and k.startswith("num"))
     }
     manifests, hf = traced(family, 2, tmp_path, {"quantization": "fp8_block"}, **fields)
-    expected = [quantised.manifest(m) for m in engine_manifests.from_layout(hf, Layout(tp=2))]
+    expected = [
+        quantised.quantised_manifest(m) for m in engine_manifests.engine_rank_manifests(hf, Layout(tp=2))
+    ]
     for ours, theirs in zip(expected, manifests, strict=True):
         assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
         assert any(t.dtype == quantised.VALUES for t in theirs.tensors)
@@ -121,7 +123,7 @@ def check_chain(
     hf: dict, train: Layout, manifests: list[RankManifest], *, is_quantised: bool = False
 ) -> None:
     """Trainer layout, plan, bytes, what the real engine's loaders want: byte for byte what they load of whole tensors."""
-    held = trainer_manifests.from_layout(hf, train)
+    held = trainer_manifests.trainer_rank_manifests(hf, train)
     numbered = [dataclasses.replace(manifest, rank=rank) for rank, manifest in enumerate(manifests)]
     topology = Topology.separate(len(held), len(numbered))
     world = World(
@@ -151,10 +153,10 @@ def check_chain(
 def test_layout_and_live_engine_agree_where_experts_are_dealt_out(family, tmp_path):
     """As rollout.expert_parallel starts it."""
     manifests, hf = traced(family, 2, tmp_path, {"expert_parallel": True})
-    expected = engine_manifests.from_layout(hf, Layout(tp=2, ep=2))
+    expected = engine_manifests.engine_rank_manifests(hf, Layout(tp=2, ep=2))
     assert [by_name(manifest) for manifest in manifests] == [by_name(manifest) for manifest in expected]
     if family != "gpt_oss":
-        assert by_name(expected[0]) != by_name(engine_manifests.from_layout(hf, Layout(tp=2))[0])
+        assert by_name(expected[0]) != by_name(engine_manifests.engine_rank_manifests(hf, Layout(tp=2))[0])
 
 
 def traced(

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mrl.resharding.wire.channel import Dialer, Listener
-from mrl.resharding.wire.messages import Waiting
+from mrl.resharding.wire.messages import StillWaiting
 from tests.ranks import Rank
 
 
@@ -16,7 +16,7 @@ def forget(host: str | None) -> None:
     listener = Listener(host)
     ends: list[object] = [listener, dialer := Dialer(listener.address)]
     listener.close()
-    dialer.send(Waiting(session_id=""))
+    dialer.send(StillWaiting(session_id=""))
     ends.append(ends)
     del listener, dialer, ends
     gc.collect()
@@ -36,8 +36,8 @@ def test_ends_that_were_never_closed_are_collected_without_waiting(host: str | N
 def test_an_end_may_be_closed_twice(host: str | None) -> None:
     listener = Listener(host)
     dialer = Dialer(listener.address)
-    dialer.send(Waiting(session_id="a"))
+    dialer.send(StillWaiting(session_id="a"))
     _, message = listener.receive(time.monotonic() + 60, "a message")
-    assert message == Waiting(session_id="a")
+    assert message == StillWaiting(session_id="a")
     for end in (dialer, dialer, listener, listener):
         end.close()

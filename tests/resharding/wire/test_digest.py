@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrl.resharding.planner.cells import Run
+from mrl.resharding.planner.cells import StridedRun
 from mrl.resharding.wire.device_digest import DeviceDigests, weighted_sum
-from mrl.resharding.wire.digest import digest, matrix_digests
+from mrl.resharding.wire.digest import digest_bytes, matrix_digests
 
-BOTH = pytest.mark.parametrize("fingerprint", [digest, weighted_sum])
+BOTH = pytest.mark.parametrize("fingerprint", [digest_bytes, weighted_sum])
 Fingerprint = Callable[[torch.Tensor], int]
 LENGTHS = [0, 1, 7, 8, 9, 100, 8 * (1 << 15), 8 * (1 << 15) + 5, 3 * 8 * (1 << 15) + 64]
 
@@ -50,7 +50,7 @@ def test_on_devices_it_is_the_stated_formula(length: int) -> None:
 
 def test_on_cpus_it_is_xxh3() -> None:
     """The values of the algorithm's own specification, for no bytes and with seed 0."""
-    assert digest(torch.empty(0, dtype=torch.uint8)) == 0x2D06800538D394C2
+    assert digest_bytes(torch.empty(0, dtype=torch.uint8)) == 0x2D06800538D394C2
 
 
 @BOTH
@@ -120,9 +120,9 @@ def test_a_device_is_asked_some_times_for_64_mib_however_many_matrices_there_are
     with Launches() as launches:
         for _ in range(128):
             for flat, run in (
-                (fused, Run(0, 2048, 768, 2048)),
-                (fused, Run(768 * 2048, 2048, 768, 2048)),
-                (down, Run(0, 768, 2048, 768)),
+                (fused, StridedRun(0, 2048, 768, 2048)),
+                (fused, StridedRun(768 * 2048, 2048, 768, 2048)),
+                (down, StridedRun(0, 768, 2048, 768)),
             ):
                 waiting.add(flat.as_strided((run.rows, run.cols), (run.stride, 1), run.offset))
         waiting.launch()
@@ -140,4 +140,7 @@ def test_one_large_run_takes_two_operations_for_64_mib() -> None:
 
 def test_tensors_of_a_cpu_are_never_put_together() -> None:
     flat = data(4096)
-    assert matrix_digests((flat, Run(at, 8, 1, 8)) for at in (0, 8)) == [digest(flat[:8]), digest(flat[8:16])]
+    assert matrix_digests((flat, StridedRun(at, 8, 1, 8)) for at in (0, 8)) == [
+        digest_bytes(flat[:8]),
+        digest_bytes(flat[8:16]),
+    ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.resharding.wire.digest import digest
+from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import MessageLost, Outgoing
 from mrl.resharding.wire.nixl_mesh import NixlMesh, nixl
@@ -64,7 +64,7 @@ def pair() -> Iterator[Pair]:
 
 def test_writes_land_where_they_were_meant_and_are_told_in_order(pair: Pair) -> None:
     first, second = pair.write(7, 100, 1, 900), pair.write(9, 24, 1, 1000)
-    assert pair.take(100) == [digest(first)] and pair.take(24) == [digest(second)]
+    assert pair.take(100) == [digest_bytes(first)] and pair.take(24) == [digest_bytes(second)]
     assert pair.buckets[1].tolist() == [0] * 900 + [7] * 100 + [9] * 24 and not pair.buckets[0].any()
     pair.write(5, 1024, 0, 0)
     pair.take(1024)

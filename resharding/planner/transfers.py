@@ -22,7 +22,7 @@ from mrl.resharding.planner.boxes import (
     cells,
     contains,
     intersection,
-    overlap,
+    overlapping_boxes,
 )
 from mrl.resharding.planner.forms import BoxPlace, Plain, form_of, relative
 from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, Replicas
@@ -366,6 +366,6 @@ _ROW = np.dtype(
 def _covered(box: Box, boxes: Iterable[Box]) -> int:
     """Elements of a box that some of the boxes have."""
     common = sorted({c for c in (intersection(b, box) for b in boxes) if c})
-    if overlap(common):
+    if overlapping_boxes(common):
         return sum(math.prod(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))
     return sum(math.prod(shape) for _, shape in common)
