@@ -48,7 +48,7 @@ def nothing_left_behind() -> Iterator[None]:
     """After the whole session no process of ours runs and no segment of a process that ended lies in shared memory."""
     before = _orphaned_segments()
     yield
-    if (kept := sys.modules.get("tests.launch.standing")) is not None:
+    if (kept := sys.modules.get("tests.forks.servers")) is not None:
         kept.close()
     left = [p for p in psutil.Process().children(recursive=True) if not _ends_with_us(p)]
     _, alive = psutil.wait_procs(left, timeout=10)

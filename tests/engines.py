@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from mrl.rollout import worker_forks
 from tests.forking import process_kind
+from tests.forks import vllm_workers
 
 ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64}
 """What a tiny model needs to run on vLLM's CPU kernels, at tp 1 and 2."""
@@ -72,7 +72,7 @@ class EngineHost:
 
 def _serve(pipe: Any, engine_arguments: dict[str, Any]) -> None:
     if engine_arguments["rollout"].tp > 1 and "vllm" in sys.modules:
-        worker_forks.stand_by()
+        vllm_workers.stand_by()
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     gc.disable()  # a fifth of the time that imports take
     from mrl.rollout.engine import RolloutEngine

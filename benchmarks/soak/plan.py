@@ -10,7 +10,7 @@ from mrl.observe.phases import PHASES
 
 DISK, CLOCK = "disk", "clock"
 """Targets that are no process; they are the soak's own business and have no phase."""
-KILLED = "driver train-0 train-1 engine-0 engine-1 reward raylet gcs agent forks watcher"
+KILLED = "driver train-0 train-1 engine-0 engine-1 reward raylet gcs agent watcher"
 """Every kind of process that a run on one machine has."""
 PAUSED = "driver train-0 engine-1 reward raylet gcs"
 STOPPED = "train-1 engine-0 raylet gcs"

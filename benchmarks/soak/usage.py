@@ -20,7 +20,6 @@ KINDS = {
     "gcs": r"^\S*/gcs_server",
     "raylet": r"^\S*/raylet ",
     "watcher": r"session_watcher",
-    "forks": r"fork_server",
     "agent": r"ray::\S*Agent",
     "train": r"ray::Train",
     "engine": r"ray::Rollout|VLLM",

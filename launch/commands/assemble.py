@@ -21,7 +21,7 @@ from mrl.config.root import Config
 from mrl.data.load import Dataset
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.launch.cluster.cluster import OwnRay, address_of, cluster, has_gpus
+from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
 from mrl.launch.commands.acting import opened
 from mrl.launch.commands.check import check, check_rewards
@@ -29,7 +29,6 @@ from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
-from mrl.launch.workers.fork_server import ForkServers
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
@@ -55,7 +54,6 @@ from mrl.observe.token_values import Pieces
 from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import Engines
 from mrl.rewards.pool.pool import RewardPool
-from mrl.rollout import worker_forks
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config
@@ -148,13 +146,10 @@ def assembled(
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
-    clock, servers = PhaseClock(), None
+    clock = PhaseClock()
     with contextlib.ExitStack() as stack:
         gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
         stack.callback(gc.enable)
-        if not address_of(config.launch):
-            servers = ForkServers(config, environment=worker_environment(config), log_folder=log_folder)
-            stack.callback(servers.close)
         with clock.phase("check"):
             inputs = check(config, rewards=rewards)
             for warning in inputs.warnings:
@@ -191,7 +186,7 @@ def assembled(
             if environments and inputs.acting.section.nodes == "all":
                 answers = stack.enter_context(environment_processes(config, clock, log_folder))
             episodes = stack.enter_context(opened(inputs.acting, config, answers))
-        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, servers))
+        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
@@ -249,24 +244,15 @@ def environment_processes(
 
 
 @contextlib.contextmanager
-def hybrid_engine(
-    config: Config, clock: PhaseClock, log_folder: Path, servers: ForkServers | None = None
-) -> Iterator[Hybrid]:
-    """Both worker groups on the slots of the connected cluster, started, by `servers` where there are any; closed at the
-    end."""
+def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
+    """Start both worker groups on the slots of the connected cluster; close them at the end."""
     gpus = has_gpus()
-    if servers is not None:
-        with clock.phase("imports"):
-            servers.wait(config.launch.start_deadline_seconds)
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
     environment = worker_environment(
         config, slots_per_node=max(Counter(placement.nodes).values()) if gpus else None
     )
     options: dict[str, Any] = {"environment": environment, "log_folder": str(log_folder)}
-    of_engines = dict(options)
-    if config.rollout.tp > 1 and not gpus:
-        of_engines["environment"] = environment | {worker_forks.VARIABLE: "1"}
     with contextlib.ExitStack() as stack:
         stack.callback(placement.remove)
         if found := unmet(config, read_config(config.model.path), placement.nodes, gpus=gpus):
@@ -274,17 +260,14 @@ def hybrid_engine(
         kind = TwoPools if config.launch.engine_slots else Hybrid
         hybrid = kind(
             config,
-            TrainGroup(
-                config, placement, clock, python=servers.python("trainer") if servers else None, **options
-            ),
+            TrainGroup(config, placement, clock, **options),
             RolloutGroup(
                 config,
                 placement,
                 clock,
-                python=servers.python("engine") if servers else None,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
                 by_index=config.repeats_itself or config.loop.schedule == "on_policy",
-                **of_engines,
+                **options,
             ),
             clock,
             offloads=config.training.offloads(gpus=gpus),

@@ -3,8 +3,7 @@
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
 Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
 process of engine N; there is one where rollout.tp is above 1), reward, host (of the environment), guest (an episode's process), tool (a
-tool server of an episode), forks (the fork servers' parent), watcher (what cleans up after the driver), and, of a Ray that the run has
-started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver (agent.nodes,
+tool server of an episode), watcher (what cleans up after the driver), and, of a Ray that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver (agent.nodes,
 reward.nodes). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and killed a moment later.
 With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed (`kill`), asked to end (`term`: SIGTERM), stopped for
 PAUSE_SECONDS (`pause`) or for good (`stop`). The phase does not end before that. What was done is written to faults.jsonl in the run
@@ -40,14 +39,14 @@ NOTICE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
 """Far below all deadlines."""
 KINDS = {"driver": False, "reward": False, "host": False, "guest": False, "tool": False}
-KINDS |= {"forks": False, "watcher": False, "gcs": False, "raylet": False, "agent": False}
+KINDS |= {"watcher": False, "gcs": False, "raylet": False, "agent": False}
 KINDS |= {"train": True, "engine": True, "vllm": True}
 """Kinds of targets; whether they have a number."""
 HOST = ("mrl.agents.host",)
 """An episode's process is forked from the host's and keeps its command."""
 CHILDREN = {"reward": [("mrl.rewards.pool.worker",)], "host": [HOST], "guest": [HOST, HOST]}
 CHILDREN["tool"] = [HOST, HOST, ("",)]
-CHILDREN |= {"forks": [("launch.workers.fork_server",)], "watcher": [("session_watcher.py",)]}
+CHILDREN |= {"watcher": [("session_watcher.py",)]}
 RAYLET = ("raylet/raylet",)
 CHILDREN |= {"gcs": [("gcs/gcs_server",)], "raylet": [RAYLET], "agent": [RAYLET, ("DashboardAgent",)]}
 """The commands on the way from the driver to processes of its own."""
@@ -159,7 +158,7 @@ def _actor_pid(group: ActorGroup, number: int) -> int:
 
 def _descendant(pid: int, *generations: tuple[str, ...], deep: bool = False) -> int:
     """The first process of the last generation, each of which has one of its words in its name or command; waited for. `deep`: others may
-    lie between two generations, as the server does that forks vLLM's workers."""
+    lie between two generations, as a server does that forks vLLM's workers."""
     deadline = time.monotonic() + FIND_SECONDS
     while time.monotonic() < deadline:
         found = [psutil.Process(pid)]

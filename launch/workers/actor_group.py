@@ -68,13 +68,12 @@ class ActorGroup[A: Actor]:
         environment: Mapping[str, str],
         own_environments: Sequence[Mapping[str, str]] = (),
         told: Sequence[Any] = (),
-        python: str | None = None,
         log_folder: str,
     ) -> None:
         """`strategies`: where each actor lives, as Ray's scheduling strategy; `slot_share`, `gpus`: what it
         reserves of a slot and its GPU; `threads`: calls of it that may run at once; `environment`: of all
         processes, `own_environments`: of each beside it; `told`: what each is told of itself, its number where nothing is
-        given; `python`: the command that starts them in place of this process's Python."""
+        given."""
         import ray
 
         self._config, self._clock, self._class = config, clock, actor_class
@@ -82,7 +81,6 @@ class ActorGroup[A: Actor]:
         resources = {SLOT: slot_share} if slot_share else {}
         strategies = list(strategies)
         environments = [dict(environment) | dict(own) for own in own_environments or [{}] * len(strategies)]
-        command = {} if python is None else {"py_executable": python}
         places = list(zip(strategies, environments, told or range(len(strategies)), strict=True))
 
         def make(number: int) -> Any:
@@ -95,7 +93,7 @@ class ActorGroup[A: Actor]:
                 num_gpus=gpus,
                 resources=resources,
                 scheduling_strategy=strategy,
-                runtime_env={"env_vars": variables, **command},
+                runtime_env=self.runtime_env(variables),
             ).remote(config, own, log_folder)
 
         self._make = make
@@ -104,6 +102,10 @@ class ActorGroup[A: Actor]:
         self._owed = [0] * len(self.actors)
         self._pulls: dict[int, ObjectRef[Any]] = {}
         self._pump: Pump | None = None
+
+    def runtime_env(self, variables: Mapping[str, str]) -> dict[str, Any]:
+        """Return how Ray starts the process of an actor with these variables."""
+        return {"env_vars": dict(variables)}
 
     def make_anew(self, number: int) -> None:
         """Ends the process of a number, and makes another one where and as it was."""

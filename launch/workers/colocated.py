@@ -73,7 +73,6 @@ class Hybrid:
         deadline = self._config.launch.start_deadline_seconds
         with self._clock.phase("engines"):
             calls = self.rollout.start()
-            self.train.preload()
             self.rollout.wait(calls, deadline_seconds=deadline)
             engines = self.rollout.engine_ranks()
             self.rollout.sleep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -68,6 +69,7 @@ class RolloutActor:
         from mrl.launch.cluster.node_facts import listen_on_own_node
         from mrl.launch.workers.actor_log import file_name, redirect
 
+        gc.disable()  # until it has started: a fifth of the time of imports, which keep what they make
         self._config, self.part = config, part
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
@@ -113,6 +115,7 @@ class RolloutActor:
             keeps=self._config.keeps_caches,
             on_worker_lost=self._leave,
         )
+        gc.enable()
 
     def _leave(self, process: str) -> None:
         headless_actor.leave_without(self.part, process)

@@ -32,8 +32,8 @@ from mrl.routes import Routes
 from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import merge
+from mrl.training.environment import CPU_ENVIRONMENT
 from mrl.training.pass_options import PassOptions
-from mrl.training.preload import CPU_ENVIRONMENT
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -61,7 +61,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         """`options`: environment and log folder of the actors."""
         layout = config.training.layout
         self.layout = layout.sizes()
-        self._topology, self._has_gpus = placement.topology(config), bool(placement.gpus)
+        self._topology = placement.topology(config)
         self._one_node = len(set(placement.nodes)) == 1
         self.lost_nodes = placement.lost_nodes
         self.has_moved = True
@@ -83,12 +83,6 @@ class TrainGroup(ActorGroup[TrainActor]):
             own_environments=[gpu_environment() if placement.gpus else CPU_ENVIRONMENT] * layout.world_size,
             **options,
         )
-
-    def preload(self) -> None:
-        """Lets ranks on CPU import Megatron while engines start; nobody waits for it. On a GPU they do not: what an
-        import takes of the device would be missing where an engine measures it."""
-        if not self._has_gpus:
-            self.start_on_all(TrainActor.preload)
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts all ranks' construction; the caller waits for it."""

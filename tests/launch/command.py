@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.launch.standing import ENVIRONMENT, Standing, standing
+from tests.forks.servers import ENVIRONMENT, ForkServers, shared
 
 SEGMENT = re.compile(r"/dev/shm/\S+")
 CGROUPS = "/sys/fs/cgroup"
@@ -34,7 +34,7 @@ class Command:
         alone: bool = False,
     ) -> None:
         """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started.
-        `alone`: with fork servers of its own."""
+        `alone`: without the tests' fork servers, as users have it."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
@@ -42,12 +42,13 @@ class Command:
         self._looked = 0.0
         self.named_at = float("inf")
         """When (time.time) the line that says why it failed was seen in its output."""
-        self._standing: Standing | None = None if alone else standing()
-        known = {} if self._standing is None else self._standing.environment
+        self._servers: ForkServers | None = None if alone else shared()
+        offer = {} if self._servers is None else self._servers.offer
+        program = "mrl.cli" if self._servers is None else "tests.forks.program"
         self.process = subprocess.Popen(
-            [*under, sys.executable, "-m", "mrl.cli", *words],
+            [*under, sys.executable, "-m", program, *words],
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT, **known, **(environment or {})},
+            env={**os.environ, **ENVIRONMENT, **offer, **(environment or {})},
             stdout=self._file,
             stderr=subprocess.STDOUT,
         )
@@ -59,7 +60,7 @@ class Command:
 
     def family(self) -> list[psutil.Process]:
         """Everything it started that lives, grandchildren included, also after the parent is gone."""
-        born = [] if self._standing is None else self._standing.forked()
+        born = [] if self._servers is None else self._servers.forked()
         if psutil.pid_exists(self.process.pid):
             born += psutil.Process(self.process.pid).children(recursive=True)
         for child in born:

@@ -9,7 +9,7 @@ import pytest
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic, new_model
-from tests.launch.standing import standing
+from tests.forks.servers import shared
 from tests.support import chat_tokenizers
 from tests.support.written_metrics import written_names
 from tests.tiny_models import write_model
@@ -47,7 +47,7 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _fork_servers_stand(request: pytest.FixtureRequest) -> None:
     """Before a test's own threads ask for them."""
     if request.node.get_closest_marker("integration"):
-        standing()
+        shared()
 
 
 @pytest.fixture(autouse=True)

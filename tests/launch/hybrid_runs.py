@@ -29,7 +29,7 @@ from mrl.training.batch import ages, pack
 from mrl.training.hf import export
 from mrl.training.hf.folder import read_config
 from mrl.training.pass_options import PassOptions
-from tests.launch.standing import standing
+from tests.forks.servers import VARIABLE, shared, starting_workers
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
 
@@ -78,7 +78,10 @@ MEMORY_CAP = 2500 << 20
 @contextlib.contextmanager
 def running(config: Config, log_folder: Path, clock: PhaseClock | None = None) -> Iterator[Hybrid]:
     """Workers up, before the first weight sync. Needs a connected Ray with enough slots."""
-    with hybrid_engine(config, clock or PhaseClock(), log_folder, standing().servers) as hybrid:
+    with (
+        starting_workers(shared().offer[VARIABLE]),
+        hybrid_engine(config, clock or PhaseClock(), log_folder) as hybrid,
+    ):
         yield hybrid
 
 

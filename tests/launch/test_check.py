@@ -319,8 +319,7 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
         strict=True,
     ):
         assert line.startswith("  - ") and message in line
-    logs = {path.name for path in (tmp_path / "run/logs").rglob("*.log")}
-    assert logs <= {"fork-server.log"}, "a worker had started"
+    assert not [*(tmp_path / "run/logs").rglob("*.log")], "a worker had started"
 
 
 def test_a_good_run_passes_and_its_dry_run_leaves_nothing(task: Path, tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ def test_engines_measure_an_empty_slot_and_sleep_before_a_trainer_is_there() -> 
     hybrid(events, PhaseClock()).start()
     assert [event for event in events if "dead" not in event] == [
         "rollout start",
-        "train preload",  # imports, on CPU alone
         "rollout wait",
         "rollout engine_ranks",  # traced while the weights are mapped
         "rollout sleep",

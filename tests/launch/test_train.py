@@ -29,7 +29,7 @@ EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 
 @pytest.fixture(scope="module")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of four steps, with fork servers of its own as users have it."""
+    """The folder of a run of four steps, without fork servers, as users have it."""
     folder = tmp_path_factory.mktemp("whole")
     more = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
     run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log", alone=True)
@@ -200,7 +200,7 @@ def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_p
         family = command.family()
         parents = [each.parent() for each in family if "Actor" in " ".join(each.cmdline())]
         assert len(parents) == 4
-        assert all(parent and "mrl.launch.workers.fork_server" in parent.cmdline() for parent in parents)
+        assert all(parent and "tests.forks.server" in parent.cmdline() for parent in parents)
         heard = listeners([psutil.Process(command.process.pid), *family])
         reached = [where for where in heard if not where.startswith("unix @mrl-") and not is_private(where)]
         assert len(heard) > 10 and not reached, heard

@@ -1,4 +1,4 @@
-"""Workers that are forked with their engine's imports are what workers that start anew are, and end when those would."""
+"""vLLM's workers that are forked with their engine's imports are what workers that start anew are, and end when those would."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.engine import RolloutEngine
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
-from tests.support.another_user import by_root, tried_by_another_user
 
 THREADS = """
 import threading
-from mrl.rollout import worker_forks
+from tests.forks import vllm_workers
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 try:
-    worker_forks.stand_by()
+    vllm_workers.stand_by()
 except RuntimeError as error:
     print(error)
 """
@@ -32,55 +31,6 @@ except RuntimeError as error:
 def test_a_process_with_threads_has_no_server() -> None:
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("2 threads run"), done
-
-
-SERVED = """
-import multiprocessing
-from multiprocessing import forkserver
-from mrl.rollout import worker_forks
-worker_forks.fork_server()
-print(forkserver._forkserver._forkserver_address[1:], flush=True)
-input()
-process = multiprocessing.get_context("forkserver").Process(target=print, args=("forked for its own user",))
-process.start()
-process.join(60)
-"""
-SENT_BY_ANOTHER = """
-class Code:
-    def __reduce__(self):
-        return os.mkdir, (sys.argv[2],)
-with socket.socket(socket.AF_UNIX) as client:
-    client.connect("\\0" + sys.argv[1])
-    read, write = os.pipe()
-    os.write(write, pickle.dumps(Code()))
-    os.close(write)
-    try:
-        reduction.sendfds(client, [read, os.pipe()[1], os.pipe()[1], os.pipe()[1]])
-        print(client.recv(1))
-    except OSError as error:
-        print(type(error).__name__)
-"""
-
-
-@by_root
-def test_what_another_user_sends_is_not_unpickled(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        address = process.stdout.readline().strip()
-        assert tried_by_another_user(SENT_BY_ANOTHER, address, str(tmp_path / "made")) in (
-            "b''\n",
-            "BrokenPipeError\n",
-            "ConnectionResetError\n",
-        )
-        printed, _ = process.communicate("\n", timeout=120)
-    finally:
-        process.kill()
-        process.wait()
-    assert printed == "forked for its own user\n", "it serves on"
-    assert not (tmp_path / "made").exists()
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""What the workers of a run on CPU import, by kind: eager engines of one thread, and trainer ranks. Imports start no thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mrl.config.load import load_config
+from mrl.config.root import Config
+from mrl.rollout import environment, vllm_start
+from mrl.rollout.part import Part
+from mrl.training.environment import CPU_ENVIRONMENT, without_wandb
+
+KINDS = ("engine", "trainer")
+
+
+def quickstart() -> Config:
+    """Return the configuration whose imports are made."""
+    return load_config(str(Path(__file__).parents[2] / "configs/quickstart.yaml"))
+
+
+def variables(config: Config) -> dict[str, str | None]:
+    """Return what an engine's imports are made under; None: not in the environment."""
+    return environment.variables(config.rollout, Part(), None, compiled=_is_compiled(config))
+
+
+def _is_compiled(config: Config) -> bool:
+    return not vllm_start.is_eager(config.rollout, on_cpu=True, routes=config.routing.replay == "engine")
+
+
+def preload(kind: str) -> None:
+    """Make a kind's imports."""
+    if kind == "trainer":
+        os.environ.update(CPU_ENVIRONMENT)
+        without_wandb()
+        import mrl.algorithms.objective
+        import mrl.training.profiler
+        import mrl.training.worker
+
+        return
+    config = quickstart()
+    environment.prepare(config.rollout, Part(), None, compiled=_is_compiled(config))
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    import mrl.cpu.vllm_worker
+    import mrl.data.tokenise
+    import mrl.resharding.vllm.plugin
+    import mrl.rollout.engine  # noqa: F401

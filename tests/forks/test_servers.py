@@ -1,0 +1,168 @@
+"""Fork servers: what they fork is what a client was started as, and without them it starts by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.forks import client
+from tests.forks.imports import quickstart
+from tests.forks.server import has_left, received
+from tests.forks.servers import ROOT, ForkServers, digest, listening, python
+
+SECONDS = 240
+SCRIPT = """
+import gc, json, os, random, sys
+import numpy as np
+print("to standard error", file=sys.stderr)
+report = dict(
+    pid=os.getpid(), parent=os.getppid(), words=sys.argv, environment=dict(os.environ), folder=os.getcwd(), first=sys.path[0],
+    threads=len(os.listdir("/proc/self/task")), imported=list(sys.modules), main=sys.modules["__main__"].__file__,
+    draws=[random.random(), float(np.random.random())], read=sys.stdin.read(), name=__name__, collects=gc.isenabled(),
+    score=open("/proc/self/oom_score_adj").read(),
+)
+print(json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    """One kind that may be forked, one that has a thread, one whose imports fail."""
+    servers = ForkServers(("plain", "threaded", "broken"), module="tests.forks.small_imports")
+    yield servers
+    servers.close()
+
+
+def command(servers: ForkServers, kind: str) -> str:
+    found = python(servers.folder, kind)
+    assert found is not None, (servers.folder / "log").read_text()
+    return found
+
+
+def reported(python: str, folder: Path, *words: str, **environment: str) -> dict[str, Any]:
+    """What a script reports of its process that a shell starts as Ray's raylet does; it ends before the client's pipes do."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    command = ["bash", "-c", f'exec {python} "$@"', "bash", str(script), *words]
+    done = subprocess.run(
+        command,
+        input="a line",
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], **environment},
+    )
+    assert "to standard error" in done.stderr, done
+    return json.loads(done.stdout)
+
+
+def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(
+    servers: ForkServers, tmp_path: Path
+) -> None:
+    report = reported(command(servers, "plain"), tmp_path, "two words", "--x=1", OMP_NUM_THREADS="1", X="a b")
+    assert "colorsys" in report["imported"] and "torch" in report["imported"]
+    assert "ray" not in report["imported"], "Ray reads its worker's environment when it is imported"
+    assert report["words"] == [str(tmp_path / "script.py"), "two words", "--x=1"]
+    assert report["main"] == str(tmp_path / "script.py") and report["name"] == "__main__"
+    environment = report["environment"]
+    assert (environment["X"], "PYTHONPATH" in environment) == ("a b", False)
+    assert (report["folder"], report["first"]) == (str(tmp_path), str(tmp_path))
+    assert report["read"] == "a line" and report["threads"] == 1 and report["collects"]
+    assert report["score"] == Path("/proc/self/oom_score_adj").read_text()
+    assert "tests.forks.server" in psutil.Process(report["parent"]).cmdline()
+
+
+def test_workers_that_were_forked_from_one_process_draw_different_numbers(
+    servers: ForkServers, tmp_path: Path
+) -> None:
+    first, second = (reported(command(servers, "plain"), tmp_path) for _ in range(2))
+    assert first["parent"] == second["parent"] and first["pid"] != second["pid"]
+    assert all(a != b for a, b in zip(first["draws"], second["draws"], strict=True))
+
+
+def test_a_server_with_a_thread_forks_nothing(servers: ForkServers, tmp_path: Path) -> None:
+    report = reported(command(servers, "threaded"), tmp_path, "word", X="1")
+    assert "colorsys" not in report["imported"] and report["words"][1:] == ["word"]
+    assert report["environment"]["X"] == "1"
+
+
+def test_without_a_server_a_worker_starts_by_itself(servers: ForkServers, tmp_path: Path) -> None:
+    assert python(servers.folder, "broken") is None
+    words = [sys.executable, "-I", "-S", client.__file__, str(servers.folder / "broken")]
+    assert reported(shlex.join(words), tmp_path, "word")["words"][1:] == ["word"]
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_and_forks_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
+    with listening(str(tmp_path / "silent")) as listener:
+        assert not client.handed_over(str(tmp_path / "silent"), ["script.py"])
+        connection, _ = listener.accept()
+        with connection:
+            request = received(connection)
+            assert request is not None and request.words == ["script.py"]
+            assert has_left(connection)
+    for stream in request.streams:
+        os.close(stream)
+
+
+def test_runs_that_would_import_something_else_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = quickstart()
+    usual = digest(config)
+    monkeypatch.setenv("MRL_SESSION", "of a run")
+    assert digest(config) == usual
+    rollout = config.rollout.model_copy(update={"num_threads": 2})
+    assert digest(config.model_copy(update={"rollout": rollout})) != usual
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    assert digest(config) != usual
+
+
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import time; from tests.forks.servers import ForkServers, python\n"
+        "s = ForkServers(('plain',), module='tests.forks.small_imports')\n"
+        "print(python(s.folder, 'plain'), flush=True); time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert owner.stdout is not None
+    try:
+        reported(owner.stdout.readline().strip(), tmp_path)  # they serve
+        deadline = time.monotonic() + SECONDS
+        while len(below := psutil.Process(owner.pid).children(recursive=True)) > 2:
+            assert time.monotonic() < deadline, f"more than a server and its parent: {below}"
+            time.sleep(0.1)  # what the server forked has answered, and ends
+        assert len(below) == 2
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+    assert not psutil.wait_procs(below, timeout=SECONDS)[1]
+
+
+@pytest.mark.integration
+def test_the_imports_of_workers_start_no_thread_and_are_found_by_them(tmp_path: Path) -> None:
+    servers = ForkServers()
+    try:
+        engine, trainer = (reported(command(servers, kind), tmp_path) for kind in ("engine", "trainer"))
+    finally:
+        servers.close()
+    assert {"vllm.v1.engine.llm_engine", "mrl.cpu.vllm_worker"} <= set(engine["imported"])
+    assert {"megatron.core", "mrl.training.worker"} <= set(trainer["imported"])
+    assert "megatron.core" not in engine["imported"] and "vllm" not in trainer["imported"]
+    assert (engine["threads"], trainer["threads"]) == (1, 1)
+    assert not {"ray", "ray._raylet"} & {*engine["imported"], *trainer["imported"]}
