@@ -36,6 +36,7 @@ from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
 from mrl.launch.slots import node_slots, told, words_for
 from mrl.own_code import child_path
+from mrl.processes.start import exit_code, lifeline_words, module_words
 
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
@@ -187,7 +188,7 @@ def _forget_torchrun() -> None:
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
     """The exit code of the run's checks, which node 0 makes before Ray starts anywhere and tells the others."""
     if number == 0:
-        command = [sys.executable, "-P", "-m", "mrl.cli", "train", *arguments, "--dry-run"]
+        command = module_words("mrl.cli", "train", *arguments, "--dry-run")
         environment = {**os.environ, **child_path()}
         code = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode
         store.set("checked", str(code))
@@ -210,7 +211,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
             ["mrl.cli", "train", *arguments],
         )
         for command in commands:
-            code = _run([sys.executable, "-P", "-m", *command], environment, store)
+            code = _run(module_words(*command), environment, store)
             if code:
                 break
     finally:
@@ -222,8 +223,7 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
     """The command's exit code; it hears what this process and the other nodes are told, and they that node 0 lives. It is in a
     group of its own, which torchrun does not signal, and does not outlive this process."""
-    alone = [sys.executable, "-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
-    process = subprocess.Popen(alone, env=environment, start_new_session=True)
+    process = subprocess.Popen(lifeline_words(command), env=environment, start_new_session=True)
     asked: list[str] = []
 
     def ask(by: str, number: int) -> None:
@@ -239,8 +239,7 @@ def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
             if "node" not in asked and store.check(["told to end"]):
                 ask("node", signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(POLL_SECONDS)
-                return 128 - code if code < 0 else code
+                return exit_code(process.wait(POLL_SECONDS))
 
 
 @contextlib.contextmanager

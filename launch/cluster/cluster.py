@@ -30,6 +30,7 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
 from mrl.files import folder_for_sockets
 from mrl.launch.cluster import session_watcher
+from mrl.processes.start import wait_or_kill
 
 SLOT = "slot"
 """Ray resource of one slot: one GPU, or on CPU a trainer rank together with its share of an engine."""
@@ -364,11 +365,10 @@ class Watcher:
         """Tells it that this process ends by itself, and waits until the session is clean."""
         self._over.set()
         self._keeper.join()
-        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.communicate(session_watcher.CLOSES.encode(), timeout=45)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(session_watcher.CLOSES.encode())
+        wait_or_kill(self._process, session_watcher.LONGEST_SECONDS + 5)
 
 
 class OwnRay:

@@ -17,11 +17,9 @@ import itertools
 import os
 import secrets
 import select
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,8 +33,8 @@ from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup, close_all
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.plugins.plugin import child_environment
-from mrl.rewards.pool.channel import Line
+from mrl.processes.channel import Line
+from mrl.processes.start import child_environment, kill_session, module_words
 
 CONNECT_SECONDS = 10.0
 """For a node that lives to take a connection, and for a host's to be found among those that came."""
@@ -73,7 +71,7 @@ class EnvironmentActor:
         with self._door.connection(number, CONNECT_SECONDS) as connection:
             connection.setblocking(True)
             self._hosts[number] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mrl.agents.host", str(os.getpid())],
+                module_words("mrl.agents.host", str(os.getpid())),
                 stdin=connection.fileno(),
                 stdout=connection.fileno(),
                 env=child_environment(),
@@ -84,8 +82,7 @@ class EnvironmentActor:
         """Kills a host and its session; how it ended."""
         if (process := self._hosts.pop(number, None)) is None:
             return "it was not started"
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_session(process.pid)
         return f"status {process.wait()}"
 
     def close(self) -> None:

@@ -6,15 +6,14 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
 from mrl.own_code import child_path
+from mrl.processes.start import exit_code, module_words, terminate_all
 
 GRACE_SECONDS = 30.0
 """For ranks that are told to end, before they are killed."""
@@ -46,32 +45,22 @@ def run_local_ranks(
         try:
             for rank in range(size):
                 environment = interface | os.environ | child_path() | shared | {"RANK": str(rank)}
-                command = [sys.executable, "-P", "-m", module, *arguments]
-                ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
+                ranks.append(
+                    subprocess.Popen(
+                        module_words(module, *arguments), env=environment, start_new_session=True
+                    )
+                )
             while True:
                 codes = [rank.poll() for rank in ranks]
                 if failed := [code for code in codes if code]:
-                    return 128 - failed[0] if failed[0] < 0 else failed[0]
+                    return exit_code(failed[0])
                 if None not in codes:
                     return 0
                 while_they_run()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     ranks[codes.index(None)].wait(POLL_SECONDS)
         finally:
-            _end(ranks)
-
-
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask ranks that still run to end, then kill them."""
-    for rank in ranks:
-        rank.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for rank in ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.wait(max(0.0, deadline - time.monotonic()))
-            continue
-        rank.kill()
-        rank.wait()
+            terminate_all(ranks, GRACE_SECONDS)
 
 
 def starter_is_gone() -> bool:

@@ -22,7 +22,7 @@ from mrl.agents.answer import NAMED, Fault, is_reward
 from mrl.agents.environment import EpisodeEnded, Step
 from mrl.agents.tool_calls import ToolCall
 from mrl.own_code import place_of
-from mrl.rewards.frames import frame, read_frame
+from mrl.processes.framing import frame, read_frame
 
 
 class _Wrong(Exception):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import resource
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 from mrl.agents import guest
 from mrl.agents.deadlines import Deadlines
+from mrl.processes.channel import Outbox, read_some
+from mrl.processes.forked_child import ForkedChild
+from mrl.processes.framing import FrameBuffer, frame
+from mrl.processes.own_time import OwnTime
+from mrl.processes.start import kill_session
 from mrl.rewards.code import cgroup
-from mrl.rewards.frames import FrameBuffer, frame
-from mrl.rewards.own_time import OwnTime
-from mrl.rewards.pool.channel import Outbox, read_some
-from mrl.rewards.pool.child import ForkedChild
 
 LONGEST = 1.75
 """Times its deadline, by the clock, that a call may take where the machine gives its process no processor."""
@@ -83,8 +82,7 @@ class GuestHandle:
 
     def end(self) -> str:
         """Kills it and all in its session, and says how it ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
+        kill_session(self._child.pid)
         self.listen()
         status = self._child.end()
         cgroup.remove_of(self._child.pid)  # of a sandbox that it had open

@@ -26,10 +26,10 @@ from mrl.agents.deadlines import Deadlines
 from mrl.agents.handle import GuestHandle
 from mrl.agents.messages import read_call, read_opening
 from mrl.agents.registry import find_environment
-from mrl.errors import ConfigError, RewardError
-from mrl.rewards.frames import FrameBuffer, OversizedFrame, frame, parse_reply
-from mrl.rewards.pool.channel import Outbox, read_some, take_over
-from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.errors import ConfigError
+from mrl.processes.channel import Outbox, read_some, take_over
+from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame, parse_reply
+from mrl.processes.lifeline import die_with_parent
 
 _MAX_REQUEST_BYTES = 2**31
 _CLOSE = b'["close"]'
@@ -143,9 +143,9 @@ class Host:
             for payload in one.buffer.feed(data):
                 if self._is_here(one):
                     self._answered(one, parse_reply(payload))
-        except OversizedFrame as error:
+        except OversizedReply as error:
             self._lose(one, Fault.OVERSIZED, str(error))
-        except RewardError as error:
+        except BadReply as error:
             self._lose(one, Fault.CONTRACT, str(error))
 
     def _answered(self, one: GuestHandle, reply: dict[str, Any]) -> None:

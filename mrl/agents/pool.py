@@ -30,11 +30,11 @@ from mrl.agents.messages import call_message, opening_message
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
-from mrl.errors import ConfigError, RewardError, RolloutError, WorkerLost
+from mrl.errors import ConfigError, RolloutError, WorkerLost
+from mrl.processes.channel import Line
+from mrl.processes.framing import BadReply, parse_reply
+from mrl.processes.worker_process import WorkerProcess
 from mrl.rewards.causes import CauseLog
-from mrl.rewards.frames import parse_reply
-from mrl.rewards.pool.channel import Line
-from mrl.rewards.pool.process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class EnvironmentPool:
         try:
             for payload in host.process.buffer.feed(data):
                 self._heard(host, parse_reply(payload))
-        except RewardError as error:
+        except BadReply as error:
             self._lose(host, str(error))
 
     def _heard(self, host: _Host, reply: dict[str, Any]) -> None:

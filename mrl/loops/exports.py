@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from mrl.config.sections.export import ExportSection
 from mrl.files import PARTIAL, partial_of
 from mrl.own_code import child_path
+from mrl.processes.start import lifeline_words, module_words
 from mrl.training.checkpoint.folder import name_of
 
 NICENESS = 10
@@ -79,14 +79,13 @@ class Exports:
         if target.exists():  # a resumed run
             return
         words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
-        ends_with_driver = [sys.executable, "-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid())]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed
                 shutil.rmtree(abandoned)
             with open(self._run_folder / "exports.log", "ab") as output:
                 process = subprocess.Popen(
-                    [*ends_with_driver, sys.executable, "-P", "-m", "mrl.cli", *words],
+                    lifeline_words(module_words("mrl.cli", *words)),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -10,7 +10,7 @@ import os
 import sys
 
 from mrl.compile_cache import use_own_compile_cache
-from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.processes.lifeline import die_with_parent
 
 if __name__ == "__mp_main__":
     die_with_parent(os.getppid())

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.processes.lifeline import die_with_parent
 from tests.forks import vllm_workers
 
 CLIENT_SECONDS = 60.0

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mrl.processes.own_time import Allowance
 from mrl.rewards.code import sandbox
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.outcome import CandidateEnded
 from mrl.rewards.code.rules import CodeRules
-from mrl.rewards.own_time import Allowance
 
 _NOBODY = 65534
 _SECONDS = 300.0

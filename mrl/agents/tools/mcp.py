@@ -8,8 +8,6 @@ failure is told to the policy; a server that cannot be had, or does not answer, 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from mrl.agents.environment import Unreachable
 from mrl.agents.tools.tool import ToolError
 from mrl.errors import ConfigError
 from mrl.own_code import child_path
+from mrl.processes.start import lifeline_words
 
 _START_SECONDS = 60.0
 
@@ -101,8 +100,8 @@ async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncItera
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     # It ends with this process, also where that is killed.
-    lifeline = ["-P", "-m", "mrl.rewards.pool.lifeline", str(os.getpid()), *command]
-    parameters = StdioServerParameters(command=sys.executable, args=lifeline, env={**child_path(), **env})
+    program, *words = lifeline_words(command)
+    parameters = StdioServerParameters(command=program, args=words, env={**child_path(), **env})
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
         with anyio.fail_after(_START_SECONDS):
             await session.initialize()

@@ -9,6 +9,7 @@ never does    believe an exit status or printed text: they only ever explain a f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,11 +18,11 @@ import time
 from typing import Any, NoReturn
 
 from mrl.errors import RewardError
+from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply
+from mrl.processes.own_time import Allowance, OwnTime
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
-from mrl.rewards.frames import FrameBuffer, frame, parse_reply
-from mrl.rewards.own_time import Allowance, OwnTime
 
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
@@ -131,8 +132,10 @@ class Session:
                     f"code verifier: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
                 )
             self._select(None, [self._run.replies], deadline - time.monotonic())
-        if parse_reply(self._replies.pop(0)) != {"ready": True}:
-            raise RewardError("code verifier: the sandbox's runner did not say that it is ready")
+        with contextlib.suppress(BadReply):
+            if parse_reply(self._replies.pop(0)) == {"ready": True}:
+                return
+        raise RewardError("code verifier: the sandbox's runner did not say that it is ready")
 
     def _send(self, message: dict[str, Any]) -> None:
         left = memoryview(frame(json.dumps(message).encode()))
@@ -153,7 +156,7 @@ class Session:
         self._check_time()
         try:
             return parse_reply(self._replies.pop(0))
-        except RewardError:
+        except BadReply:
             self._end(Outcome.WRONG, "an answer that is no data")
 
     def _refuse_early(self) -> None:
@@ -206,7 +209,7 @@ class Session:
         self._reply_open = bool(data)
         try:
             self._replies.extend(self._frames.feed(data))
-        except RewardError:
+        except BadReply:
             self._end(Outcome.OUTPUT_LIMIT, "an answer over the size limit")
         if len(self._replies) > 1:
             self._end(Outcome.WRONG, "several answers to one question")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary
-from mrl.rewards.own_time import Allowance
 
 _ERROR_BYTES, _BYTES_A_CHARACTER = 24_000, 12
 """Of an answer, as JSON: a traceback's at most, and a character's."""

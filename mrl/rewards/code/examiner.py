@@ -7,22 +7,20 @@ import contextlib
 import functools
 import json
 import math
-import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
 from mrl.errors import RewardError
-from mrl.own_code import child_path
+from mrl.processes.own_time import Allowance, OwnTime
+from mrl.processes.start import child_environment, module_words
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.rules import CodeRules
-from mrl.rewards.own_time import Allowance, OwnTime
 
 _START_SECONDS = 60.0
 _TEST = "the test of what was returned"
@@ -86,11 +84,11 @@ class Examiner:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mrl.rewards.code.sitting", str(theirs.fileno())],
+                module_words("mrl.rewards.code.sitting", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **child_path(), "OMP_NUM_THREADS": "1"},
+                env=child_environment(),
             )
 
     def _start(self, exam: Exam, rules: CodeRules, allowance: Allowance) -> _Sitting:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import RewardError
+from mrl.processes.own_time import PATIENCE_SECONDS, Allowance
 from mrl.rewards.addresses import proxy_of
 from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
@@ -27,7 +28,6 @@ from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import Request, scored
-from mrl.rewards.own_time import PATIENCE_SECONDS, Allowance
 from mrl.samples import Verdict
 
 MAX_REPLY_BYTES = 16 * 2**20

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 
+from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.exam import Exam, completed
 from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
@@ -25,7 +26,6 @@ from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.contract import Request, rejected, scored
-from mrl.rewards.own_time import Allowance
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)

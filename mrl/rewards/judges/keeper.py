@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mrl.processes.start import kill_session
+
 TICK_SECONDS = 0.2
 END_SECONDS = 5.0
 HEALTH_SECONDS = 5.0
@@ -109,7 +111,7 @@ def end_session(pid: int, is_there: Callable[[], bool]) -> None:
         deadline = time.monotonic() + END_SECONDS
         while is_there() and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.killpg(pid, signal.SIGKILL)
+    kill_session(pid)
 
 
 def _tick() -> None:

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 
 from mrl.errors import ConfigError
+from mrl.processes.start import child_environment, module_words
 from mrl.rewards.part import RewardPart
-from mrl.rewards.plugins.plugin import child_environment, load_plugin
+from mrl.rewards.plugins.plugin import load_plugin
 
 DEADLINE_SECONDS = 60.0
 
@@ -36,7 +37,7 @@ def _answers(parts: Sequence[RewardPart]) -> list[str]:
     names = ", ".join(dict.fromkeys(str(part.path) for part in parts))
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "mrl.rewards.plugins.check"],
+            module_words("mrl.rewards.plugins.check"),
             input=pickle.dumps(tuple(parts)),
             capture_output=True,
             env=child_environment(),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, RewardError
-from mrl.own_code import child_path, find_callable
+from mrl.own_code import find_callable
 from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
 from mrl.rewards.part import RewardPart, Style
 from mrl.samples import Verdict, VerdictKind
@@ -100,12 +99,6 @@ def source_hash(module: ModuleType) -> str:
     """Names the source that is running; a file that changes during the run does not change the run."""
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a process that reads users' modules: this one's, with its import path, and one
-    thread."""
-    return {**os.environ, **child_path(), "OMP_NUM_THREADS": "1"}
 
 
 class SinglePlugin:

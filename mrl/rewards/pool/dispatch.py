@@ -16,13 +16,14 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import threading
 import time
 from typing import Any
 
 from mrl.errors import RewardError
-from mrl.rewards.frames import parse_reply
-from mrl.rewards.pool.process import End, WorkerProcess
+from mrl.processes.framing import BadReply, parse_reply
+from mrl.processes.worker_process import End, WorkerProcess
 from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.work import Cause, Fault, Task, Worker
 
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.5
 _LEAST_SECONDS = 0.02
 """Between two looks at a worker that is late and stands in a run queue."""
+_NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
+"""What interpreters and libraries say when memory was refused."""
 
 
 class Dispatcher:
@@ -157,7 +160,7 @@ class Dispatcher:
         try:
             for payload in worker.process.buffer.feed(data):
                 self._reply(queue, worker, parse_reply(payload))
-        except RewardError as error:
+        except (BadReply, RewardError) as error:
             self._lose(queue, worker, Fault(Cause.DIED, str(error)))
 
     def _reply(self, queue: StageQueue, worker: Worker, reply: dict[str, Any]) -> None:
@@ -172,7 +175,7 @@ class Dispatcher:
     def _lose(self, queue: StageQueue, worker: Worker, fault: Fault | None = None) -> None:
         """Ends a worker that has ended already, or has to for the fault."""
         end = self._end(queue, worker)
-        queue.lost(worker, fault or Fault(Cause.DIED, end.described(queue.part.memory_mib)))
+        queue.lost(worker, fault or Fault(Cause.DIED, _described(end, queue.part.memory_mib)))
 
     def _expire(self, now: float) -> None:
         for queue in self._queues:
@@ -185,3 +188,12 @@ class Dispatcher:
                     worker.used = worker.process.used()
                     if fault := queue.overdue(worker, now):
                         self._lose(queue, worker, fault)
+
+
+def _described(end: End, memory_mib: int) -> str:
+    """Return status and last words, and the setting that limits memory if that may have been the cause."""
+    text = f"its process ended with status {end.status}: {end.last_words}"
+    out_of_memory = any(words in end.last_words for words in _NO_MEMORY)
+    if out_of_memory or end.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
+        text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
+    return text

@@ -13,9 +13,7 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +25,7 @@ from typing import Any
 from mrl.errors import ConfigError, WorkerLost
 from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
+from mrl.processes.start import kill_session, module_words, wait_or_kill
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
 from mrl.rewards.judges.ledger import digest
@@ -65,7 +64,7 @@ class Engine:
         self._is_closed = False
         self._sockets = _socket_folder()
         self.served = Served(f"{self._sockets}/server", _answers(section, words))
-        command = [sys.executable, "-P", "-m", "mrl.rollout.serve", "PARENT", "--uds", self.served.socket]
+        command = module_words("mrl.rollout.serve", "PARENT", "--uds", self.served.socket)
         job = Job(
             [*command, "--model", section.model, *_words(section), *words, *section.arguments],
             _environment(section) | {"VLLM_RPC_BASE_PATH": self._sockets},
@@ -75,7 +74,7 @@ class Engine:
             start_deadline_seconds,
         )
         self._keeper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))],
+            module_words("mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is the driver's
@@ -105,11 +104,7 @@ class Engine:
         assert self._keeper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._keeper.stdin.close()
-        try:
-            self._keeper.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+        wait_or_kill(self._keeper, CLOSE_SECONDS)
         self._end_server()
 
     def _listen(self) -> None:
@@ -136,8 +131,7 @@ class Engine:
     def _end_server(self) -> None:
         """What is left of its process group, where the keeper could not."""
         if self._server_pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._server_pid, signal.SIGKILL)
+            kill_session(self._server_pid)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
 

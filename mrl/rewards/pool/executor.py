@@ -14,10 +14,9 @@ import select
 from collections.abc import Callable
 from typing import Any
 
-from mrl.errors import RewardError
-from mrl.rewards.frames import FrameBuffer, frame, parse_reply, read_frame
-from mrl.rewards.own_time import Allowance, OwnTime, Starved
-from mrl.rewards.pool.child import ForkedChild
+from mrl.processes.forked_child import ForkedChild
+from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply, read_frame
+from mrl.processes.own_time import Allowance, OwnTime, Starved
 
 
 class ForkedExecutor:
@@ -46,7 +45,7 @@ class ForkedExecutor:
         except Starved as starved:
             self._end(child)
             return {"failed": str(starved), "starved": True}
-        except RewardError as error:  # a reply over the limit, or none that can be read
+        except BadReply as error:  # a reply over the limit, or none that can be read
             self._end(child)
             return {"limit": str(error)}
 

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrl.errors import RewardError
+from mrl.processes.own_time import PATIENCE_SECONDS
+from mrl.processes.worker_process import Used
 from mrl.rewards.contract import Request, RewardKind, Stage, no_reward, scored
-from mrl.rewards.frames import decode_verdict
 from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.own_time import PATIENCE_SECONDS
-from mrl.rewards.pool.process import Used
 from mrl.rewards.pool.work import Batch, Cause, FairQueue, Fault, Task, Worker
+from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 
+from mrl.processes.worker_process import Used, WorkerProcess
 from mrl.rewards.contract import Request
-from mrl.rewards.pool.process import Used, WorkerProcess
 from mrl.samples import Verdict
 
 Done = Callable[[Sequence[Verdict | None]], None]

@@ -26,13 +26,14 @@ from typing import Any, BinaryIO
 
 from mrl.errors import MrlError, RewardError
 from mrl.own_code import place_of
+from mrl.processes.channel import take_over
+from mrl.processes.framing import MAX_REPLY_BYTES, frame, read_frame, read_frame_async
+from mrl.processes.lifeline import die_with_parent
+from mrl.processes.own_time import Starved
 from mrl.rewards.contract import GroupVerifier, Refused, Request, Stage, Verifier
-from mrl.rewards.frames import MAX_REPLY_BYTES, encode_verdict, frame, read_frame, read_frame_async
-from mrl.rewards.own_time import Starved
 from mrl.rewards.part import RewardPart
-from mrl.rewards.pool.channel import take_over
 from mrl.rewards.pool.executor import ForkedExecutor
-from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict
 
 _MAX_ERROR = 2000

@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
+from mrl.processes.own_time import PATIENCE_SECONDS
+from mrl.processes.worker_process import Used
 from mrl.rewards.contract import Request, RewardKind, Stage, scored
-from mrl.rewards.frames import encode_verdict
 from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.own_time import PATIENCE_SECONDS
 from mrl.rewards.pool.pool import RewardPool
-from mrl.rewards.pool.process import Used
 from mrl.rewards.pool.queues import GRACE_SECONDS, UNWATCHED_SECONDS, StageQueue
 from mrl.rewards.pool.work import Cause, Task, Worker
+from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict, VerdictKind
 from tests.support.plugin_rewards import plugin
 

@@ -13,9 +13,9 @@ from mrl.rewards.code import sandbox
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
-from mrl.rewards.frames import decode_verdict
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import VerdictKind
 
 FAST = CodeRules(seconds=10.0, cpu_seconds=2)

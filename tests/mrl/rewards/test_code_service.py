@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import Session
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.remote import MAX_REPLY_BYTES, RemoteSession
@@ -16,7 +17,6 @@ from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.own_time import Allowance
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import VerdictKind
 

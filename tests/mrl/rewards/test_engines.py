@@ -43,7 +43,7 @@ def kept(folder: Path, program: str, **more: Any) -> Iterator[tuple[subprocess.P
     """A keeper of a small server, and the server's socket."""
     socket = Path(engines._socket_folder()) / "server"
     job = {
-        "command": [sys.executable, "-m", "mrl.rewards.pool.lifeline", "PARENT", sys.executable, "-c", program, str(socket)],
+        "command": [sys.executable, "-m", "mrl.processes.lifeline", "PARENT", sys.executable, "-c", program, str(socket)],
         "environment": {},
         "socket": str(socket),
         "log": str(folder / "engine.log"),

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from mrl.errors import RewardError
+from mrl.processes.own_time import Allowance
 from mrl.rewards.code import exam, examiner
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner
@@ -16,7 +17,6 @@ from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
 from mrl.rewards.code.values import decode, encode, same
 from mrl.rewards.code.verifier import verify
-from mrl.rewards.own_time import Allowance
 from tests.support.programs import passes
 from tests.support.verifier_cases.case import Generator, take
 from tests.support.verifier_cases.code import GENERATORS

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from mrl.rewards import own_time
+from mrl.processes import own_time
+from mrl.processes.own_time import OwnTime, Starved
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
 from mrl.rewards.code.verifier import verify
-from mrl.rewards.own_time import OwnTime, Starved
 
 RULES = CodeRules(seconds=0.8, cpu_seconds=0.5)
 CALLS = parse_task(

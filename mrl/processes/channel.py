@@ -8,7 +8,7 @@ import os
 import pickle
 from typing import Any
 
-from mrl.rewards.frames import FrameBuffer, frame
+from mrl.processes.framing import FrameBuffer, frame
 
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """How it is told of an end that nobody holds any more."""

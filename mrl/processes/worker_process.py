@@ -1,21 +1,17 @@
-"""A pool's handle of one worker process: start, send, kill by pid. Owns no policy."""
+"""A worker process as the one that started it sees it: start, send, kill by pid. Owns no policy."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
-import sys
 
-from mrl.rewards.own_time import OwnTime, process_cpu
-from mrl.rewards.plugins.plugin import child_environment
-from mrl.rewards.pool.channel import Line, read_some
+from mrl.processes.channel import Line, read_some
+from mrl.processes.own_time import OwnTime, process_cpu
+from mrl.processes.start import child_environment, kill_session, module_words
 
 _KEPT_ERROR_BYTES = 2000
-_NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
-"""What interpreters and libraries say when memory was refused."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,14 +25,6 @@ class End:
 
     def __str__(self) -> str:
         return f"status {self.status}, {self.last_words}"
-
-    def described(self, memory_mib: int) -> str:
-        """Status and last words; where memory may have been the cause, the setting that limits it too."""
-        text = f"its process ended with status {self.status}: {self.last_words}"
-        out_of_memory = any(words in self.last_words for words in _NO_MEMORY)
-        if out_of_memory or self.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
-            text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
-        return text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +47,7 @@ class WorkerProcess(Line):
 
     def __init__(self, module: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(os.getpid())],
+            module_words(module, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -107,8 +95,7 @@ class WorkerProcess(Line):
 
     def end(self) -> End:
         """Kill the process and its session, reap it, close the pipes."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_session(self.pid)
         end = End(self._process.wait(), self.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None

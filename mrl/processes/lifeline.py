@@ -1,6 +1,6 @@
 """A process that does not outlive the one that it works for: reward workers, and what torchrun's start of a node runs.
 
-`python -m mrl.rewards.pool.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that
+`python -m mrl.processes.lifeline PARENT_PID COMMAND...` becomes a command that does not outlive that
 parent.
 """
 

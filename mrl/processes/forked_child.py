@@ -7,7 +7,7 @@ import resource
 import signal
 from collections.abc import Callable
 
-from mrl.rewards.pool.lifeline import die_with_parent
+from mrl.processes.lifeline import die_with_parent
 
 
 class ForkedChild:
