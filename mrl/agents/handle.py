@@ -11,16 +11,14 @@ from typing import Any
 
 from mrl.agents import guest
 from mrl.agents.deadlines import Deadlines
-from mrl.processes.channel import Outbox, read_some
+from mrl.processes.channel import ErrorTail, Line
 from mrl.processes.forked_child import ForkedChild
-from mrl.processes.framing import FrameBuffer, frame
 from mrl.processes.own_time import OwnTime
 from mrl.processes.start import kill_session
 from mrl.rewards.code import cgroup
 
 LONGEST = 1.75
 """Times its deadline, by the clock, that a call may take where the machine gives its process no processor."""
-_KEPT_ERROR_BYTES = 1000
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,18 +39,18 @@ class Call:
         return self.own.look() and waited - self.own.starved >= self.limit
 
 
-class GuestHandle:
-    """The process of one episode, as its host sees it: start, ask, listen, kill. Owns no policy."""
+class GuestHandle(Line):
+    """The process of one episode, as its host sees it: start, send, read, kill. Owns no policy."""
 
     def __init__(self, key: str, make: Callable[[], Any], deadlines: Deadlines, close: list[int]) -> None:
         """`close`: the host's own descriptors, which are none of the guest's."""
-        self.errors, errors_in = os.pipe()
+        errors, errors_in = os.pipe()
 
         def serve(requests: int, replies: int) -> None:
             os.setsid()
             os.dup2(errors_in, 1)
             os.dup2(errors_in, 2)
-            for descriptor in (*close, errors_in, self.errors):
+            for descriptor in (*close, errors_in, errors):
                 os.close(descriptor)
             limit = deadlines.memory_mib * 2**20
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -61,31 +59,33 @@ class GuestHandle:
         self.key, self._deadlines = key, deadlines
         self._child = ForkedChild(serve)
         os.close(errors_in)
-        for descriptor in (self.errors, self._child.replies):
-            os.set_blocking(descriptor, False)
-        self.replies, self.out = self._child.replies, Outbox(self._child.requests)
-        self.buffer = FrameBuffer(deadlines.answer_kib * 1024)
+        super().__init__(self._child.requests, self._child.replies, limit=deadlines.answer_kib * 1024)
+        self._tail = ErrorTail(errors, kept_bytes=1000)
         self.call: Call | None = None
-        self._said = b""
 
     def begin(self, operation: str, turn: int, payload: bytes) -> None:
         """Hands it a call; its time counts from now."""
         limit = self._deadlines.of(operation)
         self.call = Call(operation, turn, time.monotonic(), limit, OwnTime(self._child.pid))
-        self.out.send(frame(payload))
+        self.send_bytes(payload)
 
-    def listen(self) -> bool:
-        """Keeps the end of what it prints; False where it will print no more."""
-        data = read_some(self.errors)
-        self._said = (self._said + (data or b""))[-_KEPT_ERROR_BYTES:]
-        return data is not None
+    @property
+    def errors(self) -> int:
+        return self._tail.descriptor
+
+    def read_errors(self) -> bool:
+        """Keep the end of what it prints; False if it will print no more."""
+        return self._tail.read()
+
+    def finish(self) -> None:
+        """Ask it to close its environment."""
+        self.begin("close", 0, b'["close"]')
 
     def end(self) -> str:
-        """Kills it and all in its session, and says how it ended."""
+        """Kill it and all in its session; return how it ended."""
         kill_session(self._child.pid)
-        self.listen()
+        words = self._tail.last_words(300)
         status = self._child.end()
         cgroup.remove_of(self._child.pid)  # of a sandbox that it had open
         os.close(self.errors)
-        words = ascii(self._said.decode("utf-8", "replace").strip()[-300:])
         return f"its process ended with status {status}: {words}"

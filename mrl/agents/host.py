@@ -32,7 +32,6 @@ from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame, 
 from mrl.processes.lifeline import die_with_parent
 
 _MAX_REQUEST_BYTES = 2**31
-_CLOSE = b'["close"]'
 _TICK_SECONDS = 0.5
 _LEAST_SECONDS = 0.02
 _UNSENT_SECONDS = 0.002
@@ -73,7 +72,7 @@ class Host:
             self._end(one)
 
     def _pause(self) -> float:
-        boxes = [self._out, *(one.out for one in self._guests.values())]
+        boxes: list[Outbox | GuestHandle] = [self._out, *self._guests.values()]
         if any(box.has_unsent for box in boxes):
             for box in boxes:
                 box.flush()
@@ -108,7 +107,7 @@ class Host:
 
     def _begin(self, key: str) -> GuestHandle:
         descriptors = [fd for fd in self._selector.get_map() if isinstance(fd, int)]
-        ends = [one.out.descriptor for one in self._guests.values()]
+        ends = [one.requests for one in self._guests.values()]
         one = GuestHandle(key, self._make, self._deadlines, [*descriptors, *ends, self._out.descriptor])
         self._guests[key] = one
         for descriptor in (one.replies, one.errors):
@@ -124,7 +123,7 @@ class Host:
         self._stops_at = time.monotonic() + 2 * self._deadlines.close_seconds
         for one in list(self._guests.values()):
             if one.call is None:
-                one.begin("close", 0, _CLOSE)
+                one.finish()
             elif one.call.operation != "close":
                 self._end(one)
 
@@ -132,10 +131,10 @@ class Host:
 
     def _hear(self, one: GuestHandle, descriptor: int) -> None:
         if descriptor == one.errors:
-            if not one.listen():
+            if not one.read_errors():
                 self._selector.unregister(descriptor)
             return
-        data = read_some(descriptor)
+        data = one.read_replies()
         if data is None:
             self._lose(one, Fault.EXITED)
             return

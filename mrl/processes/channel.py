@@ -8,7 +8,7 @@ import os
 import pickle
 from typing import Any
 
-from mrl.processes.framing import FrameBuffer, frame
+from mrl.processes.framing import MAX_REPLY_BYTES, FrameBuffer, frame
 
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """How it is told of an end that nobody holds any more."""
@@ -42,13 +42,35 @@ class Outbox:
         return bool(self._out)
 
 
+class ErrorTail:
+    """The end of what a process writes to its standard error."""
+
+    def __init__(self, descriptor: int, kept_bytes: int = 2000) -> None:
+        """The descriptor does not block from now on."""
+        os.set_blocking(descriptor, False)
+        self.descriptor, self._kept, self._text = descriptor, kept_bytes, b""
+
+    def read(self) -> bool:
+        """Keep the last bytes of what is there; False at its end."""
+        data = read_some(self.descriptor)
+        self._text = (self._text + (data or b""))[-self._kept :]
+        return data is not None
+
+    def last_words(self, characters: int = 400) -> str:
+        """Return the end of the text, printable."""
+        self.read()
+        text = self._text.decode("utf-8", "replace").strip()
+        return ascii(text[-characters:]) if text else "(nothing on its standard error)"
+
+
 class Line(abc.ABC):
     """The end of who started a worker, wherever that is: messages to it, and the bytes of what it replies."""
 
-    def __init__(self, requests: int, replies: int) -> None:
-        """Descriptors that do not block from now on."""
+    def __init__(self, requests: int, replies: int, *, limit: int = MAX_REPLY_BYTES) -> None:
+        """Descriptors that do not block from now on; `limit`: bytes of a reply."""
         os.set_blocking(replies, False)
-        self.replies, self.buffer, self._out = replies, FrameBuffer(), Outbox(requests)
+        self.requests, self.replies = requests, replies
+        self.buffer, self._out = FrameBuffer(limit), Outbox(requests)
 
     def send(self, message: Any) -> None:
         """Queue a message, pickled, and write what is taken now."""

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mrl.errors import RewardError
@@ -114,6 +114,27 @@ class OwnTime:
         self.cpu += cpu
         self.seconds = max(0.0, self.waited - self.starved) if _HAS_FIGURES else self.cpu
         return True
+
+
+def wait_within(own: OwnTime, allowance: Allowance, poll: Callable[[float], bool], *, seconds: float) -> bool:
+    """Wait until a process has something to say, which `poll(seconds)` tells.
+
+    Returns:
+        False if it used up `seconds` of its own time before.
+
+    Raises:
+        Starved: The machine gave it too little processor time until the observer's patience ended.
+    """
+    while True:
+        if not own.pause:
+            own.look()
+        if own.seconds >= seconds:
+            return False
+        allowance.require_patience(own)
+        with own:
+            ready = poll(own.pause)
+        if ready:
+            return True
 
 
 def process_cpu(pid: int) -> float:

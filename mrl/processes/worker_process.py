@@ -7,11 +7,9 @@ import dataclasses
 import os
 import subprocess
 
-from mrl.processes.channel import Line, read_some
+from mrl.processes.channel import ErrorTail, Line
 from mrl.processes.own_time import OwnTime, process_cpu
 from mrl.processes.start import child_environment, kill_session, module_words
-
-_KEPT_ERROR_BYTES = 2000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,9 +54,7 @@ class WorkerProcess(Line):
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
-        self.pid, self._errors = self._process.pid, self._process.stderr.fileno()
-        os.set_blocking(self._errors, False)
-        self._error_text = b""
+        self.pid, self._tail = self._process.pid, ErrorTail(self._process.stderr.fileno())
         self.begin()
 
     def begin(self) -> None:
@@ -78,25 +74,16 @@ class WorkerProcess(Line):
 
     @property
     def errors(self) -> int:
-        return self._errors
+        return self._tail.descriptor
 
     def read_errors(self) -> bool:
         """Keep the last bytes of what the process wrote to its standard error; False at its end."""
-        data = read_some(self.errors)
-        if data:
-            self._error_text = (self._error_text + data)[-_KEPT_ERROR_BYTES:]
-        return data is not None
-
-    def last_words(self) -> str:
-        """The end of the standard error, printable."""
-        self.read_errors()
-        text = self._error_text.decode("utf-8", "replace").strip()
-        return ascii(text[-400:]) if text else "(nothing on its standard error)"
+        return self._tail.read()
 
     def end(self) -> End:
         """Kill the process and its session, reap it, close the pipes."""
         kill_session(self.pid)
-        end = End(self._process.wait(), self.last_words())
+        end = End(self._process.wait(), self._tail.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):

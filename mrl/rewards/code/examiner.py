@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Protocol
 
 from mrl.errors import RewardError
-from mrl.processes.own_time import Allowance, OwnTime
+from mrl.processes.own_time import Allowance, OwnTime, wait_within
 from mrl.processes.start import child_environment, module_words
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
@@ -156,19 +156,12 @@ class _Sitting:
             self._connection.send_bytes(json.dumps(reply).encode())
 
     def _wait(self) -> None:
-        while True:
-            with self._own:
-                ready = self._connection.poll(self._own.pause)
-            if ready:
-                return
-            if not self._own.pause:
-                self._own.look()
-            if self._own.seconds >= self._seconds and self._num_answers:
-                reason = f"no end of {_TEST} within {self._seconds:g} s"
-                raise CandidateEnded(Outcome.TIME_LIMIT, reason)
-            if self._own.seconds >= self._seconds:
-                raise RewardError("code verifier: the task's test does not come to call the candidate")
-            self._allowance.require_patience(self._own)
+        if wait_within(self._own, self._allowance, self._connection.poll, seconds=self._seconds):
+            return
+        if self._num_answers:
+            reason = f"no end of {_TEST} within {self._seconds:g} s"
+            raise CandidateEnded(Outcome.TIME_LIMIT, reason)
+        raise RewardError("code verifier: the task's test does not come to call the candidate")
 
     def _receive(self) -> dict[str, Any]:
         try:

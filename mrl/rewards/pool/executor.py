@@ -16,7 +16,7 @@ from typing import Any
 
 from mrl.processes.forked_child import ForkedChild
 from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply, read_frame
-from mrl.processes.own_time import Allowance, OwnTime, Starved
+from mrl.processes.own_time import Allowance, OwnTime, Starved, wait_within
 
 
 class ForkedExecutor:
@@ -71,20 +71,17 @@ class ForkedExecutor:
 
 def _answer(child: ForkedChild, allowance: Allowance) -> dict[str, Any]:
     buffer, own = FrameBuffer(), OwnTime(child.pid, limit=allowance.left)
-    while True:
-        with own:
-            ready, _, _ = select.select([child.replies], [], [], own.pause)
-        if ready:
-            data = os.read(child.replies, 1 << 16)
-            if not data:
-                raise EOFError
-            for payload in buffer.feed(data):
-                return parse_reply(payload)
-        if not own.pause:
-            own.look()
-        if own.seconds >= allowance.left:
-            raise TimeoutError
-        allowance.require_patience(own)
+
+    def has_data(seconds: float) -> bool:
+        return bool(select.select([child.replies], [], [], seconds)[0])
+
+    while wait_within(own, allowance, has_data, seconds=allowance.left):
+        data = os.read(child.replies, 1 << 16)
+        if not data:
+            raise EOFError
+        for payload in buffer.feed(data):
+            return parse_reply(payload)
+    raise TimeoutError
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
