@@ -23,7 +23,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import SLOT, address_of, join
 from mrl.launch.cluster.gpus import disagreements
-from mrl.launch.cluster.node_facts import NodeFacts, Probe, RayPart, skew
+from mrl.launch.cluster.node_facts import NodeFacts, NodeProbe, RayPart, skew
 from mrl.launch.cluster.ray_node import NODE_LABEL
 
 
@@ -62,7 +62,7 @@ class Floors:
         return cls(slots_per_node=meant, host_bytes=kept, object_store_bytes=estimate.object_store_bytes)
 
 
-def faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
+def node_faults(facts: Sequence[NodeFacts], floors: Floors) -> list[str]:
     """One sentence per fault, each starting with the node it is about; versions are compared with the
     majority."""
     found = []
@@ -147,7 +147,7 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
     return found
 
 
-def run(
+def check_nodes(
     config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
 ) -> list[NodeFacts]:
     """Facts of all nodes by number, on a connected Ray. WorkerLost names every fault and its node."""
@@ -161,7 +161,7 @@ def run(
     probes = _probes(nodes)
     try:
         facts = _gather_all(nodes, probes, config.run_folder, left)
-        found = [*faults(facts, floors), *too_few_slots(config.num_slots, facts)]
+        found = [*node_faults(facts, floors), *too_few_slots(config.num_slots, facts)]
         if not found and num_nodes > 1:
             found = _all_reduce(nodes, probes, floors, left)
     finally:
@@ -191,7 +191,7 @@ def wait_for_nodes(num_nodes: int, *, deadline_seconds: float) -> list[dict[str,
 def _probes(nodes: Sequence[dict[str, Any]]) -> list[Any]:
     import ray
 
-    actor = ray.remote(num_cpus=0, max_restarts=0)(Probe)
+    actor = ray.remote(num_cpus=0, max_restarts=0)(NodeProbe)
     # All GPUs of the node: none is in use yet, and the all-reduce runs on the first.
     return [
         actor.options(
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = load_config(*options.config)
         join(address_of(config.launch) or "auto", head_seconds=options.deadline)
-        facts = run(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
+        facts = check_nodes(config, num_nodes=options.nodes, deadline_seconds=options.deadline)
         for node in facts:
             print(f"preflight: {node.line()}", flush=True)
         if idle := idle_nodes(config.num_slots, facts):

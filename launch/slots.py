@@ -50,7 +50,7 @@ def words_for(config: Config, num_slots: int) -> tuple[str, ...]:
     return next((words for words, made in smaller(config) if made.num_slots <= num_slots), ())
 
 
-def told(config: Config, words: Sequence[str], num_slots: int) -> str:
+def slots_message(config: Config, words: Sequence[str], num_slots: int) -> str:
     """A line for people about a choice that was made."""
     return (
         f"{num_slots} of {config.num_slots} slots are there: going on with {' '.join(words)} (launch.elastic)"
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         num_slots = node_slots(config, options.nodes)[0] * options.nodes
         if words := words_for(config, num_slots):
-            print(told(config, words, num_slots), file=sys.stderr)
+            print(slots_message(config, words, num_slots), file=sys.stderr)
             print("\n".join(words))
     except ConfigError as error:
         print(f"mrl: {error}", file=sys.stderr)

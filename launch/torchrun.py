@@ -34,7 +34,7 @@ from mrl.config.load import load_config
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch.cluster.cluster import token_environment
 from mrl.launch.cluster.ray_node import TOKEN, Node, head_address, own_address, ray_node, token_of_environment
-from mrl.launch.slots import node_slots, told, words_for
+from mrl.launch.slots import node_slots, slots_message, words_for
 from mrl.own_code import child_path
 from mrl.processes.start import exit_code, lifeline_words, module_words
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if words := words_for(config, slots * num_nodes):
         arguments = [*arguments, *words]
         if number == 0:
-            print(told(config, words, slots * num_nodes), flush=True)
+            print(slots_message(config, words, slots * num_nodes), flush=True)
     address = own_address()
     if code := _checked(store, [*arguments, f"launch.slots_per_node={slots}"], number, num_nodes):
         return code

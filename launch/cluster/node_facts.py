@@ -75,7 +75,7 @@ class NodeFacts:
         )
 
 
-class Probe:
+class NodeProbe:
     """The node's side of preflight; an actor, so that a question finds a process that is up."""
 
     def clock(self) -> float:

@@ -151,7 +151,7 @@ def ray_node(
         try:
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
-            end_session(folder)
+            _end_session(folder)
 
 
 def _start(
@@ -185,7 +185,7 @@ def _start(
             process.kill()
             process.wait()
             raise
-        end_session(folder)  # what the attempt left holds the ports of the next one
+        _end_session(folder)  # what the attempt left holds the ports of the next one
         process.wait()
         if time.monotonic() > deadline:
             raise WorkerLost(
@@ -194,7 +194,7 @@ def _start(
             )
 
 
-def end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
+def _end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
     """Ends the processes of the session whose files are in `folder`: asked first, then killed. Touches no other."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM

@@ -72,7 +72,9 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
 
 
 @contextlib.contextmanager
-def opened(acting: Acting, config: Config, environments: Environments | None = None) -> Iterator[Episodes]:
+def open_episodes(
+    acting: Acting, config: Config, environments: Environments | None = None
+) -> Iterator[Episodes]:
     """The run's episodes over `environments`; by default over processes of theirs, which end with it."""
     with contextlib.ExitStack() as stack:
         answers = environments or stack.enter_context(EnvironmentPool.of(acting.section))

@@ -23,8 +23,8 @@ from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
-from mrl.launch.commands.acting import opened
-from mrl.launch.commands.check import check, check_rewards
+from mrl.launch.commands.acting import open_episodes
+from mrl.launch.commands.check import check_rewards, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
@@ -151,7 +151,7 @@ def assembled(
         gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
         stack.callback(gc.enable)
         with clock.phase("check"):
-            inputs = check(config, rewards=rewards)
+            inputs = check_run(config, rewards=rewards)
             for warning in inputs.warnings:
                 log.warning(warning)
             print(inputs.dataset.report.text(), flush=True)
@@ -185,7 +185,7 @@ def assembled(
             answers: Environments | None = None if environments else NoEnvironments()
             if environments and inputs.acting.section.nodes == "all":
                 answers = stack.enter_context(environment_processes(config, clock, log_folder))
-            episodes = stack.enter_context(opened(inputs.acting, config, answers))
+            episodes = stack.enter_context(open_episodes(inputs.acting, config, answers))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
         settle()
         gc.enable()

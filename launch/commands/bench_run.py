@@ -18,7 +18,7 @@ from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import Lengths
 
 
-def rows_of(
+def measured_rows(
     config: Config,
     measured: Callable[[Parts, Schedule], None],
     *,

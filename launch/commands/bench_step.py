@@ -17,7 +17,7 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands.assemble import Parts
-from mrl.launch.commands.bench_run import rows_of
+from mrl.launch.commands.bench_run import measured_rows
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.learn import denominators
 from mrl.loops.schedule import Schedule
@@ -37,7 +37,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
     def measured(parts: Parts, loop: Schedule) -> None:
         floors.extend(_Bench(parts, loop).run(num_steps + 1))
 
-    rows = rows_of(config, measured, num_steps=2 * (num_steps + 1))
+    rows = measured_rows(config, measured, num_steps=2 * (num_steps + 1))
     return _figures(rows[1:], floors[1:])
 
 
@@ -107,7 +107,7 @@ def _figures(rows: list[dict[str, Any]], floors: list[dict[str, float]]) -> dict
     }
 
 
-def table(figures: Mapping[str, Any]) -> str:
+def step_table(figures: Mapping[str, Any]) -> str:
     """The figures for people."""
     lines = [f"{'phase':<12}{'step s':>10}{'floor s':>10}"]
     for name in dict.fromkeys([*figures["floor_phases"], *figures["step_phases"]]):

@@ -16,14 +16,14 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
-from mrl.launch.commands.bench_run import changed, rows_of, whole_run
+from mrl.launch.commands.bench_run import changed, measured_rows, whole_run
 from mrl.rewards.kinds.section import RewardSection
 
 ROUNDS = 2
 """Runs of each schedule."""
 
 
-def settings_of(schedule: str) -> list[str]:
+def schedule_overrides(schedule: str) -> list[str]:
     """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
 
     >>> settings_of("stream:max_age=2:sync_every=4")
@@ -71,7 +71,7 @@ def bench_stream(
 
 def measured(config: Config, *, steps: int, sigma: float, mean: float | None) -> list[dict[str, Any]]:
     """The rows of one run under the load; `mean`, `sigma` as in bench_stream()."""
-    return rows_of(_loaded(config), whole_run, num_steps=steps, lengths=_lengths(config, sigma, mean))
+    return measured_rows(_loaded(config), whole_run, num_steps=steps, lengths=_lengths(config, sigma, mean))
 
 
 def _loaded(config: Config) -> Config:
@@ -130,7 +130,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 """(heading, figure, format)."""
 
 
-def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+def stream_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
     """The figures for people, one line for each schedule."""
     width = max(len(name) for name in (*figures, "schedule")) + 2
     lines = [f"{'schedule':<{width}}" + "".join(f"{heading:>11}" for heading, _, _ in COLUMNS)]

@@ -62,7 +62,7 @@ class Inputs:
     """What works and is probably not meant, of settings and rows."""
 
 
-def check(config: Config, *, rewards: bool = True) -> Inputs:
+def check_run(config: Config, *, rewards: bool = True) -> Inputs:
     """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started
     but reward processes, and these only with `rewards`.
 
@@ -101,7 +101,7 @@ def dry_run(config: Config) -> tuple[str, ...]:
         if config.model.new is not None and not Path(config.model.path).exists():
             model = config.model.model_copy(update={"path": f"{folder}/model"})
             config = config.model_copy(update={"model": model})
-        return check(config).warnings
+        return check_run(config).warnings
 
 
 def check_elastic(config: Config) -> None:

@@ -34,7 +34,7 @@ PROMPTS_A_WRITE = 256
 """Prompts whose figures are written down together."""
 
 
-def measure(config: Config) -> str:
+def measure_difficulty(config: Config) -> str:
     """Writes `data.difficulty.file`; what was found, in sentences. A sample solves its prompt where its reward, or the first of
     the named parts of it, is at least 1, as in pass@k.
 

@@ -57,7 +57,7 @@ SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGST
 
 
 @dataclasses.dataclass
-class Fault:
+class InjectedFault:
     """One death to come, of a process in a phase."""
 
     phase: str
@@ -70,7 +70,7 @@ class Fault:
     """Seconds of the phase before it; None: the target is stopped at its beginning, and killed a moment later."""
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> InjectedFault:
         """ConfigError for what is no fault."""
         said = re.fullmatch(r"(\w+):([a-z]+)(?:-(\d+))?(?::(\d+)(?::(\w+)@(\d+(?:\.\d+)?))?)?", text)
         phase, kind, number, count, how, after = said.groups() if said else [""] * 6
@@ -90,7 +90,9 @@ class Fault:
 class FaultInjector:
     """Listens to the phases and does what the faults say."""
 
-    def __init__(self, faults: Sequence[Fault], hybrid: Hybrid, clock: PhaseClock, record: Path) -> None:
+    def __init__(
+        self, faults: Sequence[InjectedFault], hybrid: Hybrid, clock: PhaseClock, record: Path
+    ) -> None:
         self._faults, self._hybrid, self._clock, self._record = faults, hybrid, clock, record
         self._seen: collections.Counter[str] = collections.Counter()
         self._thread: threading.Thread | None = None
@@ -107,14 +109,14 @@ class FaultInjector:
             self._thread = None
             time.sleep(NOTICE_SECONDS)
 
-    def _begin(self, fault: Fault) -> None:
+    def _begin(self, fault: InjectedFault) -> None:
         find = self._finder(fault.target)
         if fault.after is None and fault.target != "driver":
             os.kill(find(), signal.SIGSTOP)
         self._thread = threading.Thread(target=self._end, args=(fault, find), name="fault")
         self._thread.start()
 
-    def _end(self, fault: Fault, find: Callable[[], int]) -> None:
+    def _end(self, fault: InjectedFault, find: Callable[[], int]) -> None:
         time.sleep(STOPPED_SECONDS if fault.after is None else fault.after)
         pid = find()
         row = {**dataclasses.asdict(fault), "during": self._clock.current, "pid": pid, "time": time.time()}
@@ -139,12 +141,14 @@ class FaultInjector:
         return (lambda: _descendant(pid, VLLM_WORKER, deep=True)) if kind == "vllm" else (lambda: pid)
 
 
-def requested() -> list[Fault]:
+def requested() -> list[InjectedFault]:
     """What MRL_FAULT asks for; nothing where it is not set."""
-    return [Fault.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
+    return [
+        InjectedFault.parse(part.strip()) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()
+    ]
 
 
-def install(faults: Sequence[Fault], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
+def install_faults(faults: Sequence[InjectedFault], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
     """Before the other listeners, so that they see what it did."""
     if faults:
         clock.listeners.insert(0, FaultInjector(faults, hybrid, clock, folder / "faults.jsonl"))

@@ -16,7 +16,7 @@ from mrl.config.root import Config
 from mrl.data.load import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
-from mrl.launch.commands.preferences import Options, Pair, pairs_of, told_ways
+from mrl.launch.commands.preferences import Pair, PreferenceOptions, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
 from mrl.rewards.contract import Request
 from mrl.rewards.judges.llm import Questions
@@ -31,7 +31,9 @@ GOLD = "gold.jsonl"
 """The responses of the validation's pairs as `mrl rewards check --gold` reads them."""
 
 
-def make(config: Config, judge: Config, options: Options, thought: str | Path | None = None) -> str:
+def make_judgements(
+    config: Config, judge: Config, options: PreferenceOptions, thought: str | Path | None = None
+) -> str:
     """Writes demonstrations of data.train and of data.validation, by the rewards of `config` and for the judge of `judge`; what was made,
     in sentences. `thought`: a file that says what stands before each verdict (mrl/rewards/judges/question.py).
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
 from mrl.data.tokenise import decoder
-from mrl.launch.commands.acting import Acting, opened
+from mrl.launch.commands.acting import Acting, open_episodes
 from mrl.launch.commands.engines import with_engines
 from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
@@ -47,7 +47,7 @@ def collecting(
         with (
             with_engines(config) as asking,
             RewardPool(asking.reward, group_size=group_size) as reward_workers,
-            opened(acting, config) if acting else contextlib.nullcontext() as episodes,
+            open_episodes(acting, config) if acting else contextlib.nullcontext() as episodes,
         ):
             rollout, clock = _OneEngine(engine, Texts(decoder(tokenizer, ends))), PhaseClock()
             in_flight = InFlight(rollout, reward_workers, clock, run_seed=config.run.seed, episodes=episodes)

@@ -34,7 +34,7 @@ _OTHERS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class PreferenceOptions:
     """What is asked for."""
 
     out: Path
@@ -68,7 +68,7 @@ class Pair:
         return told | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
 
 
-def make(config: Config, options: Options) -> str:
+def make_preferences(config: Config, options: PreferenceOptions) -> str:
     """Writes the pairs of data.train and of data.validation; what was made, in sentences."""
     pairs = pairs_of(config, options)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def make(config: Config, options: Options) -> str:
     return "\n".join(f"{options.out / FILES[use]}: {_told(found)}" for use, found in pairs.items() if found)
 
 
-def pairs_of(config: Config, options: Options) -> dict[str, list[Pair]]:
+def pairs_of(config: Config, options: PreferenceOptions) -> dict[str, list[Pair]]:
     """Those of data.train and of data.validation, by "train" and "validation".
 
     ConfigError for episodes and for too few samples, DataError where no row gives a pair.
@@ -121,13 +121,15 @@ def told_ways(pairs: Sequence[Pair]) -> str:
 # -- made of right ones --------------------------------------------------------------------------------------------
 
 
-def _made(config: Config, prompts: dict[str, list[Prompt]], options: Options) -> dict[str, list[Pair]]:
+def _made(
+    config: Config, prompts: dict[str, list[Prompt]], options: PreferenceOptions
+) -> dict[str, list[Pair]]:
     rng = random.Random(config.run.seed)
     return {use: list(_of_right(config, rows, rng, options)) for use, rows in prompts.items()}
 
 
 def _of_right(
-    config: Config, prompts: Sequence[Prompt], rng: random.Random, options: Options
+    config: Config, prompts: Sequence[Prompt], rng: random.Random, options: PreferenceOptions
 ) -> Iterator[Pair]:
     """One pair of each row that has one: a worse response at random among those that the rewards find worse."""
     right = {p.index: text for p in prompts if (text := right_response(config.reward, p)) is not None}
@@ -157,7 +159,7 @@ def _of_right(
 
 
 def _sampled(
-    config: Config, tokenizer: Any, prompts: dict[str, list[Prompt]], options: Options
+    config: Config, tokenizer: Any, prompts: dict[str, list[Prompt]], options: PreferenceOptions
 ) -> dict[str, list[Pair]]:
     rng, sampling = random.Random(config.run.seed), sampling_of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)

@@ -21,7 +21,7 @@ from mrl.training.checkpoint.folder import name_of, verify_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayOptions:
     """What is to be replayed, and how."""
 
     run: Path
@@ -36,7 +36,7 @@ class Asked:
     """Also where the record is of other source code."""
 
 
-def replay(asked: Asked) -> str:
+def replay(asked: ReplayOptions) -> str:
     """What was compared and found equal, as text. ReplayError with the first thing that differs, ConfigError where the record, the
     folder or its checkpoint does not allow it."""
     record = read_record(asked.run, asked.attempt)
@@ -101,7 +101,7 @@ class _Unsaved(Checkpoints):
         pass
 
 
-def _last_step(record: ScheduleRecord, asked: Asked) -> int:
+def _last_step(record: ScheduleRecord, asked: ReplayOptions) -> int:
     last, first = record.last_step, record.header.first_step
     if asked.until is None:
         return last
@@ -112,7 +112,7 @@ def _last_step(record: ScheduleRecord, asked: Asked) -> int:
     return asked.until
 
 
-def _checkpoint(record: ScheduleRecord, asked: Asked) -> Path | None:
+def _checkpoint(record: ScheduleRecord, asked: ReplayOptions) -> Path | None:
     """What the run's start resumed from; None where it began anew."""
     first = record.header.first_step
     if first == 1:
@@ -133,7 +133,7 @@ def _checkpoint(record: ScheduleRecord, asked: Asked) -> Path | None:
     return path
 
 
-def _require_code(record: ScheduleRecord, asked: Asked) -> None:
+def _require_code(record: ScheduleRecord, asked: ReplayOptions) -> None:
     if not asked.any_code and record.header.code != code_digest():
         raise ReplayError(
             f"{record.path} was made by other source code of mrl; replay it with that one, or with --any-code, to see from where on "
@@ -146,7 +146,7 @@ def _other_devices(order: Replaying, devices: list[str]) -> str:
     return "" if made == devices else f"; it was made on {made}, this is {devices}: bits may differ"
 
 
-def _said(record: ScheduleRecord, order: Replaying, asked: Asked, last: int) -> str:
+def _said(record: ScheduleRecord, order: Replaying, asked: ReplayOptions, last: int) -> str:
     counts = order.compared
     first = record.header.first_step
     text = (

@@ -23,7 +23,7 @@ LENGTHS = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
+class RewardCheckOptions:
     """What is asked for."""
 
     gold: Path
@@ -51,7 +51,7 @@ class Judged:
     says_right: bool
 
 
-def check_agreement(config: Config, options: Options) -> tuple[str, bool]:
+def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, bool]:
     """The report, and whether the rewards agree as far as asked for. Raises DataError for a row that is none."""
     rows = list(_rows(config, options.gold))
     asked = judged(config.reward, [p for p, _ in rows], deadline_seconds=options.deadline_seconds)
@@ -150,7 +150,7 @@ def _length_of(rows: Sequence[Judged]) -> Callable[[Judged], str]:
     return name
 
 
-def _repeated(config: Config, rows: Sequence[Judged], options: Options) -> Iterator[str]:
+def _repeated(config: Config, rows: Sequence[Judged], options: RewardCheckOptions) -> Iterator[str]:
     again = judged(config.reward, [r.probe for r in rows], deadline_seconds=options.deadline_seconds)
     pairs = [
         (r, p.value > options.threshold) for r, p in zip(rows, again, strict=True) if p.value is not None
@@ -158,7 +158,7 @@ def _repeated(config: Config, rows: Sequence[Judged], options: Options) -> Itera
     yield _share("other verdict when asked again", sum(r.says_right != said for r, said in pairs), len(pairs))
 
 
-def _attacks(config: Config, rows: Sequence[Judged], options: Options) -> Iterator[str]:
+def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions) -> Iterator[str]:
     """Each attack beside wrong responses that are taken for wrong without it."""
     wrong = [row for row in rows if not row.is_right and not row.says_right][: options.attacked_rows]
     if not wrong:

@@ -130,7 +130,7 @@ class Run:
 
                 with contextlib.closing(exports):
                     with assembled(config, log_folder=logs, when_checked=write_config) as parts:
-                        fault_injection.install(faults, parts.hybrid, parts.clock, folder.path)
+                        fault_injection.install_faults(faults, parts.hybrid, parts.clock, folder.path)
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
                         exports.wait(should_stop=signals.reason)

@@ -25,7 +25,7 @@ from mrl.files import held
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.commands import started
 from mrl.launch.commands.stopping import StopSignals
-from mrl.launch.workers.actor_log import redirect, screen
+from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
 from mrl.observe.run_folder import RunFolder
@@ -50,10 +50,10 @@ def run_ranks(arguments: Sequence[str]) -> int:
     try_pair_loss(section.objective)
     check_policy(config, engines=False)
     check_tokenizer(config)
-    training, validation = rows_of(config, section)
+    training, validation = load_tune_rows(config, section)
     if (scored_config := _scored_config(config, section)) is not None:
         check_reward_model(config, scored_config, training)
-    check_resume(config, section, training)
+    _check_resume(config, section, training)
     say = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlap(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
@@ -97,7 +97,7 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
     return lines
 
 
-def check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
+def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
     """ConfigError unless this tuning can go on from the newest checkpoint in its folder, where there is one."""
     checkpoints = folder_of(config) / CHECKPOINTS
     if (begun := started.newest(checkpoints)) is not None:
@@ -148,7 +148,7 @@ def stop_file(config: Config) -> Path:
     return folder_of(config) / "stop"
 
 
-def rows_of(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
+def load_tune_rows(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
     """Training and validation rows, in tokens."""
     from mrl.data.tokenise import tokenizer_of
 
@@ -176,7 +176,7 @@ def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
 
 def main(arguments: Sequence[str]) -> None:
     """One rank: its figures are for the screen, all else for its log file, its end by an error for both."""
-    (config, _), seen, rank = load_tune(*arguments), screen(), int(os.environ["RANK"])
+    (config, _), seen, rank = load_tune(*arguments), original_stdout(), int(os.environ["RANK"])
     redirect(str(log_folder(config)), f"rank-{rank}")
     try:
         _tune(config, seen, rank)
@@ -246,7 +246,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     section, folder = _section(config), folder_of(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training, **worker_changes(config, section))
-    rows = rows_of(config, section)
+    rows = load_tune_rows(config, section)
     probes = _probes(config, section, rows[1])
     tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell, probes=probes)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):

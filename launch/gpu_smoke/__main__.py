@@ -42,30 +42,30 @@ def main(arguments: list[str] | None = None) -> int:
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     report = Report()
     for stage in options.only or STAGES:
-        run(stage, device, options.megabytes << 20, report)
+        run_stage(stage, device, options.megabytes << 20, report)
     what = torch.cuda.get_device_name(0) if device.type == "cuda" else "cpu"
     verdict = f"FAILED: {'; '.join(report.failed)}" if report.failed else "all checks passed"
     print(f"gpu_smoke: {verdict} on {what}, torch {torch.__version__}")
     return int(bool(report.failed))
 
 
-def run(stage: str, device: torch.device, payload_bytes: int, report: Report) -> None:
+def run_stage(stage: str, device: torch.device, payload_bytes: int, report: Report) -> None:
     """One stage; what it raises is a failed check, and the stages after it run."""
     try:
         if stage == "kernels":
-            kernels.run(device, report)
+            kernels.check_kernels(device, report)
         elif stage == "copies":
-            copies.run(device, report)
+            copies.measure_copies(device, report)
         elif stage == "offload":
-            offload.run(device, report)
+            offload.check_offload(device, report)
         elif stage == "transfer":
-            transfer.run(device, payload_bytes, report)
+            transfer.check_transfer(device, payload_bytes, report)
         elif importlib.util.find_spec("megatron") is None:
             report.figure("training", "left out: megatron-core is not installed")
         else:
             from mrl.launch.gpu_smoke import training
 
-            training.run(device, report)
+            training.check_training(device, report)
     except Exception as error:
         report.error(stage, error)
 

@@ -12,7 +12,7 @@ _GPU_BYTES, _CPU_BYTES = 4 << 30, 16 << 20
 _TIMES = 5
 
 
-def run(device: torch.device, report: Report) -> None:
+def measure_copies(device: torch.device, report: Report) -> None:
     """Bandwidths inside the device, and from and to pageable and pinned memory."""
     num_bytes = _GPU_BYTES if device.type == "cuda" else _CPU_BYTES
     data = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)

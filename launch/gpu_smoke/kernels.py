@@ -85,11 +85,20 @@ ON_CPU = Sizes(
 )
 
 
-def run(device: torch.device, report: Report) -> None:
+def check_kernels(device: torch.device, report: Report) -> None:
     """All checks of this file, each on inputs of its own."""
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     torch.manual_seed(0)
-    for check in (experts, attention, latent_attention, windows, delta_nets, logprobs, quantiser, digests):
+    for check in (
+        experts,
+        attention_kernels,
+        latent_attention,
+        sliding_windows,
+        delta_nets,
+        logprobs,
+        quantiser,
+        device_digests,
+    ):
         try:
             check(device, sizes, report)
         except Exception as error:  # the other checks still say what they find
@@ -126,7 +135,7 @@ def experts(device: torch.device, sizes: Sizes, report: Report) -> None:
     )
 
 
-def attention(device: torch.device, sizes: Sizes, report: Report) -> None:
+def attention_kernels(device: torch.device, sizes: Sizes, report: Report) -> None:
     """Packed attention with 32 heads over 4 groups of keys."""
     _attention(device, sizes, report, "attention", heads=32, groups=4, width=128, value_width=128)
 
@@ -136,7 +145,7 @@ def latent_attention(device: torch.device, sizes: Sizes, report: Report) -> None
     _attention(device, sizes, report, "latent attention", heads=16, groups=16, width=192, value_width=128)
 
 
-def windows(device: torch.device, sizes: Sizes, report: Report) -> None:
+def sliding_windows(device: torch.device, sizes: Sizes, report: Report) -> None:
     """Packed attention with sinks, without a window and with one, as gpt-oss has them in turn."""
     for window in (0, sizes.window):
         name = f"attention with sinks, window {window}" if window else "attention with sinks"
@@ -281,7 +290,7 @@ def quantiser(device: torch.device, sizes: Sizes, report: Report) -> None:
     )
 
 
-def digests(device: torch.device, sizes: Sizes, report: Report) -> None:
+def device_digests(device: torch.device, sizes: Sizes, report: Report) -> None:
     """The fingerprint of device memory, against the CPU's arithmetic, at odd lengths and offsets."""
     data = torch.randint(0, 256, (sizes.digest_bytes,), dtype=torch.uint8, device=device)
     pieces = [

@@ -27,7 +27,7 @@ _SMALLEST_SHARE = 0.95
 """Of freed bytes, what the second process must see: torch keeps no more than the ends of segments."""
 
 
-def run(device: torch.device, report: Report) -> None:
+def check_offload(device: torch.device, report: Report) -> None:
     """One off-load measured, then many."""
     with expandable_segments(device):
         peer = Peer(device.type)

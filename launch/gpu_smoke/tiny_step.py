@@ -34,7 +34,7 @@ def write_model(folder: Path, *, large: bool) -> None:
     rows.unlink()
 
 
-def start_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
+def start_tiny_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
     return MegatronWorker(
         ModelSection(path=folder, max_length=MAX_LENGTH),
         TrainingSection(dtype=dtype, microbatch_tokens=256, optimizer=OptimizerSection(lr=1e-3)),
@@ -44,7 +44,7 @@ def start_worker(folder: str, dtype: Dtype = "float32") -> MegatronWorker:
     )
 
 
-def batch_of() -> TrainBatch:
+def make_batch() -> TrainBatch:
     """32 samples of 8 to 32 tokens; the second half of each is trained on."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(8, 33, 32)
@@ -60,9 +60,9 @@ def batch_of() -> TrainBatch:
     )
 
 
-def step(worker: MegatronWorker) -> dict[str, Any]:
+def train_step(worker: MegatronWorker) -> dict[str, Any]:
     """Log-probs, one optimizer step, log-probs."""
-    batch = batch_of()
+    batch = make_batch()
     before = worker.forward(batch)
     metrics = worker.update(batch, cross_entropy, {"num_tokens": int(batch.loss_mask.sum())})
     after = worker.forward(batch)
@@ -83,4 +83,4 @@ def reference(folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(step(start_worker(sys.argv[1]))))
+    Path(sys.argv[2]).write_text(json.dumps(train_step(start_tiny_worker(sys.argv[1]))))

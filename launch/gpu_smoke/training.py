@@ -13,7 +13,14 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
 from mrl.launch.gpu_smoke.report import Report
-from mrl.launch.gpu_smoke.tiny_step import Dtype, batch_of, reference, start_worker, step, write_model
+from mrl.launch.gpu_smoke.tiny_step import (
+    Dtype,
+    make_batch,
+    reference,
+    start_tiny_worker,
+    train_step,
+    write_model,
+)
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.worker import MegatronWorker
 
@@ -28,7 +35,7 @@ LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
 """Of the gradient's norm, relative."""
 
 
-def run(device: torch.device, report: Report) -> None:
+def check_training(device: torch.device, report: Report) -> None:
     """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own."""
     torch.backends.cuda.matmul.allow_tf32 = False
     with tempfile.TemporaryDirectory(prefix="mrl-smoke-") as folder:
@@ -36,9 +43,9 @@ def run(device: torch.device, report: Report) -> None:
         expected = reference(folder)
         dtypes: tuple[Dtype, ...] = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
         for dtype in dtypes:
-            worker, peer = start_worker(folder, dtype), Peer(device.type)
+            worker, peer = start_tiny_worker(folder, dtype), Peer(device.type)
             try:
-                first = step(worker)
+                first = train_step(worker)
                 _same_numbers(first, expected, dtype, report)
                 contents = _contents(worker)
                 _lease(worker, peer, device, report)
@@ -58,9 +65,9 @@ def _again(
     report: Report,
 ) -> None:
     """The same step by a worker that starts anew. On CPU its bits are those of the first; what a GPU's are is told."""
-    worker = start_worker(folder, dtype)
+    worker = start_tiny_worker(folder, dtype)
     try:
-        second = step(worker)
+        second = train_step(worker)
         same = {
             "log-probs before": first["before"] == second["before"],
             "gradient norm": first["grad_norm"] == second["grad_norm"],
@@ -122,7 +129,7 @@ def _offload(worker: MegatronWorker, peer: Peer, device: torch.device, report: R
         report.check(seen >= 0.9 * freed, "the second process sees that memory free", f"{seen >> 20} MiB")
     report.check(memory.generation == generation + 1, "the reloaded memory has a new generation")
     report.check(_contents(worker) == before, "the reloaded parameters are the same to the last bit")
-    report.check(worker.forward(batch_of()) is not None, "the reloaded worker computes")
+    report.check(worker.forward(make_batch()) is not None, "the reloaded worker computes")
 
 
 def _held(worker: MegatronWorker, device: torch.device) -> int:

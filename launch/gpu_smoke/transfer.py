@@ -57,7 +57,7 @@ class OneRankLane:
         """Does nothing: every window was finished."""
 
 
-def run(device: torch.device, payload_bytes: int, report: Report) -> None:
+def check_transfer(device: torch.device, payload_bytes: int, report: Report) -> None:
     """Two sessions over the same buffers: the first maps them, the second shows what a weight sync costs."""
     sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, payload_bytes // 8)))
     tensors, manifest, plan = payload(payload_bytes, device, sync.bucket_bytes)

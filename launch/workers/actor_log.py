@@ -48,7 +48,7 @@ def file_name(name: str) -> str:
     return name.replace(",", "").replace(" ", "-")
 
 
-def screen() -> TextIO:
+def original_stdout() -> TextIO:
     """This process' standard output as it is now, for lines of ours that are still to be seen after `redirect`."""
     return lossy(os.dup(1))
 

@@ -105,11 +105,11 @@ def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str 
     numbers = _node_numbers()
     where = placement_group_table(group)["bundles_to_node_id"]
     nodes = {int(bundle): numbers[node] for bundle, node in where.items()}
-    slots = ordered(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ())
+    slots = order_slots(nodes, _gpus(group, num_slots, deadline_seconds) if gpus else ())
     return Placement(group, slots, {node: numbers[node] for node in where.values()})
 
 
-def ordered(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:
+def order_slots(nodes: Mapping[int, int], gpus: Sequence[str]) -> tuple[Slot, ...]:
     """Slots in rank order. `nodes`: bundle -> number of its node; `gpus`: each bundle's GPU, or none. Numbers
     of GPUs count as numbers, and come before UUIDs.
 

@@ -14,14 +14,14 @@ from mrl.routes import Routes, Rows
 from mrl.samples import TrainBatch
 
 
-def kept(block: np.ndarray) -> Any:
+def share_block(block: np.ndarray) -> Any:
     """A handle of a block, which is there as long as somebody has one, and this process lives."""
     import ray
 
     return ray.put(block)
 
 
-def read(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
+def read_routes(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
     """The batch with its routes' blocks in the place of their handles; those of this node are not copied."""
     if batch.routes is None:
         return batch

@@ -106,7 +106,7 @@ class TrainActor:
         arrays = self.worker.forward(batch, dataclasses.replace(options, record_routes=True))
         if arrays is None:
             return None
-        block = route_blocks.kept(arrays.pop("routes"))
+        block = route_blocks.share_block(arrays.pop("routes"))
         return _sent(arrays), route_blocks.of_samples(block, batch.lengths().tolist())
 
     def update(
@@ -138,7 +138,7 @@ class TrainActor:
         """The batch with its routes, where the role takes any."""
         if role in ("critic", "teacher"):
             return dataclasses.replace(batch, routes=None)
-        return route_blocks.read(batch, deadline_seconds=self._config.training.collective_seconds)
+        return route_blocks.read_routes(batch, deadline_seconds=self._config.training.collective_seconds)
 
     def connect(self, engines: Sequence[EngineRank], topology: Topology) -> str:
         """Prepares this rank's side of weight syncs to the engine ranks it feeds; returns the digest that

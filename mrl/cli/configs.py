@@ -130,11 +130,11 @@ def _pairs(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands import judgements, preferences
 
-    asked = preferences.Options(Path(options.out), samples=options.samples, rows=options.rows)
+    asked = preferences.PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
     if options.what == "preferences":
-        return answer(preferences.make(load(options), asked))
+        return answer(preferences.make_preferences(load(options), asked))
     judge = argparse.Namespace(**vars(options) | {"config": [*options.config, *options.judge]})
-    return answer(judgements.make(load(options), load(judge), asked, options.thought))
+    return answer(judgements.make_judgements(load(options), load(judge), asked, options.thought))
 
 
 def _data_command(commands) -> None:
@@ -176,9 +176,9 @@ def _difficulty(options: argparse.Namespace) -> int:
     from mrl.rollout.environment import quiet
 
     quiet()
-    from mrl.launch.commands.difficulty import measure
+    from mrl.launch.commands.difficulty import measure_difficulty
 
-    return answer(measure(load(options)))
+    return answer(measure_difficulty(load(options)))
 
 
 def _rewards_command(commands) -> None:
@@ -252,9 +252,9 @@ def _rewards_try(options: argparse.Namespace) -> int:
 
 def _rewards_check(options: argparse.Namespace) -> int:
     from mrl.launch.commands.engines import with_engines
-    from mrl.launch.commands.rewards_check import Options, check_agreement
+    from mrl.launch.commands.rewards_check import RewardCheckOptions, check_agreement
 
-    asked = Options(
+    asked = RewardCheckOptions(
         gold=Path(options.gold),
         threshold=options.threshold,
         min_agreement=options.min_agreement,
@@ -308,22 +308,22 @@ def _bench_command(commands) -> None:
 
 
 def _bench_step(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.bench_step import bench_step, table
+    from mrl.launch.commands.bench_step import bench_step, step_table
 
-    return _figures(bench_step(load(options), num_steps=options.steps), table, options)
+    return _figures(bench_step(load(options), num_steps=options.steps), step_table, options)
 
 
 def _bench_stream(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.bench_stream import bench_stream, settings_of, table
+    from mrl.launch.commands.bench_stream import bench_stream, schedule_overrides, stream_table
 
     names = options.schedules.split(",")
     if len(set(names)) < len(names):
         raise ConfigError(f"--schedules {options.schedules}: a schedule stands there twice")
-    configs = {name: load(options, *settings_of(name)) for name in names}
+    configs = {name: load(options, *schedule_overrides(name)) for name in names}
     figures = bench_stream(
         configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
     )
-    return _figures(figures, table, options)
+    return _figures(figures, stream_table, options)
 
 
 def _figures(figures, table, options: argparse.Namespace) -> int:

@@ -87,13 +87,13 @@ def _replay_command(commands) -> None:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.replay import Asked, replay
+    from mrl.launch.commands.replay import ReplayOptions, replay
     from mrl.observe.streams import survive_full_disks
 
     survive_full_disks()
     run = Path(options.folder)
     out = Path(options.out) if options.out else run.resolve().with_name(f"{run.resolve().name}-replay")
-    asked = Asked(run, out, options.until, options.attempt, options.judge_again, options.any_code)
+    asked = ReplayOptions(run, out, options.until, options.attempt, options.judge_again, options.any_code)
     return answer(replay(asked))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mrl.cli import main
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
-from mrl.launch.commands.bench_stream import COLUMNS, settings_of, table
+from mrl.launch.commands.bench_stream import COLUMNS, schedule_overrides, stream_table
 from mrl.rewards.contract import Request
 from tests.launch.command import run
 from tests.launch.tiny_runs import ROOT, words
@@ -46,9 +46,9 @@ def test_rewards_of_a_group_differ_whatever_was_said() -> None:
 
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
-    assert settings_of("on_policy") == ["loop.schedule=on_policy"]
+    assert schedule_overrides("on_policy") == ["loop.schedule=on_policy"]
     more = ["loop.schedule=stream", "stream.max_age=2", "stream.in_flight=keep"]
-    assert settings_of("stream:max_age=2:in_flight=keep") == more
+    assert schedule_overrides("stream:max_age=2:in_flight=keep") == more
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
 def test_the_table_has_a_line_for_each_schedule() -> None:
     figures: dict[str, Any] = {figure: 2.0 for _, figure, _ in COLUMNS}
     figures |= dict.fromkeys(("parked", "park_frac", "age_mean", "age_max", "driver_frac"), 0.25)
-    lines = table({"on_policy": {**figures, "steps": [2.0, 2.0]}, "stream": figures}).splitlines()
+    lines = stream_table({"on_policy": {**figures, "steps": [2.0, 2.0]}, "stream": figures}).splitlines()
     assert [line.split()[0] for line in lines] == ["schedule", "on_policy", "stream", "step"]
     assert "25.0%" in lines[1] and "median of 2 steps" in lines[3]
 

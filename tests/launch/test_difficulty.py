@@ -19,7 +19,7 @@ from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.files import held
 from mrl.launch.commands import difficulty
-from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure, summary
+from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, summary
 from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
 from mrl.rewards.kinds.section import RewardSection
@@ -47,16 +47,16 @@ def settings(tmp_path: Path) -> list[str]:
 
 def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"writes data\.difficulty\.file, which is not given"):
-        measure(load([GSM8K], settings))
+        measure_difficulty(load([GSM8K], settings))
     strict = f"data.difficulty={{file: {tmp_path}/rates.jsonl, min: 0.05}}"
     with pytest.raises(ConfigError, match=r"data\.difficulty\.min = 0\.05: 0 right of .*samples = 32 do not"):
-        measure(load([GSM8K], [*settings, strict]))
+        measure_difficulty(load([GSM8K], [*settings, strict]))
     few = f"data.difficulty={{file: {tmp_path}/rates.jsonl, samples: 6}}"
     with pytest.raises(ConfigError, match="multiple of 4"):
         load([GSM8K], [*settings, few])
     (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
     with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):
-        measure(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
+        measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
@@ -72,7 +72,7 @@ def test_a_file_of_responses_that_ended_elsewhere_is_refused(
     (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
     more = [f"data.difficulty.file={tmp_path}/rates.jsonl"] + ([] if saved else [f"rollout.{name}=['3']"])
     with pytest.raises(ConfigError, match=f"was measured with {name} = "):
-        measure(load([GSM8K], [*settings, *more]))
+        measure_difficulty(load([GSM8K], [*settings, *more]))
 
 
 class Coins:
@@ -173,7 +173,7 @@ def test_a_damaged_line_is_put_aside_and_its_prompt_asked_again(
     monkeypatch.setattr(difficulty, "collecting", lambda *_, **__: contextlib.nullcontext(Right()))
     path = tmp_path / "rates.jsonl"
     config = load([GSM8K], [*settings, f"data.difficulty.file={path}"])
-    measure(config)
+    measure_difficulty(config)
     whole, count = path.read_bytes(), len(asked)
     first, line = whole.splitlines(keepends=True)
     for damage in (b"\xff" + line, line.replace(b"asked", b"asket"), line[:-2] + b"\n"):
@@ -181,12 +181,12 @@ def test_a_damaged_line_is_put_aside_and_its_prompt_asked_again(
         with pytest.raises(DataError, match=r"rates\.jsonl:2: .*`mrl difficulty` sets the line aside"):
             RateFile.read(path)
         asked.clear()
-        measure(config)
+        measure_difficulty(config)
         assert path.read_bytes() == whole and len(asked) == count
         assert (tmp_path / "rates.jsonl.damaged").read_bytes().endswith(damage)
     assert "rates.jsonl: lines that are no rows are now in rates.jsonl.damaged" in caplog.text
     with held(path, "data.difficulty.file"), pytest.raises(ConfigError, match="is in use by host"):
-        measure(config)
+        measure_difficulty(config)
 
 
 def test_rates_without_any_reward_are_not_written_down(tmp_path: Path) -> None:

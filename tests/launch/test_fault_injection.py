@@ -3,18 +3,18 @@
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.launch.commands.fault_injection import Fault
+from mrl.launch.commands.fault_injection import InjectedFault
 
 
 @pytest.mark.parametrize("text", ["update:train-1:2", "save:driver", "reward:reward:10", "sync:vllm-0:1"])
 def test_what_can_be_asked(text: str) -> None:
-    fault = Fault.parse(text)
+    fault = InjectedFault.parse(text)
     count = text.split(":")[2] if text.count(":") == 2 else "1"
     assert (f"{fault.phase}:{fault.target}", fault.count) == (text.rsplit(f":{count}", 1)[0], int(count))
 
 
 def test_how_and_when_can_be_asked_too() -> None:
-    assert Fault.parse("park:tool:3:pause@0.25") == Fault("park", "tool", 3, "pause", 0.25)
+    assert InjectedFault.parse("park:tool:3:pause@0.25") == InjectedFault("park", "tool", 3, "pause", 0.25)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_how_and_when_can_be_asked_too() -> None:
 )
 def test_what_cannot_is_said_before_workers_start(text: str) -> None:
     with pytest.raises(ConfigError, match="PHASE:TARGET:COUNT"):
-        Fault.parse(text)
+        InjectedFault.parse(text)

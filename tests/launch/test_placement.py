@@ -24,7 +24,7 @@ import torch
 from mrl.config.load import load
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.ray_node import head_address, own_address
-from mrl.launch.workers.placement import Placement, Slot, ordered
+from mrl.launch.workers.placement import Placement, Slot, order_slots
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.resharding.planner.manifest import RankManifest
@@ -40,7 +40,9 @@ TOKEN = "0123456789abcdef" * 4
 def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed: int) -> None:
     where = [(node, gpu) for node in range(2) for gpu in range(12)]
     random.Random(seed).shuffle(where)
-    slots = ordered({bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where])
+    slots = order_slots(
+        {bundle: node for bundle, (node, _) in enumerate(where)}, [str(gpu) for _, gpu in where]
+    )
     assert [(slot.node, int(slot.gpu)) for slot in slots] == sorted(where)
     assert [where[slot.bundle] for slot in slots] == sorted(where)
 

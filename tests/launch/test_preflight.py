@@ -11,7 +11,7 @@ from mrl.config.load import load
 from mrl.files import CONFIGS
 from mrl.launch.cluster.gpus import Gpus
 from mrl.launch.cluster.node_facts import NodeFacts, RayPart, gather, left_of_limit, skew, write_speed
-from mrl.launch.preflight import Floors, faults, idle_nodes, too_few_slots
+from mrl.launch.preflight import Floors, idle_nodes, node_faults, too_few_slots
 
 GOOD = NodeFacts(
     number=0,
@@ -38,7 +38,7 @@ def nodes(**changes: object) -> list[NodeFacts]:
 
 
 def test_equal_nodes_have_no_faults() -> None:
-    assert faults(nodes(), Floors()) == []
+    assert node_faults(nodes(), Floors()) == []
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_equal_nodes_have_no_faults() -> None:
     ],
 )
 def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> None:
-    found = faults(nodes(**changes), Floors())
+    found = node_faults(nodes(**changes), Floors())
     assert len(found) == 1
     assert found[0].startswith("node 2 (host2): ")
     assert message in found[0]
 
 
 def test_a_node_that_cannot_hold_what_its_trainers_off_load_is_refused() -> None:
-    (first, *_) = found = faults(nodes(memory_bytes=50 << 30), Floors(host_bytes=60 << 30))
+    (first, *_) = found = node_faults(nodes(memory_bytes=50 << 30), Floors(host_bytes=60 << 30))
     assert len(found) == 1
     assert first.startswith("node 2 (host2): free memory, where trainers keep weights")
     assert "--mem=0" in first and "is 5.37e+10 bytes, needed 6.44e+10" in first
@@ -90,7 +90,7 @@ def test_what_a_recipes_trainers_need_is_the_capacity_estimates() -> None:
 
 def test_a_store_too_small_for_a_steps_samples_is_named() -> None:
     """64 MB of /dev/shm, a container's default, leave Ray its least store; a laptop's step needs less."""
-    (fault,) = faults(nodes(), Floors(object_store_bytes=64 << 20))[:1]
+    (fault,) = node_faults(nodes(), Floors(object_store_bytes=64 << 20))[:1]
     assert (
         "Ray's object store (launch.object_store_bytes" in fault
         and "is 3.36e+07 bytes, needed 6.71e+07" in fault
@@ -128,14 +128,16 @@ def test_a_jobs_own_limit_of_memory_counts(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_told() -> None:
-    found = faults(nodes(memory_bytes=0, open_files=1), Floors())
+    found = node_faults(nodes(memory_bytes=0, open_files=1), Floors())
     assert len(found) == 2
 
 
 def test_the_majority_is_right_about_versions() -> None:
     first, second, third = nodes()
     odd = dataclasses.replace(first, versions={"torch": "9", "ray": "2.60.0"})
-    assert faults([odd, second, third], Floors()) == ["node 0 (host0): torch is 9, on the other nodes 2.13.0"]
+    assert node_faults([odd, second, third], Floors()) == [
+        "node 0 (host0): torch is 9, on the other nodes 2.13.0"
+    ]
 
 
 def test_a_clock_is_only_as_wrong_as_the_travel_time_allows() -> None:
@@ -167,7 +169,7 @@ def test_drivers_that_disagree_are_named_with_their_nodes(
         program.chmod(0o755)
         facts = gather(len(seen), str(tmp_path / "run"))
         seen.append(dataclasses.replace(GOOD, number=len(seen), versions=facts.versions))
-    assert faults(seen, Floors()) == [
+    assert node_faults(seen, Floors()) == [
         "node 2 (a): GPU model is NVIDIA H200, on the other nodes NVIDIA H100",
         "node 2 (a): nvidia driver is 570.8, on the other nodes 580.1",
     ]
@@ -177,4 +179,6 @@ def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     facts = gather(0, str(tmp_path / "file" / "run"))
     assert "cannot be written" in facts.error
-    assert faults([facts], Floors(disk_bytes=0, disk_bytes_per_second=0)) == [f"{facts.name}: {facts.error}"]
+    assert node_faults([facts], Floors(disk_bytes=0, disk_bytes_per_second=0)) == [
+        f"{facts.name}: {facts.error}"
+    ]

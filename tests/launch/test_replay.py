@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, ReplayError
-from mrl.launch.commands.replay import Asked, replay, replay_config
+from mrl.launch.commands.replay import ReplayOptions, replay, replay_config
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
 from mrl.training.checkpoint.folder import MANIFEST
 from tests.mrl.loops.table_policy import config_of
@@ -52,7 +52,7 @@ def test_what_cannot_be_replayed_is_refused(
 ) -> None:
     run = run_with_record(tmp_path, first_step=first_step, code=code)
     with pytest.raises(error, match=said):
-        replay(dataclasses.replace(Asked(run, tmp_path / "out"), **options))
+        replay(dataclasses.replace(ReplayOptions(run, tmp_path / "out"), **options))
     assert not (tmp_path / "out").exists()
 
 
@@ -72,16 +72,16 @@ def test_a_checkpoint_that_lacks_something_is_refused(
     with pytest.raises(
         ReplayError, match=rf"begins with step 4.*damaged: .*{said}.*; replay an earlier attempt"
     ):
-        replay(Asked(run, tmp_path / "out"))
+        replay(ReplayOptions(run, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_anything_and_a_run_without_a_record_are_refused(tmp_path: Path) -> None:
     run = run_with_record(tmp_path)
     with pytest.raises(ConfigError, match=r"--out .* is not empty"):
-        replay(Asked(run, run))
+        replay(ReplayOptions(run, run))
     with pytest.raises(ReplayError, match=r"no record of its schedule.*stream.record"):
-        replay(Asked(tmp_path, tmp_path / "out"))
+        replay(ReplayOptions(tmp_path, tmp_path / "out"))
 
 
 def test_a_replay_has_the_runs_configuration_elsewhere(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_fault_injection_understands_what_is_still_to_come(first_step: int) -> N
         words = fault.words(first_step)
         assert bool(words) == (fault.target not in (DISK, CLOCK) and fault.step >= first_step)
         if words:
-            known = fault_injection.Fault.parse(words)
+            known = fault_injection.InjectedFault.parse(words)
             assert (known.target, known.how, known.phase) == (fault.target, fault.how, fault.phase)
 
 

@@ -9,7 +9,7 @@ import pytest
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.fault_injection import Fault, install
+from mrl.launch.commands.fault_injection import InjectedFault, install_faults
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
@@ -38,7 +38,7 @@ def test_a_pool_of_engines_from_its_first_weight_sync_to_a_death_in_one(task: Pa
         assert isinstance(pools, TwoPools)
         agree(pools, config, tmp_path)
         assert_both_work_at_once(pools)
-        install([Fault("sync", "engine-0", 1)], pools, clock, tmp_path)
+        install_faults([InjectedFault("sync", "engine-0", 1)], pools, clock, tmp_path)
         started = time.monotonic()
         with pytest.raises(WorkerLost, match="engine 0 died in phase sync"), clock.phase("sync"):
             pools.sync(3)
