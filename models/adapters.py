@@ -19,7 +19,7 @@ from mrl.errors import ConfigError
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import Layout, Place, chunk_layers
-from mrl.models.tensors import TRAINER, LocalTensor, Row, Segment, Spec, cut
+from mrl.models.tensors import TRAINER, CheckpointRows, LocalTensor, Row, Spec, cut
 
 STACKED = {"mlp.experts.weight1": 2, "mlp.experts.weight2": 1}
 """The parameters that hold all experts of a rank, and how many blocks of rows each expert has there."""
@@ -81,7 +81,7 @@ def adapters(
         raise ConfigError(
             f"training.lora.targets: {family.model_type} has no {', '.join(sorted(missing))} here"
         )
-    shapes, found = stored_shapes(family, hf, lora), []
+    shapes, found = adapter_shapes(family, hf, lora), []
     for chunk, prefix, row in family.local_rows(hf, layout, place, spec, 1):
         if (target := target_of(row)) not in lora.targets:
             continue
@@ -117,7 +117,7 @@ def b_of(tensor: str) -> str:
     return tensor.removesuffix(".weight") + ".lora_B.weight"
 
 
-def stored_shapes(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str, tuple[int, int]]:
+def adapter_shapes(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str, tuple[int, int]]:
     """The whole shapes of A and B of every matrix of a checkpoint, by their names outside."""
     shapes = {}
     for tensor in family.checkpoint_tensors(hf):
@@ -138,7 +138,7 @@ def changed_tensors(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str
 
 def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:
     """Elements of all adapters as a checkpoint stores them."""
-    shapes = stored_shapes(family, hf, lora)
+    shapes = adapter_shapes(family, hf, lora)
     names = {half for pair in changed_tensors(family, hf, lora).values() for half in pair}
     return sum(math.prod(shapes[name]) for name in names)
 
@@ -152,7 +152,7 @@ def _num_slabs(row: Row) -> int:
     return len(row.blocks) // STACKED[row.name] if row.name in STACKED else 1
 
 
-def _slabs(row: Row) -> list[list[Segment]]:
+def _slabs(row: Row) -> list[list[CheckpointRows]]:
     """The segments of each expert of a stack; of the whole row where it is none."""
     size = STACKED.get(row.name, len(row.blocks))
     return [
@@ -164,7 +164,7 @@ def _slabs(row: Row) -> list[list[Segment]]:
 def _rows_of(row: Row, rank: int) -> tuple[Row, Row]:
     """A and B of a row: one that is split by columns splits A, one that is split by rows splits B."""
     by_columns = row.dim == 1
-    firsts = tuple((Segment(a_of(slab[0].tensor), 0, rank),) for slab in _slabs(row))
+    firsts = tuple((CheckpointRows(a_of(slab[0].tensor), 0, rank),) for slab in _slabs(row))
     blocks = tuple(
         tuple(dataclasses.replace(segment, tensor=b_of(segment.tensor)) for segment in block)
         for block in row.blocks

@@ -13,7 +13,7 @@ from mrl.config.sections.model import NewModelSection
 from mrl.models.engine_rows import EngineRows
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import divide
-from mrl.models.tensors import LocalTensor, Row, Segment, whole
+from mrl.models.tensors import CheckpointRows, LocalTensor, Row, whole
 
 CHUNK = 64
 """Tokens that are computed together, by flash-linear-attention's kernels and by ours."""
@@ -72,14 +72,16 @@ def new_fields(new: NewModelSection) -> dict[str, int]:
     }
 
 
-def sections(net: DeltaNet, tensor: str, head: int) -> list[Segment]:
+def sections(net: DeltaNet, tensor: str, head: int) -> list[CheckpointRows]:
     """The rows of one key head in a tensor that holds all queries, then all keys, then all values."""
     key, value = net.key_width, net.share * net.value_width
     starts = (head * key, net.keys + head * key, 2 * net.keys + head * value)
-    return [Segment(tensor, start, size) for start, size in zip(starts, (key, key, value), strict=True)]
+    return [
+        CheckpointRows(tensor, start, size) for start, size in zip(starts, (key, key, value), strict=True)
+    ]
 
 
-def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[Segment]) -> list[Row]:
+def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[CheckpointRows]) -> list[Row]:
     """A layer's delta net, `name` in the checkpoint. `projected`: of each key head in turn the rows of its query,
     key, values and gates, then b and a."""
     filters = [
@@ -97,7 +99,11 @@ def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[Segm
 
 
 def engine_rows(
-    net: DeltaNet, name: str, hidden: int, engine: EngineRows, projections: Mapping[str, Sequence[Segment]]
+    net: DeltaNet,
+    name: str,
+    hidden: int,
+    engine: EngineRows,
+    projections: Mapping[str, Sequence[CheckpointRows]],
 ) -> Iterator[LocalTensor]:
     """What a rank of an engine holds of it: `projections` by vLLM's name, each segment split over tp by itself.
 
@@ -110,11 +116,11 @@ def engine_rows(
     conv = f"{name}.conv1d.weight"
     starts = (0, net.keys, 2 * net.keys)
     parts = [
-        Segment(conv, start, size)
+        CheckpointRows(conv, start, size)
         for start, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
     ]
     yield engine.sections(conv, parts, 1, net.filter_width)
     for vector, dtype in ((f"{name}.A_log", "float32"), (f"{name}.dt_bias", None)):
-        yield engine.sections(vector, [Segment(vector, 0, net.value_heads)], dtype=dtype)
+        yield engine.sections(vector, [CheckpointRows(vector, 0, net.value_heads)], dtype=dtype)
     yield engine.whole(f"{name}.norm.weight", net.value_width)
     yield engine.split_columns(f"{name}.out_proj.weight", hidden, net.values)

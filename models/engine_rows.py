@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide, padded_vocab
 from mrl.models.rows import Experts
-from mrl.models.tensors import LocalTensor, Piece, Segment
+from mrl.models.tensors import CheckpointRows, LocalTensor, Piece
 
 VOCAB_PADDING = 64
 
@@ -63,7 +63,7 @@ class EngineRows:
         return self._tensor(name, (at, *columns), pieces)
 
     def sections(
-        self, name: str, parts: Sequence[Segment], *columns: int, dtype: str | None = None
+        self, name: str, parts: Sequence[CheckpointRows], *columns: int, dtype: str | None = None
     ) -> LocalTensor:
         """Runs of rows, each split over tp by itself; vectors have no columns."""
         pieces, at, zero = [], 0, (0,) * len(columns)

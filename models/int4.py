@@ -21,7 +21,7 @@ SUFFIXES = ("_packed", "_scale", "_shape")
 """Of the three tensors that hold one."""
 
 
-def stored_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def int4_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The shapes in the folder of the three tensors that hold a matrix.
 
     >>> stored_shapes((48, 96))

@@ -73,7 +73,7 @@ def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
     return newer or older or default
 
 
-def positions(hf: HfConfig) -> int | None:
+def max_positions(hf: HfConfig) -> int | None:
     """How long a sequence may be; None where config.json does not say. YaRN's factor stretches the original length, which is
     what vLLM makes a table of, also where a user has added the settings and left `max_position_embeddings` as it was."""
     settings, length = parameters(hf), hf.get("max_position_embeddings")

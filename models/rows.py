@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.layout import divide
-from mrl.models.tensors import Row, Segment, Spec, Split, whole
+from mrl.models.tensors import CheckpointRows, Row, Spec, Split, whole
 
 PARTS = ("gate", "up", "down")
 """The three projections of a gated MLP."""
@@ -58,17 +58,19 @@ def grouped_query_attention(
     share = divide(heads, groups, what="attention heads per query group")
     attention = f"{layer}.self_attn"
 
-    def queries(group: int, tensor: str) -> list[Segment]:
+    def queries(group: int, tensor: str) -> list[CheckpointRows]:
         if not gated:
-            return [Segment(tensor, group * share * width, share * width)]
+            return [CheckpointRows(tensor, group * share * width, share * width)]
         own = range(group * share, (group + 1) * share)
-        return [Segment(tensor, (2 * head + part) * width, width) for part in range(2) for head in own]
+        return [CheckpointRows(tensor, (2 * head + part) * width, width) for part in range(2) for head in own]
 
-    def of_group(group: int, kind: str) -> list[Segment]:
-        others = [Segment(f"{attention}.{part}_proj.{kind}", group * width, width) for part in ("k", "v")]
+    def of_group(group: int, kind: str) -> list[CheckpointRows]:
+        others = [
+            CheckpointRows(f"{attention}.{part}_proj.{kind}", group * width, width) for part in ("k", "v")
+        ]
         return queries(group, f"{attention}.q_proj.{kind}") + others
 
-    def by_group(kind: str) -> tuple[tuple[Segment, ...]]:
+    def by_group(kind: str) -> tuple[tuple[CheckpointRows, ...]]:
         return (tuple(segment for group in range(groups) for segment in of_group(group, kind)),)
 
     hidden = field(hf, "hidden_size")
@@ -95,7 +97,7 @@ def gated_mlp(
     """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns. `tensor_of` one of
     PARTS."""
     gate, up, down = map(tensor_of, PARTS)
-    fc1 = ((Segment(gate, 0, inner),), (Segment(up, 0, inner),))
+    fc1 = ((CheckpointRows(gate, 0, inner),), (CheckpointRows(up, 0, inner),))
     return [
         Row(f"{name}.linear_fc1{suffix}", fc1, hidden, split),
         Row(f"{name}.linear_fc2{suffix}", whole(down, hidden), inner, split, dim=1),
@@ -106,8 +108,8 @@ def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[Row]:
     """The experts that one rank holds (`own`, numbered over all), which it numbers from 0."""
     hidden, inner, name_of = experts.hidden, experts.inner, experts.name_of
     if spec.experts == "stacked":
-        first = [(Segment(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]
-        second = [(Segment(name_of(e, "down"), 0, hidden),) for e in own]
+        first = [(CheckpointRows(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]
+        second = [(CheckpointRows(name_of(e, "down"), 0, hidden),) for e in own]
         return [
             Row("mlp.experts.weight1", tuple(first), hidden, "etp"),
             Row("mlp.experts.weight2", tuple(second), inner, "etp", dim=1),

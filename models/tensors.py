@@ -117,7 +117,7 @@ TRANSFORMER_ENGINE = Spec(fold_norms=True, experts="grouped", whole_down_project
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Segment:
+class CheckpointRows:
     """Rows [start, start + rows) of one checkpoint tensor."""
 
     tensor: str
@@ -137,7 +137,7 @@ class Row:
     """
 
     name: str
-    blocks: tuple[tuple[Segment, ...], ...]
+    blocks: tuple[tuple[CheckpointRows, ...], ...]
     columns: int | tuple[int, ...] | None
     split: Split = "none"
     dim: int = 0
@@ -153,9 +153,9 @@ class Row:
         return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
 
-def whole(tensor: str, rows: int) -> tuple[tuple[Segment, ...], ...]:
+def whole(tensor: str, rows: int) -> tuple[tuple[CheckpointRows, ...], ...]:
     """A parameter that is one checkpoint tensor."""
-    return ((Segment(tensor, 0, rows),),)
+    return ((CheckpointRows(tensor, 0, rows),),)
 
 
 def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str = "") -> LocalTensor:
@@ -184,7 +184,7 @@ def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str
 
 
 def _cut_block(
-    block: Sequence[Segment], *, low: int, high: int, offset: int, trailing: tuple[int, ...]
+    block: Sequence[CheckpointRows], *, low: int, high: int, offset: int, trailing: tuple[int, ...]
 ) -> list[Piece]:
     pieces, at, zeros = [], 0, (0,) * len(trailing)
     for segment in block:

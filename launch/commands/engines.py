@@ -11,7 +11,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
-from mrl.models.rope import positions
+from mrl.models.rope import max_positions
 from mrl.rewards.judges.reward_model import Conversation, check_heads
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
@@ -38,7 +38,7 @@ def check_engines(config: Config) -> None:
 def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
     """`parts`: the verifiers that ask the engine, all of one kind."""
     hf = read_config(engine.model)
-    head, known = str((hf.get("architectures") or ["no known model"])[0]), positions(language_model(hf))
+    head, known = str((hf.get("architectures") or ["no known model"])[0]), max_positions(language_model(hf))
     if known is not None and (engine.max_length or 0) > known:
         raise ConfigError(f"max_length = {engine.max_length} exceeds the {known} positions of {engine.model}")
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):

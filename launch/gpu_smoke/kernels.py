@@ -334,7 +334,7 @@ def _dense_attention(
 def _delta_rule_in_turn(
     lengths: np.ndarray, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """The outputs [N, H, V] of delta_net.step() at each token of every segment, all segments beside each other."""
+    """The outputs [N, H, V] of delta_net.gated_delta_step() at each token of every segment, all segments beside each other."""
     starts = torch.from_numpy(np.cumsum(lengths) - lengths).to(value.device)
     sizes = torch.from_numpy(lengths).to(value.device)
     outputs = torch.empty_like(value)
@@ -342,7 +342,7 @@ def _delta_rule_in_turn(
     for place in range(int(lengths.max())):
         rows = (sizes > place).nonzero().squeeze(1)
         at = starts[rows] + place
-        outputs[at], states[rows] = delta_net.step(
+        outputs[at], states[rows] = delta_net.gated_delta_step(
             query[at], key[at], value[at], decay[at], beta[at], states[rows]
         )
     return outputs

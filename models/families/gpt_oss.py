@@ -19,7 +19,7 @@ from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
 from mrl.models.hf_config import MXFP4, HfConfig, field
 from mrl.models.layout import Layout, Place
-from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec, whole
+from mrl.models.tensors import CheckpointRows, LocalTensor, Piece, Row, Spec, whole
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 ALPHA, LIMIT = 1.702, 7.0
@@ -173,7 +173,7 @@ def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> 
     for number, (part, size, columns) in enumerate(_products(hf), start=1):
         for kind in ("weight", "bias"):
             tensor = _stored(layer, part, kind)
-            blocks = tuple((Segment(tensor, expert * size, size),) for expert in own)
+            blocks = tuple((CheckpointRows(tensor, expert * size, size),) for expert in own)
             name = names.format(kind=kind, number=number)
             result.append(Row(name, blocks, columns if kind == "weight" else None, stack=count))
     return result

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from mrl.models.engine_rows import EngineRows
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field, head_dim
-from mrl.models.tensors import LocalTensor, Piece, Row, Segment, Spec
+from mrl.models.tensors import CheckpointRows, LocalTensor, Piece, Row, Spec
 
 _PART = re.compile(r"(.+\.)(q|k|v|gate|up)_proj\.weight")
 
@@ -39,7 +39,7 @@ class Phi3(Family):
 def _merged(hf: HfConfig, row: Row) -> Row:
     """A row of the merged tensors in the place of one of their parts."""
     blocks = tuple(
-        tuple(Segment(*_home(hf, part.tensor, part.start), part.rows) for part in block)
+        tuple(CheckpointRows(*_home(hf, part.tensor, part.start), part.rows) for part in block)
         for block in row.blocks
     )
     return dataclasses.replace(row, blocks=blocks)

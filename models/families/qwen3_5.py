@@ -15,7 +15,7 @@ from mrl.models import delta_net
 from mrl.models.delta_net import DeltaNet, sections
 from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.hf_config import HfConfig
-from mrl.models.tensors import Segment
+from mrl.models.tensors import CheckpointRows
 
 
 class Qwen35(Qwen3Next):
@@ -52,25 +52,26 @@ class Qwen35(Qwen3Next):
         """A model of text alone."""
         return {"model_type": "qwen3_5_text", **delta_net.new_fields(new)}
 
-    def projected(self, net: DeltaNet, name: str, head: int) -> list[Segment]:
+    def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
         """Queries, keys and values lie one after the other in one tensor; gates, b and a have their own."""
         values, share = net.share * net.value_width, net.share
         return [
             *sections(net, f"{name}.in_proj_qkv.weight", head),
-            Segment(f"{name}.in_proj_z.weight", head * values, values),
-            Segment(f"{name}.in_proj_b.weight", head * share, share),
-            Segment(f"{name}.in_proj_a.weight", head * share, share),
+            CheckpointRows(f"{name}.in_proj_z.weight", head * values, values),
+            CheckpointRows(f"{name}.in_proj_b.weight", head * share, share),
+            CheckpointRows(f"{name}.in_proj_a.weight", head * share, share),
         ]
 
-    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[Segment]]:
+    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[CheckpointRows]]:
         qkv, starts = f"{name}.in_proj_qkv.weight", (0, net.keys, 2 * net.keys)
         parts = [
-            Segment(qkv, at, size) for at, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
+            CheckpointRows(qkv, at, size)
+            for at, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
         ]
         return {
-            "in_proj_qkvz": [*parts, Segment(f"{name}.in_proj_z.weight", 0, net.values)],
+            "in_proj_qkvz": [*parts, CheckpointRows(f"{name}.in_proj_z.weight", 0, net.values)],
             "in_proj_ba": [
-                Segment(f"{name}.in_proj_{gate}.weight", 0, net.value_heads) for gate in ("b", "a")
+                CheckpointRows(f"{name}.in_proj_{gate}.weight", 0, net.value_heads) for gate in ("b", "a")
             ],
         }
 

@@ -16,7 +16,7 @@ from mrl.models.engine_rows import EngineRows
 from mrl.models.families.qwen3 import Qwen3Moe
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import Layout, divide
-from mrl.models.tensors import LocalTensor, Row, Segment, Spec
+from mrl.models.tensors import CheckpointRows, LocalTensor, Row, Spec
 
 
 class Qwen3Next(Qwen3Moe):
@@ -74,13 +74,13 @@ class Qwen3Next(Qwen3Moe):
         norm = rows.input_norm(hf, layer, folded=False)
         return [norm, *delta_net.trainer_rows(net, name, field(hf, "hidden_size"), projected)]
 
-    def projected(self, net: DeltaNet, name: str, head: int) -> list[Segment]:
+    def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
         """The rows of one key head's query, key, values and gates, then of its b and a: both tensors lie by key
         head."""
         wide, narrow = 2 * net.key_width + 2 * net.share * net.value_width, 2 * net.share
         return [
-            Segment(f"{name}.in_proj_qkvz.weight", head * wide, wide),
-            Segment(f"{name}.in_proj_ba.weight", head * narrow, narrow),
+            CheckpointRows(f"{name}.in_proj_qkvz.weight", head * wide, wide),
+            CheckpointRows(f"{name}.in_proj_ba.weight", head * narrow, narrow),
         ]
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
@@ -91,11 +91,11 @@ class Qwen3Next(Qwen3Moe):
             net, name, field(hf, "hidden_size"), engine, self.engine_projections(net, name)
         )
 
-    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[Segment]]:
+    def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[CheckpointRows]]:
         """vLLM's projections of a delta net, and the sections of each that are split over tp by themselves."""
         sizes = {"in_proj_qkvz": 2 * net.keys + 2 * net.values, "in_proj_ba": 2 * net.value_heads}
         return {
-            projection: [Segment(f"{name}.{projection}.weight", 0, rows)]
+            projection: [CheckpointRows(f"{name}.{projection}.weight", 0, rows)]
             for projection, rows in sizes.items()
         }
 

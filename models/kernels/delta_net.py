@@ -114,7 +114,7 @@ def _scan(columns: tuple[Tensor, ...], states: Tensor, rounds: tuple[int, ...]) 
     return torch.cat(outputs), torch.cat([states, *reversed(ended)])
 
 
-def step(
+def gated_delta_step(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """gated_delta_rule() of segments of one token each: N is B, and all states [B, H, K, V] are given."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from mrl.models.tensors import BLOCK
 
 
-def widened(values: Tensor, scales: Tensor, start: tuple[int, int] = (0, 0)) -> Tensor:
+def dequantise_float8(values: Tensor, scales: Tensor, start: tuple[int, int] = (0, 0)) -> Tensor:
     """[..., rows, columns] float32 of the float8 values of a box and the scales of the blocks that it touches. `start`: the
     row and the column of its tensor where the box begins.
 

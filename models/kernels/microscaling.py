@@ -11,7 +11,7 @@ _BIAS = 127
 """Of E8M0."""
 
 
-def widened(blocks: Tensor, scales: Tensor) -> Tensor:
+def dequantise_microscaled(blocks: Tensor, scales: Tensor) -> Tensor:
     """[rows, columns] float32 of uint8 blocks [rows, columns / 32, 16] and scales [rows, columns / 32]; bfloat16 holds
     them exactly.
 

@@ -31,7 +31,7 @@ def token_multiple(*, tp: int, cp: int) -> int:
     return tp if cp == 1 else cp * math.lcm(2, tp)
 
 
-def kept(lengths: np.ndarray, *, cp: int, rank: int) -> np.ndarray:
+def kept_positions(lengths: np.ndarray, *, cp: int, rank: int) -> np.ndarray:
     """Positions in the packed tokens that a rank keeps, segments of the (padded) lengths in order.
 
     >>> kept(np.array([8, 4]), cp=2, rank=0).tolist(), kept(np.array([8, 4]), cp=2, rank=1).tolist()

@@ -128,7 +128,7 @@ def _start_of_head(hidden_size: int, head: int, seed: int) -> Tensor:
 
 
 @dataclasses.dataclass
-class Chunks:
+class ModelChunks:
     """This rank's part of the model."""
 
     models: list[PackedModel]
@@ -162,7 +162,7 @@ def build_chunks(
     num_value_heads: int = 0,
     seed: int = 0,
     replays: bool = False,
-) -> Chunks:
+) -> ModelChunks:
     """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
 
     With `num_value_heads` the output layer is a ValueHead, and never tied to the embedding; `seed`: of where several start.
@@ -206,7 +206,7 @@ def build_chunks(
         dtype=dtype,
         device=device,
     )
-    return Chunks(
+    return ModelChunks(
         models=models,
         config=config,
         choice=choice,

@@ -15,7 +15,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from mrl.models.kernels.buckets import SegmentBuckets, positions, segment_buckets
 from mrl.models.kernels.delta_net import Chunks, chunk_segments
 from mrl.models.kernels.rotary import RotaryTable
-from mrl.models.kernels.zigzag import kept
+from mrl.models.kernels.zigzag import kept_positions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ class PackedSegments(PackedSeqParams):
     @functools.cached_property
     def zigzag(self) -> Zigzag:
         """For what needs all tokens under context parallelism; made by the first layer that asks."""
-        tokens = np.concatenate([kept(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)])
+        tokens = np.concatenate(
+            [kept_positions(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)]
+        )
         rows, tokens = (torch.from_numpy(x).to(self.cos.device) for x in (np.argsort(tokens), tokens))
         return Zigzag(rows, tokens)
 

@@ -17,7 +17,7 @@ from mrl.models.engine_rows import Shard
 from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
-from mrl.models.rope import kind, positions
+from mrl.models.rope import kind, max_positions
 from mrl.rollout import engine_arguments, engine_routes, quantised
 from mrl.rollout.part import Part, on_each_node
 
@@ -58,7 +58,7 @@ def node_numbers(num_slots: int, slots_per_node: int) -> list[int]:
 def lengths(config: Config, hf: dict[str, Any]) -> list[str]:
     """Names sequences that are longer than the model allows."""
     longest = config.model.max_length
-    if longest <= (known := positions(hf) or longest):
+    if longest <= (known := max_positions(hf) or longest):
         return []
     said = "factor x original_max_position_embeddings" if kind(hf) == "yarn" else "max_position_embeddings"
     return [f"model.max_length = {longest} exceeds the model's {known} positions ({said})"]

@@ -15,7 +15,13 @@ from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
 
 from mrl.models.kernels.buckets import positions
-from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gates, short_convolution, step
+from mrl.models.kernels.delta_net import (
+    chunk_segments,
+    gated_delta_rule,
+    gated_delta_step,
+    gates,
+    short_convolution,
+)
 
 _bfloat16_core = gdn_attention.cpu_gdn_attention_core
 
@@ -58,7 +64,7 @@ def delta_net_core(
         chunks = chunk_segments(np.diff(bounds), device=key.device)
         out, states = gated_delta_rule(query, key, value, decay, beta, chunks, cache[slots])
     else:
-        out, states = step(query, key, value, decay, beta, cache[slots])
+        out, states = gated_delta_step(query, key, value, decay, beta, cache[slots])
     cache[slots] = states.to(cache.dtype)
     core_attn_out[: len(out)] = out
     return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mrl.models.kernels.float8 import widened
+from mrl.models.kernels.float8 import dequantise_float8
 
 
 def allow_everywhere() -> None:
@@ -50,7 +50,7 @@ def _linear(
 ) -> torch.Tensor:
     """x [..., cols] -> [..., rows] in x's dtype, summed in float32."""
     params = self._get_layer_params(layer)
-    weight = widened(params.weight, params.block_scale)
+    weight = dequantise_float8(params.weight, params.block_scale)
     return F.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
 
 
@@ -70,9 +70,9 @@ def _experts(
     total = torch.zeros(hidden_states.shape, dtype=torch.float32)
     for expert in topk_ids.unique().tolist():
         token, place = (topk_ids == expert).nonzero(as_tuple=True)
-        both = F.linear(hidden_states[token].float(), widened(w1[expert], self.w1_scale[expert]))
+        both = F.linear(hidden_states[token].float(), dequantise_float8(w1[expert], self.w1_scale[expert]))
         gate, up = both.chunk(2, -1)
         inner = (F.silu(gate) * up).to(hidden_states.dtype).float()  # as vLLM's kernel stores it
-        down = F.linear(inner, widened(w2[expert], self.w2_scale[expert]))
+        down = F.linear(inner, dequantise_float8(w2[expert], self.w2_scale[expert]))
         total.index_add_(0, token, down * topk_weights[token, place, None].float())
     output.copy_(total)

@@ -31,9 +31,9 @@ from mrl.algorithms.tokens import NotFiniteError, Segments
 from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
-from mrl.models.kernels.zigzag import kept
+from mrl.models.kernels.zigzag import kept_positions
 from mrl.models.layout import Layout, Place
-from mrl.models.megatron.build import Chunks, PackedModel
+from mrl.models.megatron.build import ModelChunks, PackedModel
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
@@ -71,7 +71,7 @@ class Passes:
 
     def __init__(
         self,
-        chunks: Chunks,
+        chunks: ModelChunks,
         models: list[Any],
         *,
         training: TrainingSection,
@@ -237,7 +237,7 @@ class Passes:
         """`scored` [N] bool: the batch's tokens whose log-probs are computed."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
-        mine = kept(plan.lengths, cp=cp, rank=rank)
+        mine = kept_positions(plan.lengths, cp=cp, rank=rank)
         local = np.full(len(plan.tokens), -1)
         local[mine] = np.arange(len(mine))
         before = local[plan.places[rows] - 1]

@@ -14,7 +14,7 @@ from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, TrainingSection
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
-from mrl.models.adapters import Adapter, adapters, changed_tensors, num_elements, stored_shapes
+from mrl.models.adapters import Adapter, adapter_shapes, adapters, changed_tensors, num_elements
 from mrl.models.families import family_of
 from mrl.models.kernels.low_rank import merged
 from mrl.models.layout import Layout
@@ -56,7 +56,7 @@ def test_merged_tensors_have_one_pair_each() -> None:
 
 def require_every_number_once(hf: dict[str, Any], layout: Layout, lora: LoraSection, spec: Spec) -> None:
     """Of all stored adapters."""
-    family, shapes = family_of(hf), stored_shapes(family_of(hf), hf, lora)
+    family, shapes = family_of(hf), adapter_shapes(family_of(hf), hf, lora)
     changed = changed_tensors(family, hf, lora)
     counts = {name: np.zeros(shapes[name], int) for pair in changed.values() for name in pair}
     for adapter in held(hf, layout, lora, spec):

@@ -16,7 +16,7 @@ from mrl.models.delta_net import CHUNK
 from mrl.models.families import require_trainable
 from mrl.models.kernels import delta_net
 from mrl.models.kernels.buckets import positions
-from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, short_convolution, step
+from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gated_delta_step, short_convolution
 from mrl.models.layout import Layout
 from mrl.resharding.planner import trainer_manifests
 from mrl.rollout import quantised
@@ -88,7 +88,9 @@ def test_a_segment_goes_on_from_its_state() -> None:
     first, state = rule(part(0, 70), np.array([70, 70]))
     second, state = rule(part(70, 89), np.array([19, 19]), state)
     last = part(89, 90)
-    third, state = step(last["query"], last["key"], last["value"], last["decay"], last["beta"], state)
+    third, state = gated_delta_step(
+        last["query"], last["key"], last["value"], last["decay"], last["beta"], state
+    )
     torch.testing.assert_close(
         torch.cat([first[70:], second[19:], third[1:]]), whole[150:], rtol=0, atol=1e-12
     )

@@ -107,9 +107,9 @@ def test_a_sequence_may_be_as_long_as_yarn_stretches_the_model() -> None:
     """As vLLM counts, also where a user added the settings to a published config.json; every published one agrees."""
     settings = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     hf = {"max_position_embeddings": 40960, "rope_scaling": settings}
-    assert rope.positions(hf) == 131072
-    assert rope.positions({"max_position_embeddings": 40960}) == 40960 and rope.positions({}) is None
+    assert rope.max_positions(hf) == 131072
+    assert rope.max_positions({"max_position_embeddings": 40960}) == 40960 and rope.max_positions({}) is None
     folders = Path(__file__).parents[2] / "configs/models"
     for path in folders.glob("*/config.json"):
         published = language_model(json.loads(path.read_text()))
-        assert rope.positions(published) == published["max_position_embeddings"], path
+        assert rope.max_positions(published) == published["max_position_embeddings"], path

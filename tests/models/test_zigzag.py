@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from mrl.models.kernels.buckets import segment_buckets
-from mrl.models.kernels.zigzag import kept, padded, token_multiple
+from mrl.models.kernels.zigzag import kept_positions, padded, token_multiple
 
 
 @pytest.mark.parametrize("cp", [1, 2, 3, 8])
 def test_every_token_is_on_one_rank_and_the_work_is_even(cp: int) -> None:
     lengths = padded(np.random.default_rng(0).integers(1, 90, 30), cp)
     positions = np.concatenate([np.arange(length) for length in lengths])
-    ranks = [kept(lengths, cp=cp, rank=rank) for rank in range(cp)]
+    ranks = [kept_positions(lengths, cp=cp, rank=rank) for rank in range(cp)]
     assert sorted(np.concatenate(ranks).tolist()) == list(range(lengths.sum()))
     assert len({len(own) for own in ranks}) == 1
     assert len({(positions[own] + 1).sum() for own in ranks}) == 1  # keys that its queries see
@@ -29,10 +29,12 @@ def test_queries_and_gathered_keys_of_a_bucket_are_of_the_same_segments(cp: int)
     """Keys hold position j of a segment in slot j; each query's mask opens exactly the positions up to its own."""
     lengths = padded(np.random.default_rng(1).integers(1, 90, 20), cp)
     ids = np.repeat(np.arange(len(lengths)), lengths) * 1000 + np.concatenate([np.arange(n) for n in lengths])
-    gathered = torch.from_numpy(np.concatenate([ids[kept(lengths, cp=cp, rank=r)] for r in range(cp)]))
+    gathered = torch.from_numpy(
+        np.concatenate([ids[kept_positions(lengths, cp=cp, rank=r)] for r in range(cp)])
+    )
     for rank in range(cp):
         packed = segment_buckets(lengths, dtype=torch.float32, device=torch.device("cpu"), cp=cp, rank=rank)
-        own = torch.from_numpy(ids[kept(lengths, cp=cp, rank=rank)])
+        own = torch.from_numpy(ids[kept_positions(lengths, cp=cp, rank=rank)])
         keys = gathered[packed.keys.slot_tokens].split([a * b for a, b in packed.keys.shapes])
         queries = own[packed.queries.slot_tokens].split([a * b for a, b in packed.queries.shapes])
         seen = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mrl.errors import CheckpointError
-from mrl.models.adapters import changed_tensors, stored_shapes
+from mrl.models.adapters import adapter_shapes, changed_tensors
 from mrl.models.families import family_of
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels.low_rank import merged
@@ -34,7 +34,7 @@ class AdaptedWeights:
         self.changed = changed_tensors(family, hf, self.lora)
         """Checkpoint tensor -> the stored names of its A and its B."""
         shapes, names = (
-            stored_shapes(family, hf, self.lora),
+            adapter_shapes(family, hf, self.lora),
             {n for pair in self.changed.values() for n in pair},
         )
         self._shapes = {name: shapes[name] for name in sorted(names)}

@@ -160,7 +160,7 @@ def _stored_shapes(form: FolderForm, tensor: FolderTensor) -> dict[str, tuple[in
     if form.is_microscaled(first):
         return dict(zip(names, microscaling.stored_shapes(first), strict=True))
     if len(names) == len(int4.SUFFIXES):
-        return dict(zip(names, int4.stored_shapes(first.shape), strict=True))
+        return dict(zip(names, int4.int4_shapes(first.shape), strict=True))
     return dict(zip(names, (tensor.shape, scales_shape(tensor.shape)), strict=False))
 
 

@@ -21,7 +21,7 @@ from mrl.models.family import Family
 from mrl.models.folder_form import FolderForm, Home
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels import float8
-from mrl.models.kernels.microscaling import widened
+from mrl.models.kernels.microscaling import dequantise_microscaled
 from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
 from mrl.training.hf.folder import (
@@ -169,7 +169,7 @@ def _values_of(
     edges = [range(at.start // BLOCK, -(-at.stop // BLOCK)) for at in box[-2:]]
     outer = (*box[:-2], *(slice(edge.start, edge.stop) for edge in edges))
     scales = opened.slice(names[1], scales_shape(full))[outer]
-    return float8.widened(values, scales, (box[-2].start, box[-1].start))
+    return float8.dequantise_float8(values, scales, (box[-2].start, box[-1].start))
 
 
 def _microscaled(
@@ -183,7 +183,9 @@ def _microscaled(
     blocks, scales = opened.slices(names, microscaling.stored_shapes(tensor))
     groups = slice(start[1] // microscaling.BLOCK, -(-(start[1] + shape[1]) // microscaling.BLOCK))
     rows = [
-        widened(blocks[part : part + 1, own, groups][0], scales[part : part + 1, own, groups][0])
+        dequantise_microscaled(
+            blocks[part : part + 1, own, groups][0], scales[part : part + 1, own, groups][0]
+        )
         for part, own in _parts(tensor, start[0], shape[0])
     ]
     return torch.cat(rows).narrow(1, start[1] - groups.start * microscaling.BLOCK, shape[1])
@@ -200,7 +202,7 @@ def _int4(
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32  # takes seconds
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
-    packed, scales, sizes = opened.slices(names, int4.stored_shapes(tensor.shape))
+    packed, scales, sizes = opened.slices(names, int4.int4_shapes(tensor.shape))
     if tuple(sizes[:].tolist()) != tensor.shape:
         raise ConfigError(
             f"{names[2]} in {opened.path(names[2])} says {sizes[:].tolist()}, config.json says {list(tensor.shape)}"
