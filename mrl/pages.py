@@ -6,7 +6,7 @@ from pathlib import Path
 from mrl.config import describe
 from mrl.observe import metric_names
 
-PAGES = {"settings.md": describe.page, "metrics.md": metric_names.page}
+PAGES = {"settings.md": describe.page, "metrics.md": metric_names.metrics_page}
 """File name -> function that returns its text. Git ignores these files in docs/."""
 
 

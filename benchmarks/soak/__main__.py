@@ -33,7 +33,7 @@ from benchmarks.soak.recipe import Recipe, environment, newest_checkpoint
 from benchmarks.soak.usage import SHARED_MEMORY, Usage
 from benchmarks.soak.weights import differences
 from mrl.observe import metrics_log
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 
 LEGS = ("alone", "machines", "faults")
 SHARED_MEGABYTES = 4096
@@ -202,7 +202,7 @@ def temporary_folder() -> Iterator[Path]:
 def audited(run_folder: Path) -> str:
     """What `mrl audit` finds; empty where each prompt was trained once."""
     found = audit(run_folder)
-    return "" if found.holds else text(found)
+    return "" if found.holds else audit_text(found)
 
 
 def say(what: str) -> None:

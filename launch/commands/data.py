@@ -19,7 +19,7 @@ from mrl.data.tokenise import tokenizer_of
 from mrl.data.tune_rows import TuneRow, load_training, load_validation
 from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
-from mrl.report.terminal import plain, told
+from mrl.report.terminal import plain, terminal_text
 from mrl.tokenizer_folder import load_tokenizer
 
 BAR, GROUND_TRUTH = 40, 300
@@ -122,13 +122,13 @@ def _of_row(row: RowPreview) -> Iterator[str]:
         f", {name} {value}" for name, value in (("domain", row.domain), ("tag", row.tag)) if value
     )
     yield f"row {row.place}{named}, {row.tokens} tokens"
-    yield from told("prompt", row.text)
+    yield from terminal_text("prompt", row.text)
     if row.response is not None:
-        yield from told("response", row.response)
+        yield from terminal_text("response", row.response)
     if row.rejected is not None:
-        yield from told("rejected", row.rejected)
+        yield from terminal_text("rejected", row.rejected)
     counts = ", ".join(f"{name} x{count}" for name, count in row.special_tokens.items())
     yield f"  special tokens: {plain(counts) or 'none'}"
     if row.ground_truth is not None:
         cut = row.ground_truth[:GROUND_TRUTH]
-        yield from told("ground truth", cut + (" ..." if len(row.ground_truth) > len(cut) else ""))
+        yield from terminal_text("ground truth", cut + (" ..." if len(row.ground_truth) > len(cut) else ""))

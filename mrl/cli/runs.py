@@ -35,10 +35,10 @@ def _report_command(commands) -> None:
 def _report(options: argparse.Namespace) -> int:
     from mrl.report.page import write_report
     from mrl.report.run import run_folder
-    from mrl.report.text import text
+    from mrl.report.text import run_text
 
     folders = [run_folder(Path(folder)) for folder in options.folder]
-    said = [text(folder) for folder in folders]
+    said = [run_text(folder) for folder in folders]
     if not options.text:
         out = Path(options.out or folders[0] / "report.html")
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
@@ -64,10 +64,10 @@ def _audit_command(commands) -> None:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from mrl.report.audit import audit, text
+    from mrl.report.audit import audit, audit_text
 
     found = audit(Path(options.folder))
-    return answer(text(found)) or int(not found.holds)
+    return answer(audit_text(found)) or int(not found.holds)
 
 
 def _replay_command(commands) -> None:
@@ -119,7 +119,7 @@ def _diagnose(options: argparse.Namespace) -> int:
         return answer(json.dumps(page.tree(diagnosis, notes), indent=1))
     name, out = folder.resolve().name, folder / "diagnosis.md"
     replace_text(out, page.markdown(name, diagnosis, notes))
-    return answer(f"{page.screen(name, diagnosis, notes)}\nwrote {out}")
+    return answer(f"{page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
 
 
 def _samples_command(commands) -> None:

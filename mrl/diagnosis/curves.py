@@ -79,13 +79,13 @@ class Curves:
         return [name for name in self._columns if name.startswith(prefix)]
 
 
-def start(values: np.ndarray) -> float:
+def initial_value(values: np.ndarray) -> float:
     """The median of the first START values."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite[:START])) if len(finite) else math.nan
 
 
-def held(values: np.ndarray) -> np.ndarray:
+def forward_fill(values: np.ndarray) -> np.ndarray:
     """[S] each entry, or the last finite one before it."""
     places = np.where(np.isfinite(values), np.arange(len(values)), -1)
     last = np.maximum.accumulate(places)

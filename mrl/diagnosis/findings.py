@@ -17,7 +17,7 @@ PART = "reward/<part>"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DiagnosedRun:
     """What rules look at."""
 
     curves: Curves

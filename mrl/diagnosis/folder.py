@@ -14,7 +14,7 @@ from mrl.diagnosis.curves import Curves
 from mrl.diagnosis.findings import Diagnosis
 from mrl.diagnosis.rules import RULES, diagnose
 from mrl.errors import DataError
-from mrl.report.rows import Reading, rows
+from mrl.report.rows import ReadSummary, read_rows
 
 SHOWN = 3
 """Samples of a finding."""
@@ -24,8 +24,8 @@ KEPT_ROWS = 256
 
 def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     """What is wrong with the run, and what of its folder could not be read. DataError where it has no rows of metrics."""
-    metrics, samples = Reading("metrics.jsonl"), Reading("samples.jsonl")
-    curves = Curves(rows(folder / "metrics.jsonl", metrics))
+    metrics, samples = ReadSummary("metrics.jsonl"), ReadSummary("samples.jsonl")
+    curves = Curves(read_rows(folder / "metrics.jsonl", metrics))
     if not len(curves):
         raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
     if curves.has("tune/loss"):
@@ -36,11 +36,11 @@ def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     notes += _not_finite(curves)
     found = diagnose(curves, settings)
     if found.findings:
-        last = _last_samples(rows(folder / "samples.jsonl", samples))
+        last = _last_samples(read_rows(folder / "samples.jsonl", samples))
         found = dataclasses.replace(
             found,
             findings=[
-                dataclasses.replace(f, samples=chosen(last, f.since, RULES[f.rule].samples))
+                dataclasses.replace(f, samples=choose_samples(last, f.since, RULES[f.rule].samples))
                 for f in found.findings
             ],
         )
@@ -48,7 +48,7 @@ def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     return found, metrics.notes() + notes
 
 
-def chosen(samples: Iterable[dict[str, Any]], since: int, which: str) -> list[str]:
+def choose_samples(samples: Iterable[dict[str, Any]], since: int, which: str) -> list[str]:
     """Ids of at most SHOWN samples of steps from `since` on, each of another prompt: those with the `highest` or the
     `lowest` rewards, the latest first among equals."""
     sign = -1.0 if which == "highest" else 1.0

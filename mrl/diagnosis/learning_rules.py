@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrl.diagnosis.curves import held, noise, recent, start
-from mrl.diagnosis.findings import Lever, Run, Signs
-from mrl.diagnosis.levers import advice, at_least, scaled, switched
+from mrl.diagnosis.curves import forward_fill, initial_value, noise, recent
+from mrl.diagnosis.findings import DiagnosedRun, Lever, Signs
+from mrl.diagnosis.levers import advice, at_least, scaled_setting, switched
 from mrl.diagnosis.quality import VALIDATION
 
 ENTROPY = 0.3
@@ -23,7 +23,7 @@ SPIKE, SPIKES, SPIKE_ROWS, MEDIAN_ROWS = 10.0, 3, 20, 100
 """Times the median of as many rows that a gradient norm is one; as many of them, in so many rows."""
 
 
-def reward_hacked(run: Run) -> Signs:
+def reward_hacked(run: DiagnosedRun) -> Signs:
     """Since the best validation, which reads the reward's first part, the training reward rose and the validation fell."""
     q = run.quality
     levers = [
@@ -35,7 +35,7 @@ def reward_hacked(run: Run) -> Signs:
     return Signs(q.fell & q.reward_rose, [*_fall(run), *_kinds(run)], levers, against)
 
 
-def rows_memorised(run: Run) -> Signs:
+def rows_memorised(run: DiagnosedRun) -> Signs:
     """The same where one verifier judges both, which a way round it would help in the validation too."""
     q = run.quality
     best = run.curves.steps[q.best_row[-1]]
@@ -48,7 +48,7 @@ def rows_memorised(run: Run) -> Signs:
     return Signs(q.fell & q.reward_rose & (not run.parts), [*_fall(run), *_kinds(run)], levers, against)
 
 
-def _kl(run: Run) -> list[Lever]:
+def _kl(run: DiagnosedRun) -> list[Lever]:
     now = run.number("algorithm.kl.coefficient")
     why = "holds the policy near its start; KL to the reference is then measured too"
     place = switched(run, "algorithm.kl.location", "loss", why) if not now else []
@@ -58,14 +58,14 @@ def _kl(run: Run) -> list[Lever]:
     ]
 
 
-def _length_levers(run: Run) -> list[Lever]:
+def _length_levers(run: DiagnosedRun) -> list[Lever]:
     cut = recent(run.curves.of("rollout/truncated_frac"))
     if not len(cut) or not cut[-1] > 0.1:
         return []
     return switched(run, "algorithm.shaping.stop_properly", "0.5", "a response cut off earns half")
 
 
-def _fall(run: Run) -> list[str]:
+def _fall(run: DiagnosedRun) -> list[str]:
     q, steps = run.quality, run.curves.steps
     best = steps[q.best_row[-1]]
     return [
@@ -74,28 +74,30 @@ def _fall(run: Run) -> list[str]:
     ]
 
 
-def _kinds(run: Run) -> list[str]:
+def _kinds(run: DiagnosedRun) -> list[str]:
     """What rose meanwhile: the likely way round the reward."""
     watched = ("reward/length_correlation", "rollout/truncated_frac", "rollout/shared_run_frac")
     lines = []
     for name in (*run.parts, *watched):
         values = run.curves.of(name)
-        change = recent(values)[-1] - start(values)
+        change = recent(values)[-1] - initial_value(values)
         if np.isfinite(change) and abs(change) > max(0.1, 2 * noise(values)):
-            lines.append(f"{name} went from {start(values):.3g} to {recent(values)[-1]:.3g}")
+            lines.append(f"{name} went from {initial_value(values):.3g} to {recent(values)[-1]:.3g}")
     return lines
 
 
-def policy_collapsed(run: Run) -> Signs:
+def policy_collapsed(run: DiagnosedRun) -> Signs:
     """Since the best validation both it and the training reward fell: the policy unlearns what it knew."""
     q = run.quality
     norms = run.curves.of("optim/grad_norm")
     evidence = [
         *_fall(run),
-        f"optim/grad_norm was {start(norms):.3g} at the start, {recent(norms)[-1]:.3g} lately",
+        f"optim/grad_norm was {initial_value(norms):.3g} at the start, {recent(norms)[-1]:.3g} lately",
     ]
     levers = [
-        *scaled(run, "training.optimizer.lr", 0.1, "updates are too large for what they are made from"),
+        *scaled_setting(
+            run, "training.optimizer.lr", 0.1, "updates are too large for what they are made from"
+        ),
         *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
         *_kl(run),
         *advice(
@@ -109,10 +111,10 @@ def policy_collapsed(run: Run) -> Signs:
     return Signs(q.fell & q.reward_fell, evidence, levers, against)
 
 
-def entropy_collapsed(run: Run) -> Signs:
+def entropy_collapsed(run: DiagnosedRun) -> Signs:
     """Answers no longer differ, groups are wrong as a whole, and the validation no longer rises."""
     entropy, distinct = run.curves.of("policy/entropy"), recent(run.curves.of("rollout/distinct_frac"))
-    wrong, first, now = recent(run.curves.of("group/all_wrong_frac")), start(entropy), recent(entropy)
+    wrong, first, now = recent(run.curves.of("group/all_wrong_frac")), initial_value(entropy), recent(entropy)
     sick = (now < ENTROPY * first) & (distinct < DISTINCT) & (wrong > WRONG) & run.quality.stalled
     evidence = [
         f"policy/entropy is {now[-1]:.3g} nats, {first:.3g} at the start",
@@ -124,35 +126,37 @@ def entropy_collapsed(run: Run) -> Signs:
             run, "algorithm.loss.clip_high", 0.28, "lets rare tokens rise (DAPO's value, for ppo_clip)"
         ),
         *switched(run, "algorithm.entropy.target", f"{first / 2:.3g}", "a bonus acts below it"),
-        *scaled(run, "training.optimizer.lr", 0.5, "slower, so that more is tried before it is decided"),
+        *scaled_setting(
+            run, "training.optimizer.lr", 0.5, "slower, so that more is tried before it is decided"
+        ),
         *at_least(run, "rollout.temperature", 1.0, "samples as the policy is"),
     ]
     return Signs(sick, evidence, levers, [])
 
 
-def entropy_lost(run: Run) -> Signs:
+def entropy_lost(run: DiagnosedRun) -> Signs:
     """Entropy falls to almost nothing in the first updates, and the reward is not above that of the first step."""
     entropy, rewards = run.curves.of("policy/entropy"), run.curves.of("reward/mean")
     first = int(np.flatnonzero(np.isfinite(entropy))[0])
     low = entropy < LOST * entropy[first]
     early = np.logical_or.accumulate(low & (np.arange(len(low)) <= first + LOST_BY))
-    sick = early & (held(entropy) < LOST * entropy[first]) & (recent(rewards) <= rewards[first])
+    sick = early & (forward_fill(entropy) < LOST * entropy[first]) & (recent(rewards) <= rewards[first])
     evidence = [
-        f"policy/entropy is {held(entropy)[-1]:.3g} nats, {entropy[first]:.3g} at step {run.curves.steps[first]}",
+        f"policy/entropy is {forward_fill(entropy)[-1]:.3g} nats, {entropy[first]:.3g} at step {run.curves.steps[first]}",
         f"reward/mean is {recent(rewards)[-1]:.3f} (mean of the last rows), {rewards[first]:.3f} at that step",
     ]
     levers = [
-        *scaled(run, "training.optimizer.lr", 0.1, "one update moved the policy to a single answer"),
+        *scaled_setting(run, "training.optimizer.lr", 0.1, "one update moved the policy to a single answer"),
         *at_least(run, "training.optimizer.warmup_steps", 10.0, "the first updates have no average yet"),
         *advice("a new run", "a resume has what was unlearned"),
     ]
     return Signs(sick, evidence, levers, [])
 
 
-def data_solved(run: Run) -> Signs:
+def data_solved(run: DiagnosedRun) -> Signs:
     """Most groups have no gradient because every sample is right."""
     empty, right, wrong = _empty(run)
-    rewards = held(run.curves.of("reward/mean"))
+    rewards = forward_fill(run.curves.of("reward/mean"))
     evidence = [
         *_gradient_evidence(run),
         f"reward/mean is {rewards[-1]:.3f}; group/all_correct_frac {right[-1]:.3g}",
@@ -166,7 +170,7 @@ def data_solved(run: Run) -> Signs:
     return Signs(empty & (right > wrong), evidence, levers, [*_validation_below(run), *against])
 
 
-def no_gradient(run: Run) -> Signs:
+def no_gradient(run: DiagnosedRun) -> Signs:
     """Most groups have no gradient, and not because they are right."""
     empty, right, wrong = _empty(run)
     evidence = [
@@ -174,14 +178,14 @@ def no_gradient(run: Run) -> Signs:
         f"group/all_wrong_frac is {wrong[-1]:.3g}, group/all_correct_frac {right[-1]:.3g}",
     ]
     levers = [
-        *scaled(run, "loop.samples_per_prompt", 2.0, "a rare right answer is found by more samples"),
+        *scaled_setting(run, "loop.samples_per_prompt", 2.0, "a rare right answer is found by more samples"),
         *_filter(run),
         *advice("easier rows in data.train, or an SFT start (`mrl tune`)", "nothing is right often enough"),
     ]
     return Signs(empty & ~(right > wrong), evidence, levers, [])
 
 
-def _empty(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _empty(run: DiagnosedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[S] whether gradients are nearly gone; the shares of groups all right and all wrong."""
     c = run.curves
     degenerate, kept = recent(c.of("group/degenerate_samples_frac")), recent(c.of("group/kept_frac"))
@@ -189,25 +193,25 @@ def _empty(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (degenerate > EMPTY) | (kept < KEPT), right, wrong
 
 
-def _gradient_evidence(run: Run) -> list[str]:
+def _gradient_evidence(run: DiagnosedRun) -> list[str]:
     names = ("group/degenerate_samples_frac", "group/kept_frac")
     return [f"{name} is {recent(run.curves.of(name))[-1]:.3g}" for name in names]
 
 
-def _filter(run: Run) -> list[Lever]:
+def _filter(run: DiagnosedRun) -> list[Lever]:
     if run.settings.get("algorithm.filter", "") != "null":
         return []
     why = "groups without a gradient are left out and others drawn in their place"
     return [Lever("algorithm.filter", "null", "{max_rounds: 4}", why)]
 
 
-def _validation_below(run: Run) -> list[str]:
+def _validation_below(run: DiagnosedRun) -> list[str]:
     if not run.curves.has(VALIDATION) or run.quality.now[-1] > 0.9:
         return []
     return [f"{VALIDATION} is {run.quality.now[-1]:.3f}: the training rows are solved, the task is not"]
 
 
-def gradient_spikes(run: Run) -> Signs:
+def gradient_spikes(run: DiagnosedRun) -> Signs:
     """Gradient norms far above the usual again and again, while the validation is below its best."""
     norms = run.curves.of("optim/grad_norm")
     medians = _medians(norms)
@@ -218,8 +222,8 @@ def gradient_spikes(run: Run) -> Signs:
         *_fall(run)[:1],
     ]
     levers = [
-        *scaled(run, "training.optimizer.lr", 0.5, "smaller updates"),
-        *scaled(run, "training.optimizer.clip_grad", 0.5, "bounds what one batch does"),
+        *scaled_setting(run, "training.optimizer.lr", 0.5, "smaller updates"),
+        *scaled_setting(run, "training.optimizer.clip_grad", 0.5, "bounds what one batch does"),
         *advice("the samples below and those of these steps", "a few of them make the norm"),
     ]
     return Signs((count >= SPIKES) & run.quality.stalled, evidence, levers, [])

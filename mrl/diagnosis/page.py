@@ -38,7 +38,7 @@ def markdown(name: str, diagnosis: Diagnosis, notes: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def screen(name: str, diagnosis: Diagnosis, notes: Sequence[str]) -> str:
+def diagnosis_text(name: str, diagnosis: Diagnosis, notes: Sequence[str]) -> str:
     """The same on one screen: the first finding whole, of the others what and since when."""
     lines = [f"{name}: up to step {diagnosis.last}", *notes]
     if not diagnosis.findings:

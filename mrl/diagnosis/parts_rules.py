@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrl.diagnosis.curves import held, recent, start
-from mrl.diagnosis.findings import Run, Signs
-from mrl.diagnosis.levers import advice, at_least, scaled, switched
+from mrl.diagnosis.curves import forward_fill, initial_value, recent
+from mrl.diagnosis.findings import DiagnosedRun, Signs
+from mrl.diagnosis.levers import advice, at_least, scaled_setting, switched
 from mrl.diagnosis.quality import VALIDATION
 
 MISMATCH = "policy/rollout_mismatch_kl"
@@ -25,11 +25,11 @@ NO_REWARD = 0.02
 """Share of samples without a reward."""
 
 
-def engines_apart(run: Run) -> Signs:
+def engines_apart(run: DiagnosedRun) -> Signs:
     """Engines and trainer give the same tokens different probabilities, and more so than at the start."""
-    kl = held(run.curves.of(MISMATCH))
-    first = start(kl)
-    weight = held(run.curves.of("policy/rollout_weight_geometric"))[-1]
+    kl = forward_fill(run.curves.of(MISMATCH))
+    first = initial_value(kl)
+    weight = forward_fill(run.curves.of("policy/rollout_weight_geometric"))[-1]
     evidence = [
         f"{MISMATCH} is {kl[-1]:.3g} nats a token, {first:.2g} at the start; the tokens are today's, near-ties of routers apart",
     ]
@@ -57,7 +57,7 @@ def engines_apart(run: Run) -> Signs:
     return Signs(kl > max(MISMATCH_TIMES * first, MISMATCH_NATS), evidence, levers, against)
 
 
-def correction_takes_gradient(run: Run) -> Signs:
+def correction_takes_gradient(run: DiagnosedRun) -> Signs:
     """Look for weights of algorithm.correction that leave less than LEAST_LEFT of the gradient's norm."""
     left = recent(run.curves.of(LEFT))
     kind = run.settings.get("algorithm.correction.kind", "")
@@ -81,10 +81,10 @@ def correction_takes_gradient(run: Run) -> Signs:
     return Signs(left < LEAST_LEFT, evidence, levers, [])
 
 
-def critic_lost(run: Run) -> Signs:
+def critic_lost(run: DiagnosedRun) -> Signs:
     """The critic is worse than a constant and further off than at its start; or has long been no better than one."""
     errors, explained = run.curves.of("critic/error_squared"), run.curves.of("critic/explained_variance")
-    first, now, lately = start(errors), recent(errors), recent(explained, SETTLED)
+    first, now, lately = initial_value(errors), recent(errors), recent(explained, SETTLED)
     after = run.curves.steps - (run.number("critic.warmup_steps") or 0)
     diverged = (recent(explained) < 0) & (now > ERROR_TIMES * first) & (after > 0)
     chance = np.sqrt(np.maximum(recent(explained**2, SETTLED) - lately**2, 0.0) / SETTLED)
@@ -95,8 +95,8 @@ def critic_lost(run: Run) -> Signs:
         f"critic/error_squared is {now[-1]:.3g} (mean of the last rows), {first:.3g} at the start",
     ]
     levers = [
-        *scaled(run, "critic.optimizer.lr", 0.1, "its updates overshoot"),
-        *scaled(run, "critic.warmup_steps", 2.0, "values settle before they are used"),
+        *scaled_setting(run, "critic.optimizer.lr", 0.1, "its updates overshoot"),
+        *scaled_setting(run, "critic.warmup_steps", 2.0, "values settle before they are used"),
         *advice("algorithm.estimator.name=grpo without section critic", "needs no values"),
     ]
     return Signs(diverged | useless, evidence, levers, [*_rises(explained), *_returns_grew(run)])
@@ -109,13 +109,13 @@ def _rises(explained: np.ndarray) -> list[str]:
     return []
 
 
-def _returns_grew(run: Run) -> list[str]:
-    returns = np.abs(held(run.curves.of("critic/return_mean")))
-    grew = len(returns) and returns[-1] > ERROR_TIMES * start(returns) > 0
+def _returns_grew(run: DiagnosedRun) -> list[str]:
+    returns = np.abs(forward_fill(run.curves.of("critic/return_mean")))
+    grew = len(returns) and returns[-1] > ERROR_TIMES * initial_value(returns) > 0
     return ["critic/return_mean has grown as well: an error in its scale grows with it"] if grew else []
 
 
-def verifier_silent(run: Run) -> Signs:
+def verifier_silent(run: DiagnosedRun) -> Signs:
     """The verifier has said the same of every sample since the run began, or says nothing of too many."""
     high, low = run.curves.of("reward/max"), run.curves.of("reward/min")
     missing = recent(np.nan_to_num(run.curves.of("reward/no_reward_frac")))
@@ -124,7 +124,7 @@ def verifier_silent(run: Run) -> Signs:
     silent = ~differed & seen & ~_all_right(run)
     evidence = []
     if not differed[-1]:
-        evidence.append(f"reward/max = reward/min = {held(high)[-1]:.3g} in every step so far")
+        evidence.append(f"reward/max = reward/min = {forward_fill(high)[-1]:.3g} in every step so far")
     if missing[-1] > NO_REWARD:
         evidence.append(f"reward/no_reward_frac is {missing[-1]:.3g} (mean of the last rows)")
     levers = advice(
@@ -135,7 +135,10 @@ def verifier_silent(run: Run) -> Signs:
     return Signs(silent | (missing > NO_REWARD), evidence, levers, against)
 
 
-def _all_right(run: Run) -> np.ndarray:
+def _all_right(run: DiagnosedRun) -> np.ndarray:
     """[S] whether every sample is right, and the validation has right and wrong ones: the rows are solved then."""
-    right, checked = held(run.curves.of("group/all_correct_frac")), held(run.curves.of(VALIDATION))
+    right, checked = (
+        forward_fill(run.curves.of("group/all_correct_frac")),
+        forward_fill(run.curves.of(VALIDATION)),
+    )
     return (right == 1) & (checked > 0) & (checked < 1)

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from mrl.diagnosis.curves import CERTAIN, RECENT, Curves, held, noise, recent
+from mrl.diagnosis.curves import CERTAIN, RECENT, Curves, forward_fill, noise, recent
 
 VALIDATION = "val/reward"
 FALL = 0.05
@@ -57,9 +57,9 @@ def quality(curves: Curves) -> Quality | None:
         return None
     readings, rewards = curves.of(VALIDATION), curves.of("reward/mean")
     best_row = _best_rows(readings)
-    now, best = held(readings), readings[best_row]
+    now, best = forward_fill(readings), readings[best_row]
     checks = np.cumsum(np.isfinite(readings))
-    prompts = np.maximum(np.nan_to_num(held(curves.of("val/prompts")), nan=PROMPTS), 1.0)
+    prompts = np.maximum(np.nan_to_num(forward_fill(curves.of("val/prompts")), nan=PROMPTS), 1.0)
     errors = np.sqrt((_variance(now) + _variance(best)) / prompts)
     below = best - now > np.maximum(FALL, CERTAIN * errors)
     near_best = _around(rewards, best_row)

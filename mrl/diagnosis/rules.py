@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mrl.diagnosis import learning_rules, parts_rules
 from mrl.diagnosis.curves import Curves, standing
-from mrl.diagnosis.findings import PART, Diagnosis, Finding, Run, Signs
+from mrl.diagnosis.findings import PART, DiagnosedRun, Diagnosis, Finding, Signs
 from mrl.diagnosis.quality import VALIDATION
 
 ADVICE = {
@@ -22,7 +22,7 @@ class Rule(NamedTuple):
     """What one kind of failure looks like."""
 
     title: str
-    look: Callable[[Run], Signs]
+    look: Callable[[DiagnosedRun], Signs]
     needs: tuple[str, ...]
     """Metrics without which it cannot tell."""
     rows: int
@@ -126,7 +126,7 @@ RULES = {
 
 def diagnose(curves: Curves, settings: Mapping[str, str], rules: Collection[str] = tuple(RULES)) -> Diagnosis:
     """The findings of these rules at the last row."""
-    run, findings, cannot_tell = Run(curves, settings), [], {}
+    run, findings, cannot_tell = DiagnosedRun(curves, settings), [], {}
     for name in (name for name in RULES if name in rules):
         rule = RULES[name]
         if not len(curves) or (rule.only_with and not curves.has(rule.only_with)):
@@ -139,7 +139,7 @@ def diagnose(curves: Curves, settings: Mapping[str, str], rules: Collection[str]
     return Diagnosis(last, findings, cannot_tell)
 
 
-def _finding(run: Run, name: str, rule: Rule) -> Finding | None:
+def _finding(run: DiagnosedRun, name: str, rule: Rule) -> Finding | None:
     signs, steps = rule.look(run), run.curves.steps
     first = standing(signs.sick)
     if first is None or len(steps) - first < rule.rows:

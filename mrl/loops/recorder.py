@@ -10,9 +10,9 @@ from mrl.config.root import Config
 from mrl.loops.nan_guard import BadNumbers
 from mrl.observe import trackers
 from mrl.observe.ledger_log import LedgerLog, Standing
-from mrl.observe.metrics_log import LAYERS, MetricsLog, Rows
+from mrl.observe.metrics_log import LAYERS, LoggedRows, MetricsLog
 from mrl.observe.phases import PhaseClock
-from mrl.observe.progress import Progress
+from mrl.observe.progress import ProgressPrinter
 from mrl.observe.run_folder import RunFolder, TrackedRun
 from mrl.observe.samples_log import SamplesLog, write_named
 from mrl.observe.token_values import Pieces, TokenValues
@@ -51,8 +51,8 @@ class Recorder:
         self._samples = SamplesLog(folder.samples, limit=section.samples_per_step, limit_tokens=TOKEN_VALUES)
         self._dropped_samples = self._samples.resume_at(first_step, validated=self.has_row(first_step - 1))
         run = TrackedRun(folder.path, config.run.name, config.model_dump(mode="json"), first_step)
-        self._trackers = trackers.start(config.logging, run, history=Rows(folder.metrics))
-        self.progress = Progress(config.loop.steps)
+        self._trackers = trackers.start_trackers(config.logging, run, history=LoggedRows(folder.metrics))
+        self.progress = ProgressPrinter(config.loop.steps)
         self.last_row: dict[str, float] = {}
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mrl.observe.metrics_log import Rows, append_lines
+from mrl.observe.metrics_log import LoggedRows, append_lines
 
 MOST_INDICES = 1 << 20
 """Prompts that one line may have of a kind: a file of somebody else says what it likes."""
@@ -104,7 +104,7 @@ def _cut_torn_line(path: Path) -> None:
 def _before(path: Path, step: int) -> tuple[int, list[int]]:
     """The number of the last attempt, 0 for none, and how many prompts its steps, and those before, had from this one on."""
     attempt, trained = 0, []
-    for line in Rows(path):
+    for line in LoggedRows(path):
         if isinstance(line.get("start"), int):
             attempt = int(line["start"])
             trained = [before for before in trained if before["step"] < line["step"]]

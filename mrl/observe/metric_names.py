@@ -473,7 +473,7 @@ METRICS = {
 """Name -> unit and meaning; <...> stands for a part of the name that differs. A row leaves out what does not apply to its step."""
 
 
-def page() -> str:
+def metrics_page() -> str:
     """docs/metrics.md: every metric, a heading for each first part of a name."""
     lines = [
         "# Metrics",

@@ -55,7 +55,7 @@ class MetricsLog:
 
     def has(self, step: int) -> bool:
         """Whether a row of the step is there."""
-        return any(row["step"] == step for row in Rows(self._path))
+        return any(row["step"] == step for row in LoggedRows(self._path))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; one that a full disk does not take is written before the next one."""
@@ -80,7 +80,7 @@ def append_lines(path: Path, lines: Sequence[str]) -> bool:
     return True
 
 
-class Rows:
+class LoggedRows:
     """The rows that a file has at this moment, each with its step, read one by one and anew each time; an absent file has none. What is no row,
     torn or damaged, is passed over."""
 
@@ -99,7 +99,7 @@ class Rows:
 
 def read(path: Path) -> list[dict[str, float]]:
     """All rows of a file at once."""
-    return list(Rows(path))
+    return list(LoggedRows(path))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ SHOWN = (
 )
 
 
-class Progress:
+class ProgressPrinter:
     """Prints the lines of one run."""
 
     def __init__(self, num_steps: int, *, console: Console | None = None) -> None:

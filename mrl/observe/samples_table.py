@@ -22,6 +22,6 @@ COLUMNS = (
 )
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+def samples_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     """Names of the columns, and the rows' values in their order; None where a row has none."""
     return list(COLUMNS), [[row.get(name) for name in COLUMNS] for row in rows]

@@ -17,7 +17,7 @@ from mrl.config.flat import flat
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
-from mrl.observe.samples_table import Row, table
+from mrl.observe.samples_table import Row, samples_table
 from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TensorBoardTracker:
 
     def samples(self, step: int, rows: Sequence[Row]) -> None:
         """As text, each line indented: the page takes it for Markdown, and so shows it as it is."""
-        columns, values = table(rows)
+        columns, values = samples_table(rows)
         lines = [
             line
             for row in values
@@ -167,7 +167,7 @@ def require_installed(names: Iterable[str]) -> None:
         )
 
 
-def start(
+def start_trackers(
     section: LoggingSection, run: TrackedRun, *, history: Iterable[Mapping[str, float]]
 ) -> list[GuardedTracker]:
     """A guarded tracker for each name; ConfigError where a package is absent."""

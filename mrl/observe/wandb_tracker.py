@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
-from mrl.observe.samples_table import Row, table
+from mrl.observe.samples_table import Row, samples_table
 
 LAST_STEP = "last_step"
 """File in an offline start's folder: the last step it was given."""
@@ -56,7 +56,7 @@ class WandbTracker:
         """A table of the step, which its metrics complete."""
         import wandb
 
-        columns, values = table(rows)
+        columns, values = samples_table(rows)
         told = wandb.Table(columns=list(columns), allow_mixed_types=True)
         for row in values:
             told.add_data(*row)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from mrl.errors import DataError
 from mrl.observe.ledger_log import MOST_INDICES, indices_of, ranges
-from mrl.report.rows import Reading, rows
+from mrl.report.rows import ReadSummary, read_rows
 
 ENDS = ("trained", "filtered", "given_up")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class _LedgerLine:
     """A line of ledger.jsonl."""
 
     attempt: int
@@ -48,9 +48,9 @@ class Line:
 class Audit:
     """What was found."""
 
-    lines: list[Line] = dataclasses.field(default_factory=list)
+    lines: list[_LedgerLine] = dataclasses.field(default_factory=list)
     """Those that count, in order."""
-    undone: list[Line] = dataclasses.field(default_factory=list)
+    undone: list[_LedgerLine] = dataclasses.field(default_factory=list)
     """Of steps that a later attempt made again."""
     attempts: int = 0
     num_bytes: int = 0
@@ -71,7 +71,7 @@ class Audit:
 def audit(folder: Path) -> Audit:
     """Reads a run folder. DataError where it has no ledger.jsonl, or none that can be read."""
     found, path = Audit(), folder / "ledger.jsonl"
-    reading = Reading(path.name)
+    reading = ReadSummary(path.name)
     read = list(_lines(path, reading))
     if not read:
         if _is_tuned(folder):
@@ -102,13 +102,13 @@ def _is_tuned(folder: Path) -> bool:
     )
 
 
-def _lines(path: Path, reading: Reading) -> Iterator[Line]:
+def _lines(path: Path, reading: ReadSummary) -> Iterator[_LedgerLine]:
     attempt, last = 0, None
-    for row in rows(path, reading):
+    for row in read_rows(path, reading):
         try:
             number = int(row.get("start", attempt))
             told = {name: row[name] for name in (*ENDS, "on_the_way") if name in row}
-            line = Line(number, int(row["step"]), "start" in row, int(row["next"]), told)
+            line = _LedgerLine(number, int(row["step"]), "start" in row, int(row["next"]), told)
             for name in told:
                 line[name]
             if last is not None and line.next_index > last + MOST_INDICES:
@@ -148,9 +148,9 @@ def _follow(found: Audit) -> None:
 
 def _compare_metrics(folder: Path, found: Audit) -> None:
     """Whether each step trained as many groups as its row says."""
-    reading, agree, last = Reading("metrics.jsonl"), 0, found.lines[-1]
+    reading, agree, last = ReadSummary("metrics.jsonl"), 0, found.lines[-1]
     trained = _trained(found.lines)
-    for row in rows(folder / reading.name, reading):
+    for row in read_rows(folder / reading.name, reading):
         step, groups = row.get("step"), row.get("rollout/groups")
         if groups is None or not isinstance(step, int):
             continue
@@ -171,9 +171,9 @@ def _compare_metrics(folder: Path, found: Audit) -> None:
 
 def _compare_samples(folder: Path, found: Audit) -> None:
     """Whether each sample that was written down is of a prompt that its step trained."""
-    reading, agree, undone = Reading("samples.jsonl"), 0, 0
+    reading, agree, undone = ReadSummary("samples.jsonl"), 0, 0
     trained, before = (_trained(lines) for lines in (found.lines, found.undone))
-    for row in rows(folder / reading.name, reading):
+    for row in read_rows(folder / reading.name, reading):
         step, index = row.get("step"), str(row.get("sample_id")).split(".")[0]
         if row.get("kind") != "train" or not isinstance(step, int) or not index.isdecimal():
             continue
@@ -187,7 +187,7 @@ def _compare_samples(folder: Path, found: Audit) -> None:
     found.notes.append(f"{agree} samples of samples.jsonl agree, {undone} are of steps that were undone.")
 
 
-def _trained(lines: Iterable[Line]) -> dict[int, str]:
+def _trained(lines: Iterable[_LedgerLine]) -> dict[int, str]:
     """The prompts of each step, as ranges; of all attempts that made it."""
     told: dict[int, str] = {}
     for line in lines:
@@ -204,7 +204,7 @@ def _members(told: str) -> frozenset[int]:
 # -- for people ------------------------------------------------------------------------------------------------------
 
 
-def text(found: Audit) -> str:
+def audit_text(found: Audit) -> str:
     """The verdict, with the prompts, steps and attempts of what does not hold."""
     last, counts = found.lines[-1], collections.Counter[str]()
     for line in found.lines:
@@ -237,6 +237,6 @@ def _told(name: str, found: dict[int, str], of: Audit) -> Iterator[str]:
         yield f"  and others: {ranges(sorted(found)[MOST:])}"
 
 
-def _ends_of(index: int, lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
+def _ends_of(index: int, lines: Iterable[_LedgerLine]) -> Iterator[tuple[_LedgerLine, str]]:
     for line in lines:
         yield from ((line, end) for end in ENDS for each in line[end] if each == index)

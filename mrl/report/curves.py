@@ -17,7 +17,7 @@ OUTSIDE_STEP = ("time/save_seconds", "time/validate_seconds")
 """What takes time beside time/step_seconds."""
 
 
-class Curves:
+class DownsampledCurves:
     """Takes the rows of one run in order; memory depends on the number of metrics, not on that of rows."""
 
     def __init__(self, points: int = POINTS) -> None:

@@ -35,12 +35,12 @@ def write_report(
     share = int(megabytes * 1e6 / len(folders))
     runs = [read_run(folder, max_bytes=share, steps=steps) for folder in folders]
     try:
-        replace_text(out, page(runs))
+        replace_text(out, render_page(runs))
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror}; --out FILE names another one") from None
 
 
-def page(runs: Sequence[dict[str, Any]]) -> str:
+def render_page(runs: Sequence[dict[str, Any]]) -> str:
     """Return the text of a page that has all its data. `runs`: what read_run makes."""
     from plotly.offline import get_plotlyjs
 

@@ -16,7 +16,7 @@ LONGEST = 2**26
 
 
 @dataclasses.dataclass
-class Reading:
+class ReadSummary:
     """What was found in one file."""
 
     name: str
@@ -46,7 +46,7 @@ class Reading:
         return []
 
 
-def rows(path: Path, reading: Reading) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, reading: ReadSummary) -> Iterator[dict[str, Any]]:
     """Yield the rows in order, and count in `reading` what was found.
 
     An absent file has none, nor has one that is not a plain file: a pipe would be waited for. DataError if the file may not be read.
@@ -61,7 +61,7 @@ def rows(path: Path, reading: Reading) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _rows(file: IO[bytes], reading: Reading) -> Iterator[dict[str, Any]]:
+def _rows(file: IO[bytes], reading: ReadSummary) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file; a line longer than LONGEST counts once as one that is no row."""
     is_too_long = False
     while line := file.readline(LONGEST):

@@ -10,8 +10,8 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.errors import DataError
-from mrl.report.curves import Curves
-from mrl.report.rows import Reading, rows
+from mrl.report.curves import DownsampledCurves
+from mrl.report.rows import ReadSummary, read_rows
 from mrl.report.samples import SamplesShown
 
 FACTS = ("versions", "hardware", "summary")
@@ -40,16 +40,16 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
 
     DataError where the folder has neither metrics nor samples.
     """
-    readings = {name: Reading(f"{name}.jsonl") for name in ("metrics", "samples")}
-    curves, samples = Curves(), SamplesShown(max_bytes, steps)
-    for row in rows(folder / "metrics.jsonl", readings["metrics"]):
+    readings = {name: ReadSummary(f"{name}.jsonl") for name in ("metrics", "samples")}
+    curves, samples = DownsampledCurves(), SamplesShown(max_bytes, steps)
+    for row in read_rows(folder / "metrics.jsonl", readings["metrics"]):
         curves.add(row)
-    for row in rows(folder / "samples.jsonl", readings["samples"]):
+    for row in read_rows(folder / "samples.jsonl", readings["samples"]):
         samples.add(row)
     if not curves.rows and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
-    settings = settings_of(folder, notes)
+    settings = _settings_of(folder, notes)
     return {
         "name": run_name(folder),
         "folder": str(folder),
@@ -60,7 +60,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     }
 
 
-def settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
+def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
     """`config` and `facts` of a run folder by dotted names; what is missing goes into the notes."""
     config = _tree(folder, "config.yaml", tree_of, notes)
     facts = {name: _tree(folder, f"{name}.json", json.loads, notes) for name in FACTS}
@@ -91,7 +91,7 @@ def _tree(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]
     return tree
 
 
-def curve_notes(curves: Curves) -> list[str]:
+def curve_notes(curves: DownsampledCurves) -> list[str]:
     """What is there of the metrics and not drawn one by one."""
     width, notes = curves.rows_per_point, []
     if width > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-def told(name: str, text: object) -> Iterator[str]:
+def terminal_text(name: str, text: object) -> Iterator[str]:
     """The text, its further lines beneath the first; what would steer a terminal is escaped."""
     first, *rest = str(text).split("\n")
     yield f"  {name}: {plain(first)}"

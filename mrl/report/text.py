@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.report.curves import Curves
-from mrl.report.rows import Reading, rows
+from mrl.report.curves import DownsampledCurves
+from mrl.report.rows import ReadSummary, read_rows
 
 BARS = " .:-=+*#%@"
 VALIDATIONS = 20
@@ -18,10 +18,10 @@ VALIDATED = ("val/reward", "val/preference/accuracy", "val/process/accuracy", "v
 """The first of them that a run has is shown."""
 
 
-def text(folder: Path) -> str:
+def run_text(folder: Path) -> str:
     """Reward and validation of a run folder. DataError where it has neither metrics nor samples."""
-    reading, curves = Reading("metrics.jsonl"), Curves()
-    for row in rows(folder / "metrics.jsonl", reading):
+    reading, curves = ReadSummary("metrics.jsonl"), DownsampledCurves()
+    for row in read_rows(folder / "metrics.jsonl", reading):
         curves.add(row)
     if not curves.rows:
         if not (folder / "samples.jsonl").is_file():

@@ -15,7 +15,7 @@ from typing import Any
 
 from mrl.launch.commands.fault_injection import SIGNALS
 from mrl.observe.metrics_log import read, without_volatile
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from tests.launch.command import Command
 
 NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
@@ -51,7 +51,7 @@ class Chain:
             assert command.wait(seconds=900) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
             found = audit(self.run_folder)
-            assert found.holds and found.attempts == self._starts, text(found)
+            assert found.holds and found.attempts == self._starts, audit_text(found)
             return command.output
         finally:
             command.end()

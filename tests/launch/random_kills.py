@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.observe.metrics_log import read
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from tests.launch import acting_runs, tiny_runs
 from tests.launch.killed_runs import LASTS, Chain, assert_outcome
 
@@ -107,7 +107,7 @@ class RandomKills:
         finally:
             command.end()
         found = audit(chain.run_folder)
-        assert found.holds, text(found)
+        assert found.holds, audit_text(found)
         assert chain.steps_saved() >= before + survived, command.output[-3000:]
         assert (f"resuming at step {before + 1}" in command.output) == (before > 0)
 

@@ -17,7 +17,7 @@ from mrl.data.tokenise import decoder
 from mrl.loops.arrivals.schedule_file import read_record
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from mrl.samples import Prompt, Status
 from mrl.training.checkpoint.folder import read_extra
 from tests.launch.command import Command, run
@@ -220,7 +220,7 @@ def killed_and_resumed(
     assert all(row["pool/spilled_bytes"] == row["pool/bytes"] > 0 for row in rows[1:])
     assert list((folder / "run/pool").iterdir()) == [], "files outlived the run"
     found = audit(folder / "run")
-    assert found.holds and found.attempts == 2, text(found)
+    assert found.holds and found.attempts == 2, audit_text(found)
     lines = map(json.loads, (folder / "run/samples.jsonl").read_text().splitlines())
     later = {line["sample_id"]: line for line in lines if line["step"] > steps and line["kind"] == "train"}
     return [(text, later[name]) for name, text in begun.items() if name in later]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli import main
-from mrl.diagnosis.folder import chosen
+from mrl.diagnosis.folder import choose_samples
 from tests.support.recorded_rows import recorded
 
 
@@ -89,9 +89,9 @@ def test_samples_are_of_different_prompts_and_of_the_time_of_the_finding() -> No
             (13, 4, 0, 0.0),
         ]
     ]
-    assert chosen([*rows, {"step": 20, "sample_id": "9.0", "reward": None}], 10, "highest") == [
+    assert choose_samples([*rows, {"step": 20, "sample_id": "9.0", "reward": None}], 10, "highest") == [
         "3.0",
         "2.0",
         "4.0",
     ]
-    assert chosen(rows, 10, "lowest") == ["4.0", "2.0", "3.1"]
+    assert choose_samples(rows, 10, "lowest") == ["4.0", "2.0", "3.1"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mrl.diagnosis.closing import closing_line, learned_nothing
-from mrl.diagnosis.curves import Curves, recent, standing, start
+from mrl.diagnosis.curves import Curves, initial_value, recent, standing
 from mrl.diagnosis.quality import quality
 from mrl.diagnosis.rules import diagnose
 from tests.support.made_rows import made
@@ -271,5 +271,5 @@ def test_curves_look_back_only() -> None:
             np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[:last])
         np.testing.assert_allclose(part.reward_change, whole.reward_change[:last])
     assert recent(np.array([np.nan, 1.0, 3.0, np.nan, 5.0]), 2).tolist()[1:] == [1.0, 2.0, 3.0, 5.0]
-    assert start(np.array([np.nan, 4.0, 1.0, 2.0])) == 2.0
+    assert initial_value(np.array([np.nan, 4.0, 1.0, 2.0])) == 2.0
     assert standing(np.array([True, False, True, True])) == 2 and standing(np.array([True, False])) is None

@@ -15,7 +15,7 @@ from mrl.errors import WorkerLost
 from mrl.loops.episodes import Episodes
 from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.pool.group_bytes import decode, encode
-from mrl.report.audit import Audit, audit, text
+from mrl.report.audit import Audit, audit, audit_text
 from mrl.samples import Group, Sample
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
@@ -74,8 +74,8 @@ def test_each_prompt_once_over_three_deaths(
     assert found.attempts == 4 and len(found.undone) >= 3, "no step was undone"
     trained = [index for line in found.lines for index in line["trained"]]
     assert len(trained) > 30 and bool(algorithm) == any(line["filtered"] for line in found.lines)
-    assert "14 steps in 4 starts" in text(found) and "twice 0, skipped 0" in text(found)
-    assert "14 rows of metrics.jsonl agree" in text(found)
+    assert "14 steps in 4 starts" in audit_text(found) and "twice 0, skipped 0" in audit_text(found)
+    assert "14 rows of metrics.jsonl agree" in audit_text(found)
 
 
 def test_each_episode_once_over_three_deaths(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
     assert any(s.prompt_index == changed[0] for s in samples)
     assert all((s.policy_versions < 20).all() for s in samples)
     found = audit(tmp_path / "run")
-    assert found.holds and "0 are of steps that were undone" in text(found)
+    assert found.holds and "0 are of steps that were undone" in audit_text(found)
     assert "1 groups of the checkpoint" in capsys.readouterr().out
 
 
@@ -212,7 +212,9 @@ def test_other_files_must_agree(tmp_path: Path) -> None:
     undone = {"step": 2, "trained": "4", "on_the_way": "3", "next": 5}
     again = {"start": 2, "step": 2, "next": 5, "on_the_way": "3-4"}
     found = held_out(tmp_path, FIRST, ONE, undone, again, TWO)
-    assert found.holds and "1 samples of samples.jsonl agree, 1 are of steps that were undone" in text(found)
+    assert found.holds and "1 samples of samples.jsonl agree, 1 are of steps that were undone" in audit_text(
+        found
+    )
     assert held_out(tmp_path, FIRST, ONE, TWO).other == [
         "samples.jsonl has prompt 4 in step 2, which did not train it."
     ]
@@ -233,8 +235,10 @@ def test_a_line_that_is_none_of_a_ledger_is_named_and_passed_over(tmp_path: Path
     ]
     for line in foreign:
         found = held_out(tmp_path, FIRST, line, ONE, TWO)
-        assert found.holds, text(found)
-        assert "ledger.jsonl: 1 of 4 lines are no rows" in text(found) and "first line 2" in text(found)
+        assert found.holds, audit_text(found)
+        assert "ledger.jsonl: 1 of 4 lines are no rows" in audit_text(found) and "first line 2" in audit_text(
+            found
+        )
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (FIRST, foreign[1])))
     assert LedgerLog(tmp_path / "ledger.jsonl").start(1, Standing((), 0)) == [0]
 
@@ -246,12 +250,12 @@ def test_a_cut_file_a_run_of_before_and_none(tmp_path: Path, capsys: pytest.Capt
     assert main(["audit", str(tmp_path)]) == 2
     assert "ledger.jsonl: 1 of 1 lines are no rows" in capsys.readouterr().err
     found = held_out(tmp_path, {"start": 1, "step": 8, "next": 30, "on_the_way": "28-29"})
-    assert found.holds and "had 7 steps before ledger.jsonl: of the 28 prompts" in text(found)
+    assert found.holds and "had 7 steps before ledger.jsonl: of the 28 prompts" in audit_text(found)
     held_out(tmp_path, FIRST, ONE, TWO)
     whole = (tmp_path / "ledger.jsonl").read_text()
     (tmp_path / "ledger.jsonl").write_text(whole[:-9])
     found = audit(tmp_path)
-    assert found.holds and "1 of 3 lines are no rows (cut in its middle or damaged)" in text(found)
+    assert found.holds and "1 of 3 lines are no rows (cut in its middle or damaged)" in audit_text(found)
 
 
 @pytest.mark.parametrize("inner", [".", "tune"])

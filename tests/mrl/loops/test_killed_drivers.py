@@ -26,7 +26,7 @@ from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
 from mrl.loops.episodes import Episodes, Rules
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import DigitRenderer
 
@@ -154,7 +154,7 @@ def test_each_prompt_once_over_random_signals(seed: int, resumed: int, tmp_path:
             break
         assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM), (tmp_path / "log").read_text()[-3000:]
     found = audit(tmp_path / "run")
-    assert found.holds, f"{told}: {text(found)}"
+    assert found.holds, f"{told}: {audit_text(found)}"
     trained = [
         line.step for line in found.lines if not line.starts
     ]  # a start may find that nothing is left to do

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from mrl.rollout.request import Request, Response, Round, sample_of
 from mrl.samples import Status
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -93,5 +93,5 @@ def test_each_prompt_once_whatever_engines_are_lost(
     assert run.finished() == "done"
     assert mortal.num_lost > 3
     found = audit(tmp_path / "run")
-    assert found.holds, text(found)
+    assert found.holds, audit_text(found)
     assert run.bounded_samples()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrl.errors import WorkerLost
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from tests.mrl.loops.table_policy import TableRun, config_of
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
@@ -68,8 +68,8 @@ def test_each_prompt_once_over_twenty_random_deaths(name: str, tmp_path: Path) -
         run.loop.start()
         assert run.loop.run() == "done"
     found = audit(tmp_path / "run")
-    assert found.holds, text(found)
-    assert deaths > 5 and found.attempts > 5 and found.undone, text(found)
+    assert found.holds, audit_text(found)
+    assert deaths > 5 and found.attempts > 5 and found.undone, audit_text(found)
     assert sum(not line.starts for line in found.lines) == 30
 
 

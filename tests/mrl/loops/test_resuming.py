@@ -12,7 +12,7 @@ import pytest
 from mrl.errors import CheckpointError, ConfigError
 from mrl.loops.resuming import require_resumable, settings_of
 from mrl.pool.group_bytes import encode
-from mrl.report.audit import audit, text
+from mrl.report.audit import audit, audit_text
 from mrl.training.checkpoint import plain
 from mrl.training.checkpoint.folder import PICKLED_EXTRA, candidates, read_extra
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -37,7 +37,7 @@ def resumed(run: TableRun, folder: Path, *words: str) -> TableRun:
     again = run.resumed(config_of(folder, FILTER, "loop.steps=18", *SAVES, *words))
     assert again.finished() == "done"
     found = audit(folder / "run")
-    assert found.holds, text(found)
+    assert found.holds, audit_text(found)
     return again
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mrl.observe.ledger_log import LedgerLog, Standing
-from mrl.observe.metrics_log import MetricsLog, Rows, read, without_volatile
+from mrl.observe.metrics_log import LoggedRows, MetricsLog, read, without_volatile
 
 
 def test_resume_drops_later_rows_and_a_torn_line(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_start_holds_a_row_at_a_time_however_long_the_run_was(tmp_path: Path) 
 def test_rows_are_those_of_the_moment_that_they_were_asked_for(tmp_path: Path) -> None:
     """A tracker reads them in a thread of its own, while the run goes on to write; what comes later is told to it."""
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    none = Rows(tmp_path / "metrics.jsonl")
+    none = LoggedRows(tmp_path / "metrics.jsonl")
     for step in range(3):
         log.write(step, {})
-    rows = Rows(tmp_path / "metrics.jsonl")
+    rows = LoggedRows(tmp_path / "metrics.jsonl")
     log.write(3, {})
     assert [[row["step"] for row in rows] for _ in range(2)] == [[0, 1, 2]] * 2
     assert not list(none)

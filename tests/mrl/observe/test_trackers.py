@@ -74,7 +74,9 @@ def test_an_absent_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ConfigError, match=r"mrl\[wandb\]"):
-        trackers.start(LoggingSection(trackers=("wandb",)), TrackedRun(tmp_path, "r", {}, 0), history=[])
+        trackers.start_trackers(
+            LoggingSection(trackers=("wandb",)), TrackedRun(tmp_path, "r", {}, 0), history=[]
+        )
 
 
 class Keeping:

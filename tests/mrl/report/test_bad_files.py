@@ -18,7 +18,7 @@ from mrl.observe.metrics_log import MetricsLog, read
 from mrl.observe.samples_log import SamplesLog
 from mrl.report.audit import audit
 from mrl.report.rows import parsed
-from mrl.report.text import text
+from mrl.report.text import run_text
 from tests.support.bad_files import LONGEST, failures, outcome
 from tests.support.mutations import Mutator, copied
 from tests.support.run_folders import metrics_row, sample_row, write_run
@@ -170,7 +170,7 @@ def test_groups_that_are_no_number_are_named_by_the_audit(tmp_path: Path) -> Non
 def test_lines_that_are_all_none_are_counted(tmp_path: Path) -> None:
     run = good_run(tmp_path / "run")
     (run / "metrics.jsonl").write_text("{\n" * 5)
-    assert "5 of 5 lines are no rows" in text(run)
+    assert "5 of 5 lines are no rows" in run_text(run)
 
 
 def test_some_malformed_runs(cases: Cases, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from mrl.report.curves import Curves
+from mrl.report.curves import DownsampledCurves
 from tests.support.run_folders import metrics_row
 
 
-def curves_of(rows, points: int) -> Curves:
-    curves = Curves(points)
+def curves_of(rows, points: int) -> DownsampledCurves:
+    curves = DownsampledCurves(points)
     for row in rows:
         curves.add(row)
     return curves

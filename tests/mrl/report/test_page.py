@@ -11,10 +11,10 @@ from mrl.errors import DataError
 from mrl.observe.metric_names import METRICS
 from mrl.report import rows as report_rows
 from mrl.report.figures import SECTIONS, figures
-from mrl.report.page import page, write_report
-from mrl.report.rows import Reading, rows
+from mrl.report.page import render_page, write_report
+from mrl.report.rows import ReadSummary, read_rows
 from mrl.report.run import read_run
-from mrl.report.text import text
+from mrl.report.text import run_text
 from tests.support.run_folders import metrics_row, sample_row, write_run
 
 
@@ -36,8 +36,8 @@ def test_a_row_cut_in_the_middle_is_named_and_the_others_are_there(tmp_path: Pat
 def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_rows, "LONGEST", 100)
     (tmp_path / "m.jsonl").write_text('{"a": 1}\n' + json.dumps({"a": "x" * 1000}) + '\n{"a": 2}\n')
-    reading = Reading("m.jsonl")
-    assert list(rows(tmp_path / "m.jsonl", reading)) == [{"a": 1}, {"a": 2}]
+    reading = ReadSummary("m.jsonl")
+    assert list(read_rows(tmp_path / "m.jsonl", reading)) == [{"a": 1}, {"a": 2}]
     assert (reading.lines, reading.unread, reading.first_unread) == (3, 1, 2)
 
 
@@ -48,7 +48,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     only_samples = write_run(tmp_path / "b", samples=[sample_row(1, 1)], config="a: [")
     assert "metrics.jsonl is not there." in notes_of(only_samples)
     assert "config.yaml cannot be read." in notes_of(only_samples)
-    page([read_run(folder, max_bytes=10**6) for folder in (only_metrics, only_samples)])
+    render_page([read_run(folder, max_bytes=10**6) for folder in (only_metrics, only_samples)])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_names_of_an_older_version_are_shown_apart(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics=[metrics_row(1, **{"reshard/seconds": 1.0})])
-    data = data_of(page([read_run(folder, max_bytes=10**6)]))
+    data = data_of(render_page([read_run(folder, max_bytes=10**6)]))
     assert data["figures"][-1]["section"] == "Not in this version's list"
     assert data["figures"][-1]["names"] == ["reshard/seconds"]
 
@@ -78,7 +78,7 @@ def test_no_text_of_a_run_ends_the_data_and_no_number_breaks_it(tmp_path: Path) 
     )
     with (folder / "samples.jsonl").open("a") as file:
         file.write('{"step": 1, "sample_id": "3.0", "reward": 1e999}\n')
-    text = page([read_run(folder, max_bytes=10**6)])
+    text = render_page([read_run(folder, max_bytes=10**6)])
     assert bad in [row.get("response") for row in data_of(text)["runs"][0]["samples"]["rows"]]
     head, _, body = text.partition('<script type="application/json"')
     assert "run&lt;b&gt;" in head and "<b>" not in head and "alert" not in head
@@ -88,7 +88,7 @@ def test_no_text_of_a_run_ends_the_data_and_no_number_breaks_it(tmp_path: Path) 
 
 def test_a_page_asks_no_network_and_allows_its_own_scripts_alone(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics=[metrics_row(1)])
-    head = page([read_run(folder, max_bytes=10**6)]).partition("<style>")[0]
+    head = render_page([read_run(folder, max_bytes=10**6)]).partition("<style>")[0]
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', head)
     assert policy is not None
     assert re.fullmatch(
@@ -115,7 +115,7 @@ def test_the_command_writes_the_page_and_prints_curves(
 
 
 def test_a_run_without_metrics_has_a_line_in_the_terminal(tmp_path: Path) -> None:
-    assert "no rows" in text(write_run(tmp_path / "run", samples=[sample_row(1, 1)]))
+    assert "no rows" in run_text(write_run(tmp_path / "run", samples=[sample_row(1, 1)]))
 
 
 def test_every_metric_of_the_list_has_a_section_of_the_page() -> None:
