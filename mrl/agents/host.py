@@ -28,7 +28,7 @@ from mrl.agents.messages import read_call, read_opening
 from mrl.agents.registry import find_environment
 from mrl.errors import ConfigError
 from mrl.processes.channel import Outbox, read_some, take_over
-from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame, parse_reply
+from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame
 from mrl.processes.lifeline import die_with_parent
 
 _MAX_REQUEST_BYTES = 2**31
@@ -134,14 +134,13 @@ class Host:
             if not one.read_errors():
                 self._selector.unregister(descriptor)
             return
-        data = one.read_replies()
-        if data is None:
-            self._lose(one, Fault.EXITED)
-            return
         try:
-            for payload in one.buffer.feed(data):
-                if self._is_here(one):
-                    self._answered(one, parse_reply(payload))
+            for reply in one.read_replies():
+                self._answered(one, reply)
+                if not self._is_here(one):
+                    return  # what it said after its last reply is not read
+        except EOFError:
+            self._lose(one, Fault.EXITED)
         except OversizedReply as error:
             self._lose(one, Fault.OVERSIZED, str(error))
         except BadReply as error:

@@ -31,8 +31,8 @@ from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError, RolloutError, WorkerLost
-from mrl.processes.channel import Line
-from mrl.processes.framing import BadReply, parse_reply
+from mrl.processes.channel import Line, read_some
+from mrl.processes.framing import BadReply
 from mrl.processes.worker_process import WorkerProcess
 from mrl.rewards.causes import CauseLog
 
@@ -220,7 +220,7 @@ class EnvironmentPool:
         for host in hosts:
             host.process.finish()
         for host in hosts:
-            while host.process.read_replies() is not None and time.monotonic() < until:
+            while read_some(host.process.replies) is not None and time.monotonic() < until:
                 _readable([host.process.replies], 0.1)
                 host.process.read_errors()
             host.process.end()
@@ -299,13 +299,11 @@ class EnvironmentPool:
         return [by_descriptor[descriptor] for descriptor in readable]
 
     def _read(self, host: _Host) -> None:
-        data = host.process.read_replies()
-        if data is None:
-            self._lose(host, "its process ended")
-            return
         try:
-            for payload in host.process.buffer.feed(data):
-                self._heard(host, parse_reply(payload))
+            for reply in host.process.read_replies():
+                self._heard(host, reply)
+        except EOFError:
+            self._lose(host, "its process ended")
         except BadReply as error:
             self._lose(host, str(error))
 

@@ -6,9 +6,10 @@ import abc
 import errno
 import os
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
-from mrl.processes.framing import MAX_REPLY_BYTES, FrameBuffer, frame
+from mrl.processes.framing import MAX_REPLY_BYTES, FrameBuffer, frame, parse_reply
 
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """How it is told of an end that nobody holds any more."""
@@ -70,7 +71,7 @@ class Line(abc.ABC):
         """Descriptors that do not block from now on; `limit`: bytes of a reply."""
         os.set_blocking(replies, False)
         self.requests, self.replies = requests, replies
-        self.buffer, self._out = FrameBuffer(limit), Outbox(requests)
+        self._buffer, self._out = FrameBuffer(limit), Outbox(requests)
 
     def send(self, message: Any) -> None:
         """Queue a message, pickled, and write what is taken now."""
@@ -88,9 +89,17 @@ class Line(abc.ABC):
     def has_unsent(self) -> bool:
         return self._out.has_unsent
 
-    def read_replies(self) -> bytes | None:
-        """Bytes that arrived; None at the end of the stream."""
-        return read_some(self.replies)
+    def read_replies(self) -> Iterator[dict[str, Any]]:
+        """Yield the replies that have arrived.
+
+        Raises:
+            BadReply: One of them cannot be read.
+            EOFError: No more will come.
+        """
+        data = read_some(self.replies)
+        if data is None:
+            raise EOFError
+        yield from map(parse_reply, self._buffer.feed(data))
 
     @property
     def errors(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -11,6 +12,7 @@ import time
 from typing import Any
 
 from mrl.agents.environment import SandboxLost, Step, ToolTimedOut, Unreachable
+from mrl.processes.framing import frame
 
 FILE = f"{__file__}:"
 
@@ -108,6 +110,13 @@ class Faulty:
                 raise SandboxLost("gone")
             case "tool":
                 raise ToolTimedOut("a loop without an end")
+            case "a reply of its own":
+                for name in os.listdir("/proc/self/fd"):
+                    with contextlib.suppress(OSError):
+                        is_pipe = os.readlink(f"/proc/self/fd/{name}").startswith("pipe:")
+                        if is_pipe and int(name) > 2:
+                            os.write(int(name), frame(b'{"fault": "raised", "reason": "mine"}') + b"\xff" * 4)
+                time.sleep(self.seconds)
             case "memory":
                 return Step(str(len(bytearray(2**33))))
         return None

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from mrl.errors import RewardError
-from mrl.processes.framing import BadReply, parse_reply
+from mrl.processes.framing import BadReply
 from mrl.processes.worker_process import End, WorkerProcess
 from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.work import Cause, Fault, Task, Worker
@@ -153,13 +153,13 @@ class Dispatcher:
             if not worker.process.read_errors():
                 self._selector.unregister(worker.process.errors)
             return
-        data = worker.process.read_replies()
-        if data is None:
-            self._lose(queue, worker)
-            return
         try:
-            for payload in worker.process.buffer.feed(data):
-                self._reply(queue, worker, parse_reply(payload))
+            for reply in worker.process.read_replies():
+                self._reply(queue, worker, reply)
+                if worker not in queue.workers:
+                    return  # what it said after its last reply is not read
+        except EOFError:
+            self._lose(queue, worker)
         except (BadReply, RewardError) as error:
             self._lose(queue, worker, Fault(Cause.DIED, str(error)))
 

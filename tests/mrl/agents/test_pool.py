@@ -108,6 +108,7 @@ def test_the_seed_is_that_of_the_process_too(pool: EnvironmentPool) -> None:
         ("sandbox", Fault.SANDBOX_LOST, EndedBy.SANDBOX_LOST),
         ("tool", Fault.TOOL_TIMEOUT, EndedBy.TOOL_TIMEOUT),
         ("memory", Fault.RAISED, EndedBy.ENV_CRASHED),
+        ("a reply of its own", Fault.RAISED, EndedBy.ENV_CRASHED),
     ],
 )
 def test_a_fault_has_a_name_and_ends_its_episode_alone(
