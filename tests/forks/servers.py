@@ -53,8 +53,8 @@ class ForkServers:
         self.folder = Path(tempfile.mkdtemp(prefix="mrl-forks-"))  # this user's alone, with all sockets
         with contextlib.chdir(ROOT), mock.patch.dict(os.environ):
             os.environ.pop("MRL_SESSION", None)  # of a test's cluster, with which all that has it ends
-            os.environ.update(worker_environment(quickstart()) | ENVIRONMENT)
-            self._digest = digest(quickstart())
+            self._digest = digest(quickstart(), os.environ)
+            os.environ.update(ENVIRONMENT | worker_environment(quickstart()))
             sockets = {kind: listening(str(self.folder / kind)) for kind in kinds}
             served = {kind: each.fileno() for kind, each in sockets.items()}
             with (self.folder / "log").open("wb") as log:
@@ -129,15 +129,15 @@ def python(folder: Path, kind: str) -> str | None:
 @contextlib.contextmanager
 def starting_workers(offer: str) -> Iterator[None]:
     """Let these servers, if their imports are a run's own, start the trainer ranks and engines of this process's runs."""
-    kept = json.loads(offer)
+    kept, before = json.loads(offer), dict(os.environ)
     usual = ActorGroup.runtime_env
 
     def runtime_env(group: ActorGroup[Any], values: Mapping[str, str]) -> dict[str, Any]:
         kind = {TrainGroup: "trainer", RolloutGroup: "engine"}.get(type(group))
         given = usual(group, values)
-        with mock.patch.dict(os.environ, ENVIRONMENT | dict(values)):
-            matches = kind is not None and digest(group._config) == kept["digest"]
-        if kind is None or not matches or not (command := python(Path(kept["folder"]), kind)):
+        if kind is None or digest(group._config, before) != kept["digest"]:
+            return given
+        if not (command := python(Path(kept["folder"]), kind)):
             return given
         if kind == "engine" and group._config.rollout.tp > 1:
             given["env_vars"][vllm_workers.VARIABLE] = "1"
@@ -154,10 +154,11 @@ def listening(path: str) -> socket.socket:
     return listener
 
 
-def digest(config: Config) -> str:
+def digest(config: Config, environment: Mapping[str, str]) -> str:
     """Return a digest of all that imports depend on: Python, the folder, the environment, the configuration's part in it, and the
     kernel's namespaces, which decide what a worker sees of files, processes and networks."""
-    own = {n: v for n, v in os.environ.items() if not n.startswith(GIVEN_ANEW)}
+    whole = {**environment, **ENVIRONMENT, **worker_environment(config)}
+    own = {n: v for n, v in whole.items() if not n.startswith(GIVEN_ANEW)}
     spaces = {path.name: os.readlink(path) for path in Path("/proc/self/ns").iterdir()}
     parts = [sys.executable, os.getcwd(), own, variables(config), spaces]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

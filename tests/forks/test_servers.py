@@ -121,13 +121,13 @@ def test_a_server_that_does_not_answer_is_not_waited_for_and_forks_nothing_later
 
 def test_runs_that_would_import_something_else_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     config = quickstart()
-    usual = digest(config)
+    usual = digest(config, os.environ)
     monkeypatch.setenv("MRL_SESSION", "of a run")
-    assert digest(config) == usual
+    assert digest(config, os.environ) == usual
     rollout = config.rollout.model_copy(update={"num_threads": 2})
-    assert digest(config.model_copy(update={"rollout": rollout})) != usual
+    assert digest(config.model_copy(update={"rollout": rollout}), os.environ) != usual
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    assert digest(config) != usual
+    assert digest(config, os.environ) != usual
 
 
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
