@@ -96,6 +96,9 @@ class _Digests:
         window = self._tables.windows[index]
         run_copies(window.local, sources, self._flat)
         run_copies(window.unpack, bucket, self._flat)
+        for index in (t for module in window.closes for t in self._tables.targets_of(module)):
+            if self._proof is not None:
+                self._proof.look(self._tables.targets[index].name, self._flat[index])
 
     def finish(self) -> None:
         self.digests = {

@@ -52,7 +52,7 @@ def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
 def overlapping_boxes(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     """Two boxes that share an element, or None.
 
-    >>> overlap([((0, 0), (2, 2)), ((0, 2), (2, 2))]) is None
+    >>> overlapping_boxes([((0, 0), (2, 2)), ((0, 2), (2, 2))]) is None
     True
     """
     if len(boxes) < 2:
