@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ CHOICES = {
 }
 """Sections (with the key that chooses and its value without one) whose constants belong to the choice: another
 loss or correction takes constants of its own, not the former's."""
+log = logging.getLogger(__name__)
 MOST_PLACES = 3
 """Settings of one name that an error lists; more would say nothing."""
 
@@ -82,13 +85,53 @@ def load_reward(tree: Mapping[str, Any]) -> RewardSection:
 def load(files: Iterable[str | Path | Mapping[str, Any]], overrides: Iterable[str] = ()) -> Config:
     """The resolved configuration of a run.
 
+    Settings that an earlier release wrote into a run's own config.yaml and that were removed since are left out, with a warning.
+
     Raises ConfigError with one line per problem: dotted path, where the value came from, what is wrong.
     """
     tree, origins = merge(files, overrides, choices=CHOICES)
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
+        left = _without_removed(tree, error.errors(), origins)
+        if left is None:
+            raise _refused(error.errors(), origins) from None
+    try:
+        return Config.model_validate(left)
+    except pydantic.ValidationError as error:
         raise _refused(error.errors(), origins) from None
+
+
+def _without_removed(
+    tree: dict[str, Any], problems: Sequence[Any], origins: Origins
+) -> dict[str, Any] | None:
+    """Return the tree without the removed settings that come from a run's own config.yaml; None if there are none."""
+    left, gone = copy.deepcopy(tree), []
+    for problem in problems:
+        *above, key = [str(part) for part in problem["loc"]] or [""]
+        section, parts = section_at(above)
+        path = ".".join([*parts, key])
+        if section and key not in section.model_fields and removed(section, key) and _of_a_run(path, origins):
+            del functools.reduce(_inside, parts, left)[key]
+            gone.append(f"{path} = {problem['input']!r}")
+    if gone:
+        log.warning("settings of the run's config.yaml that this release does not have: %s", "; ".join(gone))
+    return left if gone else None
+
+
+def _inside(tree: Any, part: str) -> Any:
+    """Return what a part of a path names in the tree; the tree itself if the part is pydantic's name of a union's member."""
+    if isinstance(tree, list):
+        return tree[int(part)] if part.isdigit() else tree
+    return tree.get(part, tree)
+
+
+def _of_a_run(path: str, origins: Origins) -> bool:
+    """Return True if a value, or the list that contains it, comes from the config.yaml of a run folder."""
+    parts = path.split(".")
+    above = (_origin(".".join(parts[:end]), origins) for end in range(len(parts), 0, -1))
+    file = Path(next(filter(None, above), "").strip(" ()").rpartition(":")[0])
+    return file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
 
 
 def dump(config: Config, *, without: Collection[str] = ()) -> str:

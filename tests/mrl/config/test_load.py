@@ -26,6 +26,7 @@ from mrl.config.other_names import (
     RENAMED_VALUES,
     SYNONYMS,
     UNSUPPORTED,
+    removed,
 )
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
@@ -562,6 +563,33 @@ OLD_NAMES = {
 """Override with a name of the last release -> what its error says."""
 
 
+def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(
+    minimal: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load([minimal])
+    tree = yaml.safe_load(dump(config))
+    tree["algorithm"]["kl"]["controller"] = {"kind": "fixed"}
+    tree["data"]["train"] = [{"path": "t.jsonl", "columns": {"tools": None}}]
+    tree["reward"] = {"parts": [{"kind": "maths", "maths": {"percent": "ignore"}}]}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match="the setting is removed"):
+        load([run / "config.yaml"])
+    (run / "metrics.jsonl").touch()
+    assert load([run / "config.yaml"]).algorithm == config.algorithm
+    for setting in (
+        "algorithm.kl.controller = {'kind': 'fixed'}",
+        "maths.percent = 'ignore'",
+        "columns.tools = None",
+    ):
+        assert setting in caplog.text
+    tree["loop"]["stepps"] = 3
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"loop\.stepps: unknown key"):
+        load([run / "config.yaml"])
+
+
 @pytest.mark.parametrize(("override", "expected"), OLD_NAMES.items(), ids=OLD_NAMES)
 def test_an_old_name_is_told_what_to_write_instead(minimal: Path, override: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)) as error:
@@ -573,10 +601,17 @@ def test_every_old_name_has_a_case() -> None:
     cases = " ".join(OLD_NAMES)
     settings = [old for names in RENAMED.values() for old in names]
     values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
-    values += [old if isinstance(old, str) else "=".join(old) for names in REMOVED.values() for old in names]
     assert [
         name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
     ] == []
+
+
+def test_a_removed_setting_is_gone_and_a_removed_value_is_refused() -> None:
+    for section, names in REMOVED.items():
+        settings = [old for old in names if isinstance(old, str)]
+        assert not set(settings) & set(section.model_fields), section
+        assert all(removed(section, old) == names[old] for old in settings)
+        assert all(key in section.model_fields for key, _ in names.keys() - set(settings)), section
 
 
 def places(
