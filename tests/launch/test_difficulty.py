@@ -48,8 +48,8 @@ def settings(tmp_path: Path) -> list[str]:
 def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"writes data\.difficulty\.file, which is not given"):
         measure_difficulty(load([GSM8K], settings))
-    strict = f"data.difficulty={{file: {tmp_path}/rates.jsonl, min: 0.05}}"
-    with pytest.raises(ConfigError, match=r"data\.difficulty\.min = 0\.05: 0 right of .*samples = 32 do not"):
+    strict = f"data.difficulty={{file: {tmp_path}/rates.jsonl, min: 0.02}}"
+    with pytest.raises(ConfigError, match=r"data\.difficulty\.min = 0\.02: 0 right of .*samples = 32 do not"):
         measure_difficulty(load([GSM8K], [*settings, strict]))
     few = f"data.difficulty={{file: {tmp_path}/rates.jsonl, samples: 6}}"
     with pytest.raises(ConfigError, match="multiple of 4"):
