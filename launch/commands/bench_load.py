@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LogNormalLengths:
         return min(max(round(length), 1), self.most)
 
 
-def hashed(request: Request) -> float:
+def hashed(request: RewardRequest) -> float:
     """A reward in [0, 1) by the sample's name alone, so that the rewards of a group differ whatever the policy says."""
     digest = hashlib.blake2b(request.sample_id.encode(), digest_size=6).digest()
     return int.from_bytes(digest) / 2**48

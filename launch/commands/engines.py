@@ -12,7 +12,7 @@ from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
 from mrl.models.rope import max_positions
-from mrl.rewards.judges.reward_model import Conversation, check_heads
+from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
@@ -44,7 +44,7 @@ def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
         raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
     if parts[0].kind == "reward_model":
-        conversation = Conversation(engine.model)
+        conversation = ConversationEncoder(engine.model)
         for part in parts:
             check_heads(conversation, part.reward_model)  # type: ignore[attr-defined] each kind's rules are in the part
         return

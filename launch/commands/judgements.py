@@ -18,7 +18,7 @@ from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Pair, PreferenceOptions, pairs_of, told_ways
 from mrl.prepare.arithmetic import write_rows
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.llm import Questions
 from mrl.rewards.judges.question import thought_of
 from mrl.rewards.judges.rules import LlmRules
@@ -96,7 +96,7 @@ def _demonstrations(
     """Two of a pair, `choices` from the worst to the best; none of what the judge would refuse unasked, or is not asked about."""
     truth, prompt = truths.get(pair.prompt.row), pair.prompt
     for response, choice in ((pair.better, choices[-1]), (pair.worse, choices[0])):
-        request = Request("", 0, response, truth, prompt=prompt.text, messages=prompt.messages)
+        request = RewardRequest("", 0, response, truth, prompt=prompt.text, messages=prompt.messages)
         nonce = f"{draw.getrandbits(64):016x}"
         if truth is not None and (told := questions.demonstration(request, choice, nonce, thinks)):
             asked, verdict = told

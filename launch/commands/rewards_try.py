@@ -14,7 +14,7 @@ from mrl.data.pick import first_rows
 from mrl.errors import DataError
 from mrl.launch.commands.rewards import tokenizer_if_there
 from mrl.rewards.kinds.ground_truth import right_response
-from mrl.rewards.trials.probes import Finding, Probe, findings, judged, probes_of
+from mrl.rewards.trials.probes import Probe, TrialFinding, findings, judged, probes_of
 from mrl.samples import Prompt
 
 
@@ -74,7 +74,7 @@ def _given(prompts: Sequence[Prompt], right: str) -> list[str | None]:
 
 
 def _report(
-    domain: str, num_rows: int, probes: Sequence[Probe], found: Sequence[Finding], seconds: float
+    domain: str, num_rows: int, probes: Sequence[Probe], found: Sequence[TrialFinding], seconds: float
 ) -> Iterator[str]:
     yield f"domain {domain}: {num_rows} rows, {len(probes)} responses in {seconds:.1f} s"
     yield f"  {'response':<32} {'mean':>7} {'least':>7} {'most':>7}  without reward"

@@ -10,7 +10,7 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.loops.collect import Collector, has_reward, sampling_of
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
@@ -72,7 +72,7 @@ def is_binary(reward: RewardSection, domain: str) -> bool:
     """Return True if the kind of the domain's first verifier gives no scores but 0 and 1."""
     first, *others = reward.for_domain(domain).verifiers()
     weighs = not others and first.weight != 1
-    return kind_of(first).is_binary and first.min_reward in (0.0, 1.0) and not weighs
+    return reward_kind(first).is_binary and first.min_reward in (0.0, 1.0) and not weighs
 
 
 def greedy(sampling: Sampling) -> Sampling:

@@ -4,7 +4,7 @@ retries are elsewhere.
 A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
 `async score_group(requests) -> list[Verdict]` instead. One that spends its time waiting for others says so
 (`waits = True`) and is called many times at once. A wrong answer is scored; a verifier that could not look
-raises, and the pool makes "no reward" of it after its retries, or at once where it raises Refused.
+raises, and the pool makes "no reward" of it after its retries, or at once where it raises NoVerdict.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from mrl.samples import Prompt, Sample, Status, Transcript, Verdict, VerdictKind
 from mrl.section import Section
 
 
-class Refused(RewardError):
+class NoVerdict(RewardError):
     """The verifier has no verdict on these samples, and would have none at another attempt."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class RewardRequest:
     """One response to look at."""
 
     sample_id: str
@@ -68,7 +68,7 @@ class Verifier(Protocol):
     name: str
     version: str
 
-    async def score(self, request: Request) -> Verdict | None:
+    async def score(self, request: RewardRequest) -> Verdict | None:
         """A verdict; None means that this verifier does not apply to the sample."""
         ...
 
@@ -80,7 +80,7 @@ class GroupVerifier(Protocol):
     name: str
     version: str
 
-    async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
+    async def score_group(self, requests: Sequence[RewardRequest]) -> Sequence[Verdict | None]:
         """One verdict per request, in the same order."""
         ...
 
@@ -163,7 +163,7 @@ class RewardKind:
         place."""
         return raw
 
-    def reading(self, request: Request) -> Mapping[str, str]:
+    def reading(self, request: RewardRequest) -> Mapping[str, str]:
         """What of a response is looked at, and what that is compared with, by what it is: for people, found by
         text alone."""
         return {"visible": request.visible}
@@ -185,10 +185,12 @@ class RewardKind:
         """Logs on the driver, before a run, what this machine offers the kind."""
 
 
-def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_seconds: float) -> Request:
+def request_for(
+    sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_seconds: float
+) -> RewardRequest:
     """What a verifier sees of a sample."""
     versions = sample.policy_versions
-    return Request(
+    return RewardRequest(
         sample_id=sample.sample_id,
         group_id=sample.prompt_index,
         response=sample.response_text,
@@ -209,20 +211,20 @@ def request_for(sample: Sample, prompt: Prompt, *, ground_truth: Any, deadline_s
 
 def scored(value: float, reason: str = "", **parts: float) -> Verdict:
     """The verifier looked and gave a value."""
-    return Verdict(VerdictKind.SCORED, float(value), printable(reason), parts)
+    return Verdict(VerdictKind.SCORED, float(value), printable_reason(reason), parts)
 
 
 def rejected(reason: str, *, min_reward: float = 0.0) -> Verdict:
     """The sample is outside what the verifier accepts."""
-    return Verdict(VerdictKind.REJECTED, min_reward, printable(reason))
+    return Verdict(VerdictKind.REJECTED, min_reward, printable_reason(reason))
 
 
 def no_reward(reason: str) -> Verdict:
     """The verifier failed; no value."""
-    return Verdict(VerdictKind.NO_REWARD, None, printable(reason))
+    return Verdict(VerdictKind.NO_REWARD, None, printable_reason(reason))
 
 
-def printable(reason: str) -> str:
+def printable_reason(reason: str) -> str:
     """A reason as logs may show it: control characters, which a policy may have written, are escaped."""
     if reason.isprintable():
         return reason

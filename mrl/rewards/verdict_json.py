@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import RewardError
-from mrl.rewards.contract import checked_value, printable
+from mrl.rewards.contract import checked_value, printable_reason
 from mrl.samples import Verdict, VerdictKind
 
 _MAX_REASON = 500
@@ -50,7 +50,7 @@ def decode_verdict(data: Any, *, verifier: str, version: str, num_tokens: int | 
     return Verdict(
         kind=kind,
         value=None if value is None else checked_value(value, verifier=verifier),
-        reason=printable(str(data.get("reason", ""))[:_MAX_REASON])[:_MAX_REASON],
+        reason=printable_reason(str(data.get("reason", ""))[:_MAX_REASON])[:_MAX_REASON],
         parts={str(name): checked_value(part, verifier=verifier) for name, part in parts.items()},
         verifier=str(data.get("verifier") or verifier),
         version=str(data.get("version") or version),

@@ -14,11 +14,11 @@ from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.mcp import McpServer
 from mrl.agents.tools.python import Python
 from mrl.agents.tools.tool import Tool
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import RewardRequest, scored
 from mrl.samples import Verdict
 
 
-def letters(request: Request) -> Verdict:
+def letters(request: RewardRequest) -> Verdict:
     """The share of small letters in a response, as Counting pays them."""
     return scored(sum(letter.islower() for letter in request.response) / max(1, len(request.response)))
 

@@ -13,7 +13,7 @@ import pytest
 from mrl.cli import main
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
 from mrl.launch.commands.bench_stream import COLUMNS, schedule_overrides, stream_table
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from tests.launch.command import run
 from tests.launch.tiny_runs import ROOT, words
 
@@ -39,10 +39,10 @@ def test_lengths_are_at_least_one_and_at_most_what_is_allowed() -> None:
 
 
 def test_rewards_of_a_group_differ_whatever_was_said() -> None:
-    rewards = [hashed(Request(f"{prompt}.{sample}", prompt, "", None)) for prompt, sample in SAMPLES]
+    rewards = [hashed(RewardRequest(f"{prompt}.{sample}", prompt, "", None)) for prompt, sample in SAMPLES]
     assert len(set(rewards)) == len(rewards) and min(rewards) >= 0 and max(rewards) < 1
     assert np.mean(rewards) == pytest.approx(0.5, abs=0.02)
-    assert hashed(Request("0.0", 0, "other words", None)) == rewards[0]
+    assert hashed(RewardRequest("0.0", 0, "other words", None)) == rewards[0]
 
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:

@@ -16,11 +16,11 @@ from mrl.data.tune_rows import TuneRow, TuneRows, scored
 from mrl.errors import WorkerLost
 from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.ledger import SECRET
 from mrl.rewards.judges.llm import shown
-from mrl.rewards.judges.reward_model import Conversation
+from mrl.rewards.judges.reward_model import ConversationEncoder
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import ServerSection
@@ -108,8 +108,8 @@ def checked_for(engines: Engines, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def request(number: int) -> Request:
-    return Request("x", number, RESPONSES[number], "12", messages=prompt(number).messages)
+def request(number: int) -> RewardRequest:
+    return RewardRequest("x", number, RESPONSES[number], "12", messages=prompt(number).messages)
 
 
 @pytest.mark.integration
@@ -128,7 +128,7 @@ def test_a_served_reward_model_scores_as_transformers(labels: tuple[str, ...], t
     rules = {"disagreement_weight": 0.5} if len(labels) > 1 else {}
     with served(section(folder, "reward_model", reward_model=rules), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
-    conversation = Conversation(str(folder))
+    conversation = ConversationEncoder(str(folder))
     for number, verdict in enumerate(found):
         ids, _ = conversation.ids(request(number))
         with torch.no_grad():

@@ -11,7 +11,7 @@ import pytest
 
 from mrl.cli import main
 from mrl.config.load import load_config
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.llm import shown
 from tests.mrl.data.conftest import make_tokenizer
@@ -61,7 +61,7 @@ def test_a_judge_is_tuned_on_what_it_is_asked(verdict: str, reference: bool, tmp
             truth if reference else ""
         )
         (nonce,) = set(re.findall(r"\[/([0-9a-f]{16})\]", user["content"]))
-        request = Request("", 0, known["response"], truth, prompt=known["prompt"])
+        request = RewardRequest("", 0, known["response"], truth, prompt=known["prompt"])
         assert user["content"] == shown(rules, request).replace(GUESS, nonce)
         assert (f"\n{truth}\n" in user["content"]) == reference
         said = "good" if known["right"] else "bad"

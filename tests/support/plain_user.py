@@ -14,7 +14,7 @@ from typing import Any
 
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code import sandbox
-from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.outcome import CandidateEnded
 from mrl.rewards.code.rules import CodeRules
 
@@ -40,7 +40,7 @@ def run_as_plain_user(programs: Sequence[str], limits: Mapping[str, Any]) -> lis
 def printed(boundary: sandbox.Boundary, program: str, rules: CodeRules) -> str:
     """What a program printed, or how it ended."""
     try:
-        with Session(boundary, rules, Allowance.of(rules.seconds)) as session:
+        with CandidateProcess(boundary, rules, Allowance.of(rules.seconds)) as session:
             return session.run_as_main(program, "").decode()
     except CandidateEnded as ended:
         return f"ended: {ended}"

@@ -50,12 +50,12 @@ class _Here:
         return json.loads(json.dumps(self._answer(json.loads(json.dumps(question)))))
 
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        arguments = [runner.decode(value) for value in question["args"]]
+        arguments = [runner.decode_tagged(value) for value in question["args"]]
         try:
-            return {"value": runner.encode(self._function(*arguments))}
+            return {"value": runner.encode_tagged(self._function(*arguments))}
         except BaseException as error:
             try:
-                return runner.told(error)
+                return runner.error_message(error)
             except ZeroDivisionError:  # a hostile exception ends the runner
                 self.conclude(Outcome.RUNTIME_ERROR)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, scored
 from mrl.rewards.kinds.registry import KINDS
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
@@ -48,7 +48,7 @@ class VowelVerifier:
     def __init__(self, rules: VowelRules, *, short: bool) -> None:
         self._rules, self._short = rules, short
 
-    async def score(self, request: Request) -> Verdict | None:
+    async def score(self, request: RewardRequest) -> Verdict | None:
         if self._short and len(request.response) > 8:
             return None
         right = sum(letter in "aeiou" for letter in request.response) == request.ground_truth

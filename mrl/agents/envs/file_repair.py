@@ -17,7 +17,7 @@ from mrl.errors import RewardError
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 
 _MAX_CHARS = 100_000
 
@@ -97,7 +97,7 @@ class RunTests:
     def verdict(self, task: CodeTask) -> tuple[float, str]:
         """The value of the file for a task, and why. SandboxLost where it could not be looked at."""
         try:
-            verdict = verify(self._files.texts[self.path], task, self._rules)
+            verdict = verify_program(self._files.texts[self.path], task, self._rules)
         except RewardError as error:
             raise SandboxLost(str(error)) from error
         return float(verdict.value or 0.0), verdict.reason

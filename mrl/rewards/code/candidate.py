@@ -31,7 +31,7 @@ _RECURSION_PER_MIB = 1024
 _SIGSYS_STATUS = 128 + 31
 
 
-class Session:
+class CandidateProcess:
     """A sandboxed process with a program in it. Use as a context manager."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules, allowance: Allowance) -> None:
@@ -56,7 +56,7 @@ class Session:
         self._calls = 0
         self._begin()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> CandidateProcess:
         try:
             self._await_ready()
         except BaseException:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from mrl.processes.own_time import Allowance
-from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary
@@ -27,7 +27,7 @@ class CellResult:
     """The end of its traceback; empty where nothing was raised."""
 
 
-class Cells(Session):
+class Cells(CandidateProcess):
     """A sandboxed interpreter. Use as a context manager; no cell runs after CandidateEnded, and nothing that one
     has started runs between two."""
 

@@ -49,7 +49,7 @@ class Cgroup:
         _remove(self.folders, deadline_seconds)
 
 
-def make(*, memory_bytes: int, processes: int) -> Cgroup | None:
+def make_cgroup(*, memory_bytes: int, processes: int) -> Cgroup | None:
     """Limits of a run, or None where this process may not make a cgroup."""
     name = f"mrl-{os.getpid()}-{next(_NUMBERS)}"
     made: list[Path] = []
@@ -97,7 +97,7 @@ def _remove(folders: list[Path], deadline_seconds: float) -> None:
                 time.sleep(0.002)  # the kernel empties the group a moment after its last process is gone
 
 
-def sweep() -> None:
+def remove_empty_cgroups() -> None:
     """Remove the empty groups of processes of ours that were killed before they could."""
     for parent, _ in _settings(0, 0):
         for folder in parent.glob("mrl-*-*"):

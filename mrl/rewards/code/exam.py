@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.tasks import Case, CodeTask
-from mrl.rewards.code.values import ForeignValue, decode, encode, same
+from mrl.rewards.code.values import ForeignValue, decode_value, encode_value, same
 
 _MAX_QUESTION_BYTES = 64 * 2**20
 _TOLERANCE = 1e-6
@@ -198,15 +198,15 @@ class _Proxy:
 
 def _question(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call as data. Raises TypeError for an argument of a type that cannot cross."""
-    named = {name: encode(value) for name, value in kwargs.items()}
-    return {"args": [encode(value) for value in args], "kwargs": named}
+    named = {name: encode_value(value) for name, value in kwargs.items()}
+    return {"args": [encode_value(value) for value in args], "kwargs": named}
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
     """A call's value. Raises Raised and ForeignValue."""
     if "raised" in answer:
         raise Raised(answer)
-    return decode(answer.get("value"))
+    return decode_value(answer.get("value"))
 
 
 def _crossing(raised: Raised, known: _Exceptions, expected: tuple[type[Exception], ...]) -> Exception | None:

@@ -27,7 +27,7 @@ from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.verifier import verify_with
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import RewardRequest, scored
 from mrl.samples import Verdict
 
 MAX_REPLY_BYTES = 16 * 2**20
@@ -120,7 +120,7 @@ class CodeServiceVerifier:
         self._url, self._rules = url, rules
         examiner()  # started here, before there are threads to ask for it at once
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         program = program_in(request.visible, request.ground_truth)
         if program is None:
             return scored(0.0, "no program in the response")
@@ -180,11 +180,11 @@ def _call_source(program: str, entry_point: str, call: dict[str, Any]) -> str:
             f"_call = json.loads({json.dumps(json.dumps(call))})",
             "try:",
             f"    _function = function_of(json.loads({json.dumps(json.dumps(program))}), {json.dumps(entry_point)})",
-            "    _arguments = [decode(value) for value in _call['args']]",
-            "    _named = {name: decode(value) for name, value in _call['kwargs'].items()}",
-            "    _answer = {'value': encode(_function(*_arguments, **_named))}",
+            "    _arguments = [decode_tagged(value) for value in _call['args']]",
+            "    _named = {name: decode_tagged(value) for name, value in _call['kwargs'].items()}",
+            "    _answer = {'value': encode_tagged(_function(*_arguments, **_named))}",
             "except BaseException as error:",
-            "    _answer = told(error)",
+            "    _answer = error_message(error)",
             f"with open({json.dumps(_ANSWER_FILE)}, 'w') as file:",
             "    json.dump(_answer, file)",
         ]

@@ -23,11 +23,11 @@ TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 TOO_DEEP = "nested too deep"
 
 
-def named(name):
+def _foreign_value(name):
     return {"x": name[:60]}
 
 
-def encode(value, foreign=named, depth=0):
+def encode_tagged(value, foreign=_foreign_value, depth=0):
     """Built-in values as tagged JSON, those of a subclass by what they are as the built-in; anything else only by
     the name of its type."""
     kind = type(value)
@@ -49,13 +49,15 @@ def encode(value, foreign=named, depth=0):
     if kind is bytes:
         return {"b": bytes.hex(value)}
     if kind is dict:
-        return {"d": [[encode(part, foreign, depth + 1) for part in item] for item in dict.items(value)]}
+        return {
+            "d": [[encode_tagged(part, foreign, depth + 1) for part in item] for item in dict.items(value)]
+        }
     if kind in TAGS:
-        return {TAGS[kind]: [encode(item, foreign, depth + 1) for item in value]}
+        return {TAGS[kind]: [encode_tagged(item, foreign, depth + 1) for item in value]}
     return foreign(type(value).__name__)
 
 
-def decode(data):
+def decode_tagged(data):
     """The reverse, for inputs."""
     if not isinstance(data, dict):
         return data
@@ -69,11 +71,11 @@ def decode(data):
     if tag == "b":
         return bytes.fromhex(body)
     if tag == "d":
-        return {decode(key): decode(item) for key, item in body}
-    return {"l": list, "t": tuple, "s": set, "z": frozenset}[tag](decode(item) for item in body)
+        return {decode_tagged(key): decode_tagged(item) for key, item in body}
+    return {"l": list, "t": tuple, "s": set, "z": frozenset}[tag](decode_tagged(item) for item in body)
 
 
-def read_frame(descriptor):
+def _read_frame(descriptor):
     header = read_exactly(descriptor, 4)
     return json.loads(read_exactly(descriptor, struct.unpack("<I", header)[0]))
 
@@ -129,7 +131,7 @@ def deepen(recursion):
         fields[found[0] + 1] = stack // 1024
 
 
-def told(error):
+def error_message(error):
     """An exception as names and text; what it says of itself is not asked."""
     kinds = [kind.__name__[:60] for kind in type(error).__mro__]
     text = next((argument[:1000] for argument in error.args[:1] if type(argument) is str), "")
@@ -138,7 +140,7 @@ def told(error):
 
 def main(requests, replies):
     write_frame(replies, {"ready": True})
-    setup = read_frame(requests)
+    setup = _read_frame(requests)
     limit(setup["limits"], setup["recursion"])
     add_builtins_of_site()
     sys.argv = ["candidate.py"]
@@ -149,7 +151,7 @@ def main(requests, replies):
         os.close(replies)
         run_as_main(setup["program"])
     else:
-        serve(setup, requests, replies)
+        _serve(setup, requests, replies)
 
 
 def add_builtins_of_site():
@@ -212,21 +214,21 @@ def given(program):
     return names
 
 
-def serve(setup, requests, replies):
+def _serve(setup, requests, replies):
     try:
         function = function_of(setup["program"], setup["entry_point"])
     except BaseException as error:
-        write_frame(replies, told(error))
+        write_frame(replies, error_message(error))
         os._exit(1)
     write_frame(replies, {"loaded": True})
     while True:
-        call = read_frame(requests)
+        call = _read_frame(requests)
         try:
-            arguments = [decode(value) for value in call["args"]]
-            named = {name: decode(value) for name, value in call["kwargs"].items()}
-            answer = {"id": call["id"], "value": encode(function(*arguments, **named))}
+            arguments = [decode_tagged(value) for value in call["args"]]
+            named = {name: decode_tagged(value) for name, value in call["kwargs"].items()}
+            answer = {"id": call["id"], "value": encode_tagged(function(*arguments, **named))}
         except BaseException as error:
-            answer = {"id": call["id"]} | told(error)
+            answer = {"id": call["id"]} | error_message(error)
         write_frame(replies, answer)
 
 
@@ -259,7 +261,7 @@ def serve_cells(limit, requests, replies):
     names = {"__name__": "__main__", "__builtins__": __builtins__}
     write_frame(replies, {"loaded": True})
     while True:
-        call = read_frame(requests)
+        call = _read_frame(requests)
         sys.stdout = sys.stderr = output = Output(limit)
         error = run_cell(call["cell"], names, output)
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__

@@ -110,8 +110,8 @@ def find_boundary() -> Boundary:
             "code verifier: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
             "(Debian: apt-get install bubblewrap) or use reward.kind=code_service"
         )
-    cgroup.sweep()
-    probe = cgroup.make(memory_bytes=256 * _MIB, processes=16)
+    cgroup.remove_empty_cgroups()
+    probe = cgroup.make_cgroup(memory_bytes=256 * _MIB, processes=16)
     if probe is not None:
         probe.close()
     said: list[str] = []
@@ -165,7 +165,7 @@ class BoundaryRun:
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
         self._cgroup = (
-            cgroup.make(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=PROCESSES + 3)
+            cgroup.make_cgroup(memory_bytes=rules.memory_mib * _MIB + 32 * _MIB, processes=PROCESSES + 3)
             if boundary.has_cgroup
             else None
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
-from mrl.rewards.code.values import decode, encode
+from mrl.rewards.code.values import decode_value, encode_value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, pla
     try:
         if entry_point:
             for value in (*case.args, *dict(case.kwargs).values()):
-                encode(value)
-            answer = encode(case.expected)
-            decode(answer)
+                encode_value(value)
+            answer = encode_value(case.expected)
+            decode_value(answer)
             size = len(json.dumps(answer))
         else:
             case.stdin.encode()

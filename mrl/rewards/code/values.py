@@ -27,10 +27,10 @@ class ForeignValue(ValueError):
     """A value that is not built of built-in types, or exceeds the limits."""
 
 
-def encode(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """Inputs for the candidate. Raises TypeError for a type that does not cross, ValueError for a value that is
     nested too deep."""
-    return runner.encode(value, foreign=_refuse)
+    return runner.encode_tagged(value, foreign=_refuse)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -39,7 +39,7 @@ def _refuse(name: str) -> NoReturn:
     raise TypeError(f"an argument of type {name} cannot be handed to a candidate")
 
 
-def decode(data: Any) -> Any:
+def decode_value(data: Any) -> Any:
     """A candidate's value. Raises ForeignValue for anything that breaks the format or its limits."""
     return _decode(data, 0, [MAX_NODES])
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from mrl.processes.own_time import Allowance
-from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.exam import Exam, completed
 from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
@@ -25,7 +25,7 @@ from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask
-from mrl.rewards.contract import Request, rejected, scored
+from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
@@ -38,13 +38,19 @@ CASES_PER_PROCESS = 16
 """Cases of a function-call task that share one process."""
 
 
-def verify(program: str, task: CodeTask, rules: CodeRules = CodeRules(), *, seconds: float = 60.0) -> Verdict:  # noqa: B008
+def verify_program(
+    program: str,
+    task: CodeTask,
+    rules: CodeRules = CodeRules(),  # noqa: B008
+    *,
+    seconds: float = 60.0,
+) -> Verdict:
     """Verify one program against a task; `seconds` bounds the own time of all its processes together.
 
     Raises Starved where the machine gave it too little processor time to tell, and RewardError where the sandbox cannot be set up: nothing is ever run without it.
     """
     return verify_with(
-        lambda left: Session(find_boundary(), rules, left), program, task, rules, seconds=seconds
+        lambda left: CandidateProcess(find_boundary(), rules, left), program, task, rules, seconds=seconds
     )
 
 
@@ -155,8 +161,8 @@ class CodeVerifier:
         find_boundary()  # refuse at start-up, not at the first sample
         examiner()
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         program = program_in(request.visible, request.ground_truth)
         if program is None:
             return scored(0.0, "no program in the response")
-        return verify(program, request.ground_truth, self._rules, seconds=request.deadline_seconds)
+        return verify_program(program, request.ground_truth, self._rules, seconds=request.deadline_seconds)

@@ -1,7 +1,7 @@
 """The single checks instruction verifiers are composed of. Each is a pure function of the response, as its
 reader sees it, and its arguments (plain text, as `verifier.parse_checks` makes them).
 
-All are linear in the response's length. Register one with `@check`; its keyword-only arguments are its
+All are linear in the response's length. Register one with `@register_check`; its keyword-only arguments are its
 schema.
 """
 
@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_type_hints
 
-from mrl.rewards.instructions.plain import Reading, prose
+from mrl.rewards.instructions.plain import VisibleResponse, prose
 
 CHECKS: Mapping[str, Callable[..., bool]] = {}
 """Filled below, at import, and never after."""
@@ -47,7 +47,7 @@ _COMMAS = re.compile(
 """The commas of all scripts, and the quotation mark that looks like one."""
 
 
-def check(function: Callable[..., bool]) -> Callable[..., bool]:
+def register_check(function: Callable[..., bool]) -> Callable[..., bool]:
     """Register a check under its function's name."""
     CHECKS[function.__name__] = function  # type: ignore[index]
     return function
@@ -103,142 +103,142 @@ def _paragraphs(text: str) -> list[str]:
     ]
 
 
-@check
-def num_words(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_words(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of words."""
     return _holds(len(_words(response.prose)), relation, count)
 
 
-@check
-def num_sentences(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_sentences(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of sentences: what says something between ends of sentence that space or the end follows."""
     return _holds(sum(map(_says_something, _SENTENCE_END.split(response.prose))), relation, count)
 
 
-@check
-def num_paragraphs(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_paragraphs(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of paragraphs, separated by blank lines."""
     return _holds(len(_paragraphs(response.text)), relation, count)
 
 
-@check
-def num_divided_parts(response: Reading, *, divider: str, relation: Relation, count: int) -> bool:
+@register_check
+def num_divided_parts(response: VisibleResponse, *, divider: str, relation: Relation, count: int) -> bool:
     """Number of parts between dividers (*** for instance); a divider may open or close the text, two never
     meet."""
     parts = [part.strip() for part in response.text.split(divider)]
     return all(parts[1:-1]) and _holds(sum(map(bool, parts)), relation, count)
 
 
-@check
-def num_lines(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_lines(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of lines that hold something."""
     return _holds(sum(bool(line.strip()) for line in response.text.splitlines()), relation, count)
 
 
-@check
-def num_characters(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_characters(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of characters that are seen: a letter with its marks is one, and so is a run of spaces."""
     seen = sum(not unicodedata.combining(char) for char in " ".join(response.text.split()))
     return _holds(seen, relation, count)
 
 
-@check
-def num_bullets(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_bullets(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of bullet points."""
     return _holds(len(_BULLET.findall(response.text)), relation, count)
 
 
-@check
-def num_numbered_items(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_numbered_items(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of items of numbered lists."""
     return _holds(len(_NUMBERED.findall(response.text)), relation, count)
 
 
-@check
-def num_sections(response: Reading, *, relation: Relation, count: int, splitter: str = "") -> bool:
+@register_check
+def num_sections(response: VisibleResponse, *, relation: Relation, count: int, splitter: str = "") -> bool:
     """Number of markdown headings; with a splitter ("Section"), of places where it stands before a number."""
     mark = re.compile(rf"{re.escape(splitter)}\s?[0-9]", re.IGNORECASE) if splitter else _SECTION
     return _holds(len(mark.findall(response.text)), relation, count)
 
 
-@check
-def num_highlights(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_highlights(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of passages that say something in *stars*."""
     passages = map("".join, _HIGHLIGHT.findall(response.text))
     return _holds(sum(map(_says_something, passages)), relation, count)
 
 
-@check
-def num_placeholders(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_placeholders(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of placeholders that say something in [square brackets]."""
     return _holds(sum(map(_says_something, _PLACEHOLDER.findall(response.text))), relation, count)
 
 
-@check
-def num_capital_words(response: Reading, *, relation: Relation, count: int) -> bool:
+@register_check
+def num_capital_words(response: VisibleResponse, *, relation: Relation, count: int) -> bool:
     """Number of words of two letters or more in capitals."""
     capitals = sum(word.isupper() and len(word) > 1 for word in _WORD.findall(response.prose))
     return _holds(capitals, relation, count)
 
 
-@check
-def letter_frequency(response: Reading, *, letter: str, relation: Relation, count: int) -> bool:
+@register_check
+def letter_frequency(response: VisibleResponse, *, letter: str, relation: Relation, count: int) -> bool:
     """How often a letter occurs, in either case."""
     return _holds(response.text.lower().count(letter.lower()), relation, count)
 
 
-@check
-def word_frequency(response: Reading, *, word: str, relation: Relation, count: int) -> bool:
+@register_check
+def word_frequency(response: VisibleResponse, *, word: str, relation: Relation, count: int) -> bool:
     """How often a word or phrase occurs, as whole words in either case."""
     return _holds(len(_phrase(word).findall(response.prose)), relation, count)
 
 
-@check
-def contains_words(response: Reading, *, words: list[str]) -> bool:
+@register_check
+def contains_words(response: VisibleResponse, *, words: list[str]) -> bool:
     """All the words occur, as whole words or phrases."""
     return all(_phrase(word).search(response.prose) for word in words)
 
 
-@check
-def avoids_words(response: Reading, *, words: list[str]) -> bool:
+@register_check
+def avoids_words(response: VisibleResponse, *, words: list[str]) -> bool:
     """None of the words occurs, and the response says something."""
     return bool(response.text) and not any(_phrase(word).search(response.prose) for word in words)
 
 
-@check
-def starts_with(response: Reading, *, phrase: str) -> bool:
+@register_check
+def starts_with(response: VisibleResponse, *, phrase: str) -> bool:
     """The response starts with the phrase, in either case."""
     return _folded(response.prose).startswith(_folded(prose(phrase)))
 
 
-@check
-def ends_with(response: Reading, *, phrase: str) -> bool:
+@register_check
+def ends_with(response: VisibleResponse, *, phrase: str) -> bool:
     """The response ends with the phrase, in either case; a quotation mark that closes the response may
     follow."""
     body, phrase = _folded(response.prose), _folded(prose(phrase))
     return body.endswith(phrase) or body.removesuffix('"').rstrip().endswith(phrase)
 
 
-@check
-def all_lower_case(response: Reading) -> bool:
+@register_check
+def all_lower_case(response: VisibleResponse) -> bool:
     """Small letters, and no capitals."""
     return response.text.islower()
 
 
-@check
-def all_upper_case(response: Reading) -> bool:
+@register_check
+def all_upper_case(response: VisibleResponse) -> bool:
     """Capitals, and no small letters."""
     return response.text.isupper()
 
 
-@check
-def no_commas(response: Reading) -> bool:
+@register_check
+def no_commas(response: VisibleResponse) -> bool:
     """Something is said, without a comma."""
     return bool(response.text) and not _COMMAS.search(response.text)
 
 
-@check
-def json_only(response: Reading) -> bool:
+@register_check
+def json_only(response: VisibleResponse) -> bool:
     """The response is one JSON object or list as RFC 8259 has it (no NaN, no Infinity), in a code block or
     bare."""
     body = response.written.strip()
@@ -257,28 +257,28 @@ def _no_json(constant: str) -> None:
     raise ValueError(f"JSON has no {constant}")
 
 
-@check
-def quoted(response: Reading) -> bool:
+@register_check
+def quoted(response: VisibleResponse) -> bool:
     """The whole response stands in double quotes."""
     body = response.text
     return _says_something(body) and body[0] == '"' and body[-1] == '"'
 
 
-@check
-def has_title(response: Reading) -> bool:
+@register_check
+def has_title(response: VisibleResponse) -> bool:
     """A title in <<double angle brackets>>."""
     return any(map(_says_something, _TITLE.findall(response.text)))
 
 
-@check
-def has_postscript(response: Reading, *, marker: str) -> bool:
+@register_check
+def has_postscript(response: VisibleResponse, *, marker: str) -> bool:
     """A line that starts with the marker (P.S.), in either case, and goes on to say something."""
     line = re.compile(rf"^[ \t]{{0,8}}{re.escape(marker)}(.*)", re.MULTILINE | re.IGNORECASE)
     return any(map(_says_something, line.findall(response.prose)))
 
 
-@check
-def paragraph_starts_with(response: Reading, *, number: int, word: str, total: int = 0) -> bool:
+@register_check
+def paragraph_starts_with(response: VisibleResponse, *, number: int, word: str, total: int = 0) -> bool:
     """Paragraph `number` (from 1) starts with the word; with `total`, there are so many paragraphs."""
     paragraphs = _paragraphs(response.text)
     if total and len(paragraphs) != total:
@@ -287,27 +287,27 @@ def paragraph_starts_with(response: Reading, *, number: int, word: str, total: i
     return 1 <= number <= len(paragraphs) and _words(prose(paragraphs[number - 1]))[: len(asked)] == asked
 
 
-@check
-def one_of(response: Reading, *, options: list[str]) -> bool:
+@register_check
+def one_of(response: VisibleResponse, *, options: list[str]) -> bool:
     """The response is exactly one of the options."""
     return response.prose in options
 
 
-@check
-def contains_one_of(response: Reading, *, options: list[str]) -> bool:
+@register_check
+def contains_one_of(response: VisibleResponse, *, options: list[str]) -> bool:
     """One of the options occurs, letter by letter."""
     return any(option in response.prose for option in options)
 
 
-@check
-def two_different_responses(response: Reading) -> bool:
+@register_check
+def two_different_responses(response: VisibleResponse) -> bool:
     """Two responses that look different, separated by ******."""
     parts = [" ".join(prose(part).split()) for part in response.text.split("******")]
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
-@check
-def language_letters(response: Reading, *, script: str) -> bool:
+@register_check
+def language_letters(response: VisibleResponse, *, script: str) -> bool:
     """At least 90% of the letters belong to a script (latin, cyrillic, greek, ...: see `SCRIPTS`)."""
     letters = [ord(c) for c in response.text if c.isalpha()]
     ranges = SCRIPTS.get(script, ())

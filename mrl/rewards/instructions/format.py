@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import RewardRequest, scored
 from mrl.rewards.instructions.checks import UNSPACED
 from mrl.rewards.instructions.plain import plain_text, prose
 from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
@@ -87,8 +87,8 @@ class ShapeVerifier:
 
     version = "2"
 
-    def __init__(self, name: str, verify: Callable[[Request], Verdict]) -> None:
+    def __init__(self, name: str, verify: Callable[[RewardRequest], Verdict]) -> None:
         self.name, self._verify = name, verify
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         return self._verify(request)

@@ -108,7 +108,7 @@ def _in_latin_letters(text: str) -> str:
     return _LETTERS.sub(rewritten, text)
 
 
-class Reading:
+class VisibleResponse:
     """A response as its reader sees it: as written without thoughts, in plain text, and without emphasis."""
 
     def __init__(self, written: str) -> None:

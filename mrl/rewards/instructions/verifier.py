@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, rejected, scored
+from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
 from mrl.rewards.instructions.ifeval import checks_of
-from mrl.rewards.instructions.plain import Reading, plain_text
+from mrl.rewards.instructions.plain import VisibleResponse, plain_text
 from mrl.rewards.instructions.rules import InstructionRules
 from mrl.rewards.visible import visible_text
 from mrl.samples import Verdict
@@ -72,11 +72,15 @@ def _parsed(raw: str, place: str) -> Any:
         raise DataError(f"{place}: the checks are no JSON: {error}") from error
 
 
-def verify(response: str, checks: Sequence[Check], rules: InstructionRules = InstructionRules()) -> Verdict:  # noqa: B008
+def verify_instructions(
+    response: str,
+    checks: Sequence[Check],
+    rules: InstructionRules = InstructionRules(),  # noqa: B008
+) -> Verdict:
     """All checks on what is visible of a response; one without visible text passes nothing."""
     if len(response) > MAX_CHARS:
         return rejected(f"response longer than {MAX_CHARS} characters")
-    reading = Reading(visible_text(response))
+    reading = VisibleResponse(visible_text(response))
     passed = [bool(reading.prose) and CHECKS[check.name](reading, **check.arguments) for check in checks]
     share = sum(passed) / len(passed)
     failed = [check.name for check, ok in zip(checks, passed, strict=True) if not ok]
@@ -91,12 +95,12 @@ def verify(response: str, checks: Sequence[Check], rules: InstructionRules = Ins
 
 
 class InstructionVerifier:
-    """Scores with `verify`."""
+    """Scores with `verify_instructions`."""
 
     name, version = "instructions", "3"
 
     def __init__(self, rules: InstructionRules) -> None:
         self._rules = rules
 
-    async def score(self, request: Request) -> Verdict:
-        return verify(request.visible, request.ground_truth, self._rules)
+    async def score(self, request: RewardRequest) -> Verdict:
+        return verify_instructions(request.visible, request.ground_truth, self._rules)

@@ -17,7 +17,7 @@ import httpx
 
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.addresses import proxy_of
-from mrl.rewards.contract import Refused
+from mrl.rewards.contract import NoVerdict
 from mrl.rewards.part import RewardPart, ServerSection
 
 MAX_REPLY_BYTES = 4 * 2**20
@@ -78,7 +78,7 @@ class Endpoint:
         return part.served.answers if part.served else part.path
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to one call. RewardError where there is none, and Refused where there will be none; the caller has the
+        """The server's answer to one call. RewardError where there is none, and NoVerdict where there will be none; the caller has the
         deadline."""
         last, attempt = None, 0
         while attempt < self._server.tries:
@@ -117,7 +117,7 @@ class Endpoint:
         if response.status_code in _BUSY or response.status_code >= 500:
             raise _Busy(f"{where}: status {response.status_code}", _retry_after(response))
         if response.status_code != 200:
-            raise Refused(f"{where}: status {response.status_code}: {data[:200]!r}")
+            raise NoVerdict(f"{where}: status {response.status_code}: {data[:200]!r}")
         return _decoded(data, where)
 
 

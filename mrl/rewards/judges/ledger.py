@@ -17,7 +17,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from mrl.rewards.contract import Refused
+from mrl.rewards.contract import NoVerdict
 from mrl.rewards.part import ServerSection
 
 FILE, SECRET = "judged.jsonl", "secret"
@@ -26,12 +26,12 @@ MOST = 1 << 24
 the older half of its answers."""
 
 
-def digest(*what: Any) -> str:
+def json_digest(*what: Any) -> str:
     """128 bits of the SHA-256 of what JSON can hold, as hex."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class Ledger:
+class JudgeCache:
     """The answers of one judge, in memory alone where there is no folder."""
 
     def __init__(self, folder: Path | None, judge: str, *, above: float = math.inf) -> None:
@@ -113,11 +113,11 @@ def _line(text: bytes) -> dict[str, Any]:
     return line if isinstance(line, dict) else {}
 
 
-def check_budget(server: ServerSection, *ledgers: Ledger) -> None:
-    """Refused where the run may not ask again, for all that the ledgers hold."""
+def check_budget(server: ServerSection, *ledgers: JudgeCache) -> None:
+    """NoVerdict where the run may not ask again, for all that the ledgers hold."""
     calls = sum(ledger.calls for ledger in ledgers)
     if server.max_calls is not None and calls >= server.max_calls:
-        raise Refused(f"the run's budget is spent: max_calls = {server.max_calls}")
+        raise NoVerdict(f"the run's budget is spent: max_calls = {server.max_calls}")
 
 
 def _secret(folder: Path | None) -> str:

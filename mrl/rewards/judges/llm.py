@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import RewardError
-from mrl.rewards.contract import Request, rejected, scored
+from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.judges.endpoint import Endpoint
-from mrl.rewards.judges.ledger import Ledger, check_budget, digest
+from mrl.rewards.judges.ledger import JudgeCache, check_budget, json_digest
 from mrl.rewards.judges.question import (
     FIRST,
     Question,
@@ -67,13 +67,13 @@ class LlmVerifier:
         self._part, self._rules = part, rules
         self._questions = Questions(rules, part.server)
         self.version = self._questions.judge(Endpoint.who(part))
-        self._ledger = Ledger(folder, self.version)
-        self._canaries = Ledger(folder, f"{self.version} canaries", above=self._middle)
+        self._ledger = JudgeCache(folder, self.version)
+        self._canaries = JudgeCache(folder, f"{self.version} canaries", above=self._middle)
         self._endpoint = Endpoint.of(part)
         self._attacks = list(read_attacks().values())
         self._compared = self._flipped = 0
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         text, question = request.visible, question_of(request)
         reference = str(request.ground_truth) if self._rules.reference else ""
         if fault := fault_of(text, question, reference):
@@ -97,8 +97,8 @@ class LlmVerifier:
         self._compared, self._flipped = self._compared + 1, self._flipped + flip
         return (value + other) / 2, flip
 
-    async def _value(self, ledger: Ledger, asked: Question) -> float:
-        key = digest(asked.text)
+    async def _value(self, ledger: JudgeCache, asked: Question) -> float:
+        key = json_digest(asked.text)
         if (found := ledger.find(key)) is not None:
             return found
         fault: RewardError | None = None
@@ -144,7 +144,7 @@ class LlmVerifier:
         """64 bits that only this run can name, as hex."""
         return hashlib.sha256("\0".join((self._ledger.secret, *what)).encode()).hexdigest()[:16]
 
-    async def _try_canary(self, request: Request, question: str, reference: str) -> None:
+    async def _try_canary(self, request: RewardRequest, question: str, reference: str) -> None:
         """For a share of the samples, asks about a wrong response that attacks the judge."""
         lot = int(self._secret_number("canary", request.sample_id), 16)
         if lot % 10_000 >= self._rules.canaries * 10_000:
@@ -199,7 +199,7 @@ class Questions:
     def judge(self, who: Any) -> str:
         """Return the digest of all that decides a verdict; `who`: of whom the server is."""
         rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT} | {"model": self._model}
-        return digest("llm", who, rules, self.template, self._controls.pattern)[:12]
+        return json_digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
     def ask(
         self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True
@@ -216,12 +216,12 @@ class Questions:
             response_first=response_first,
         )
 
-    def about(self, request: Request, nonce: str) -> Question:
+    def about(self, request: RewardRequest, nonce: str) -> Question:
         """Of a response in a run."""
         return self.ask(question_of(request), self._reference(request), request.visible, nonce)
 
     def demonstration(
-        self, request: Request, choice: str, nonce: str, thought: str = ""
+        self, request: RewardRequest, choice: str, nonce: str, thought: str = ""
     ) -> tuple[str, str] | None:
         """What the judge is asked about a response, and how it says the choice, after its thought where it has one (`thought_of`);
         None where it would not be asked."""
@@ -234,11 +234,11 @@ class Questions:
             said = f"{filled(thought, self._rules, self._controls, texts)}\n{said}"
         return self.about(request, nonce).text, said
 
-    def _reference(self, request: Request) -> str:
+    def _reference(self, request: RewardRequest) -> str:
         return str(request.ground_truth) if self._rules.reference else ""
 
 
-def shown(rules: LlmRules, server: ServerSection, request: Request) -> str:
+def shown(rules: LlmRules, server: ServerSection, request: RewardRequest) -> str:
     """What the judge is asked about a response, with a nonce for show."""
     return Questions(rules, server).about(request, GUESS).text
 

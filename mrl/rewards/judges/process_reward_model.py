@@ -22,7 +22,7 @@ from tokenizers.decoders import DecodeStream
 
 from mrl.errors import RewardError
 from mrl.reasoning_steps import split_steps, step_ends
-from mrl.rewards.contract import Request, checked_value, scored
+from mrl.rewards.contract import RewardRequest, checked_value, scored
 from mrl.rewards.judges.reward_model import RewardModelVerifier
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.samples import Verdict
@@ -38,7 +38,7 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 class ProcessRewardVerifier(RewardModelVerifier):
     """Asks a server about every step."""
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         steps = split_steps(request.response, self._conversation.step_separator)
         defused = [self._conversation.defuse(step) for step in steps]
         ids, ends = self._ids(request, [text for text, _ in defused])
@@ -57,7 +57,7 @@ class ProcessRewardVerifier(RewardModelVerifier):
             return verdict
         return dataclasses.replace(verdict, token_values=self._token_values(request, steps, probabilities))
 
-    def _ids(self, request: Request, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+    def _ids(self, request: RewardRequest, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         """The tokens that the model reads, and of each step the place of its last one."""
         if self._conversation.defuse("".join(steps))[1]:
             raise RewardError("the response has a control string across two steps")
@@ -66,7 +66,7 @@ class ProcessRewardVerifier(RewardModelVerifier):
         return [*before, *own], [len(before) + count - 1 for count in counts]
 
     def _token_values(
-        self, request: Request, steps: Sequence[str], probabilities: Sequence[float]
+        self, request: RewardRequest, steps: Sequence[str], probabilities: Sequence[float]
     ) -> np.ndarray:
         """[T] of the policy's tokens: the probability of each step at the token that ends it, NaN elsewhere; of steps that end in one
         token the last."""

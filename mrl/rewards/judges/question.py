@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import ConfigError, RewardError
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, end_of, fenced
 
@@ -112,11 +112,13 @@ def thought_of(file: str | Path, rules: LlmRules) -> str:
     return text
 
 
-def question_of(request: Request) -> str:
+def question_of(request: RewardRequest) -> str:
     """The prompt as a reader sees it: its messages' texts, or the prompt's own where it has none."""
     if not request.messages:
         return request.prompt
-    texts = [(str(message.get("role", "")), text_of(message.get("content"))) for message in request.messages]
+    texts = [
+        (str(message.get("role", "")), content_text(message.get("content"))) for message in request.messages
+    ]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
@@ -205,7 +207,7 @@ def read_choice(reply: Mapping[str, Any], choices: Mapping[str, float]) -> float
     return sum(p * value for p, value in masses) / mass
 
 
-def text_of(content: Any) -> str:
+def content_text(content: Any) -> str:
     """A message's content as text; parts that are no text are left out."""
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

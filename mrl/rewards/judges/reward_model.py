@@ -21,10 +21,10 @@ import numpy as np
 
 from mrl.errors import ConfigError, RewardError
 from mrl.reward_labels import SCORED, gives_distribution, num_heads_of_score, scores_steps
-from mrl.rewards.contract import Request, checked_value, scored
+from mrl.rewards.contract import RewardRequest, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
-from mrl.rewards.judges.ledger import Ledger, check_budget, digest
-from mrl.rewards.judges.question import text_of
+from mrl.rewards.judges.ledger import JudgeCache, check_budget, json_digest
+from mrl.rewards.judges.question import content_text
 from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
@@ -39,15 +39,19 @@ class RewardModelVerifier:
     waits = True
 
     def __init__(
-        self, part: RewardPart, rules: RewardModelRules, conversation: Conversation, folder: Path | None
+        self,
+        part: RewardPart,
+        rules: RewardModelRules,
+        conversation: ConversationEncoder,
+        folder: Path | None,
     ) -> None:
         self._rules, self._server, self._conversation = rules, part.server, conversation
         who = ("reward_model", Endpoint.who(part), part.server.model, conversation.version)
-        self.version = digest(*who, rules.disagreement_weight, rules.step_reduction)[:12]
-        self._ledger = Ledger(folder, self.version)
+        self.version = json_digest(*who, rules.disagreement_weight, rules.step_reduction)[:12]
+        self._ledger = JudgeCache(folder, self.version)
         self._endpoint = Endpoint.of(part)
 
-    async def score(self, request: Request) -> Verdict:
+    async def score(self, request: RewardRequest) -> Verdict:
         ids, found = self._conversation.ids(request)
         heads = self._conversation.num_heads
         scores = await self._ask("/classify", ids, lambda reply: _scores(reply, heads))
@@ -57,7 +61,7 @@ class RewardModelVerifier:
         self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
     ) -> Sequence[float]:
         """What `read` finds in the server's answer to these tokens, or what it found where they were asked about before."""
-        key = digest(ids)
+        key = json_digest(ids)
         if known := self._ledger.find_all(key):
             return known
         check_budget(self._server, self._ledger)
@@ -80,7 +84,7 @@ class RewardModelVerifier:
         return scored(mean - weight * spread, score=mean, disagreement=spread, control_strings=found)
 
 
-class Conversation:
+class ConversationEncoder:
     """Makes the ids that a reward model of a folder reads."""
 
     def __init__(self, folder: str) -> None:
@@ -107,13 +111,13 @@ class Conversation:
         self._opening = _opening_tokens(self.tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
         texts = (self._template, vocabulary, self.step_separator)
-        self.version = digest(config, *texts, self._last, self._opening)
+        self.version = json_digest(config, *texts, self._last, self._opening)
 
     def defuse(self, text: str) -> tuple[str, int]:
         """The text without control strings, and how many it had."""
         return self._controls.defuse(text)
 
-    def ids(self, request: Request) -> tuple[list[int], int]:
+    def ids(self, request: RewardRequest) -> tuple[list[int], int]:
         """The tokens of prompt and response by the chat template, or, where the folder has none, the tokenizer's opening
         tokens, both as they are and the end token; and how many control strings the response had.
 
@@ -122,14 +126,14 @@ class Conversation:
         before, lead, after = self.around(request)
         return [*before, *self._encoded(lead + response), *after], found
 
-    def around(self, request: Request) -> tuple[list[int], str, list[int]]:
+    def around(self, request: RewardRequest) -> tuple[list[int], str, list[int]]:
         """The tokens before the response's own, the white space that is tokenised with the response, and the tokens after it."""
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
             return [*self._opening, *self._encoded(prompt)], "", [self._end]
         messages = request.messages or ({"role": "user", "content": request.prompt},)
         said = [
-            (str(m.get("role", "user")), self._controls.defuse(text_of(m.get("content")))[0])
+            (str(m.get("role", "user")), self._controls.defuse(content_text(m.get("content")))[0])
             for m in messages
         ]
         return self._by_template([*said, ("assistant", "")])
@@ -164,7 +168,7 @@ class Conversation:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []
 
 
-def check_heads(conversation: Conversation, rules: RewardModelRules) -> None:
+def check_heads(conversation: ConversationEncoder, rules: RewardModelRules) -> None:
     """ConfigError where the settings are for another number of heads than the model has."""
     heads, folder = conversation.num_heads, conversation.folder
     if conversation.gives_distribution and rules.disagreement_weight is None:

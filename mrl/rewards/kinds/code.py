@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.rewards.addresses import check_address
 from mrl.rewards.code.rules import CodeRules
-from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
 from mrl.rewards.part import RewardPart
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class _Programs(RewardKind):
 
         return parse_task(raw, place=place, rules=self.rules)
 
-    def reading(self, request: Request) -> dict[str, str]:
+    def reading(self, request: RewardRequest) -> dict[str, str]:
         from mrl.rewards.code.program import reading_of
 
         return reading_of(request.visible, request.ground_truth)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardKind
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
 from mrl.samples import Prompt
@@ -27,7 +27,7 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
         parts = section.for_domain(domain).verifiers()
     except KeyError as error:
         raise DataError(f"{place}: domain {domain!r} has no verifier: {error.args[0]}") from error
-    kinds = [kind_of(part) for part in parts]
+    kinds = [reward_kind(part) for part in parts]
     if len(kinds) == 1:
         return _parse(raw, kinds[0], place)
     shared = sum(kind.needs_ground_truth and not kind.part.is_witness for kind in kinds) <= 1
@@ -49,7 +49,7 @@ def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: Rewar
     """Whether the texts of a prompt hold what one of its domain's verifiers compares with as a final answer."""
     parts = section.for_domain(domain).verifiers()
     return any(
-        kind_of(part).is_given_away(
+        reward_kind(part).is_given_away(
             prompt, ground_truth_of(part, ground_truth=ground_truth, alone=len(parts) == 1)
         )
         for part in parts
@@ -59,7 +59,7 @@ def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: Rewar
 def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[str]:
     """What the domain's kinds remark on a parsed ground truth; for rows that `parse_ground_truth` took."""
     parts = section.for_domain(domain).verifiers()
-    kinds = [kind_of(part) for part in parts]
+    kinds = [reward_kind(part) for part in parts]
     said = [
         kind.remark(ground_truth_of(kind.part, ground_truth=ground_truth, alone=len(kinds) == 1))
         for kind in kinds
@@ -74,7 +74,7 @@ def right_response(section: RewardSection, prompt: Prompt) -> str | None:
     parts = section.for_domain(prompt.domain).verifiers()
     for part in parts:
         truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
-        if (text := kind_of(part).right_response(truth)) is not None:
+        if (text := reward_kind(part).right_response(truth)) is not None:
             return text
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
 from mrl.rewards.instructions.rules import FormatRules, InstructionRules, RepetitionRules
 
 
@@ -29,10 +29,10 @@ class Instructions(RewardKind):
 
         return parse_checks(raw, place=place)
 
-    def reading(self, request: Request) -> dict[str, str]:
-        from mrl.rewards.instructions.plain import Reading
+    def reading(self, request: RewardRequest) -> dict[str, str]:
+        from mrl.rewards.instructions.plain import VisibleResponse
 
-        return {"prose": Reading(request.visible).prose}
+        return {"prose": VisibleResponse(request.visible).prose}
 
 
 class Format(RewardKind):

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.rewards.addresses import check_address
-from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
 from mrl.rewards.judges.rules import LlmRules, RewardModelRules
 from mrl.rewards.part import RewardPart
 
@@ -64,7 +64,7 @@ class Llm(_Asked):
 
         return LlmVerifier(self.part, self.rules, self.own_folder)
 
-    def reading(self, request: Request) -> dict[str, str]:
+    def reading(self, request: RewardRequest) -> dict[str, str]:
         from mrl.rewards.judges.llm import shown
 
         return {"asked": shown(self.rules, self.part.server, request)}
@@ -83,9 +83,9 @@ class RewardModel(_Asked):
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.process_reward_model import ProcessRewardVerifier
-        from mrl.rewards.judges.reward_model import Conversation, RewardModelVerifier, check_heads
+        from mrl.rewards.judges.reward_model import ConversationEncoder, RewardModelVerifier, check_heads
 
-        conversation = Conversation(self.part.server.tokenizer or "")
+        conversation = ConversationEncoder(self.part.server.tokenizer or "")
         check_heads(conversation, self.rules)
         made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
         return made(self.part, self.rules, conversation, self.own_folder)

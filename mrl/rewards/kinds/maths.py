@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mrl.rewards.contract import Request, RewardKind, Stage, Verifier
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
 from mrl.rewards.maths.rules import MathsRules
 
 _FORMS = {
@@ -38,11 +38,11 @@ class Maths(RewardKind):
         return MathsVerifier(self.rules, in_child=stage.in_child)
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
-        from mrl.rewards.maths.verifier import parse_ground_truth
+        from mrl.rewards.maths.verifier import parse_maths_ground_truth
 
-        return parse_ground_truth(raw, rules=self.rules, place=place)
+        return parse_maths_ground_truth(raw, rules=self.rules, place=place)
 
-    def reading(self, request: Request) -> Mapping[str, str]:
+    def reading(self, request: RewardRequest) -> Mapping[str, str]:
         from mrl.rewards.maths.answers import final_answer
 
         answer = final_answer(request.visible, self.rules)

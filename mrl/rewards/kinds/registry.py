@@ -25,6 +25,6 @@ KINDS: dict[str, type[RewardKind]] = {
 }
 
 
-def kind_of(part: RewardPart, folder: str | None = None) -> RewardKind:
+def reward_kind(part: RewardPart, folder: str | None = None) -> RewardKind:
     """The kind that a part of the settings names, with the run's folder for rewards where there is a run."""
     return KINDS[str(part.kind)](part, folder)

@@ -52,7 +52,7 @@ _PLACEHOLDERS = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class FinalAnswer:
     """The final answer, or why there is none."""
 
     text: str | None
@@ -62,14 +62,14 @@ class Answer:
     """The one of the rules' places that decided; empty where none holds anything."""
 
 
-def final_answer(response: str, rules: MathsRules) -> Answer:
+def final_answer(response: str, rules: MathsRules) -> FinalAnswer:
     """The single final answer of a response, or of what is visible of it."""
     visible = visible_text(response)
     for place in rules.extraction:
         candidates = _candidates(visible, place)
         if candidates:
             return _single(candidates, place, rules)
-    return Answer(None, "no final answer")
+    return FinalAnswer(None, "no final answer")
 
 
 def marked_answers(text: str) -> list[str]:
@@ -109,16 +109,18 @@ def _is_placeholder(text: str) -> bool:
     return (bracketed[1].strip(_FILLER) if bracketed else words).lower() in _PLACEHOLDERS
 
 
-def _single(candidates: list[str], place: str, rules: MathsRules) -> Answer:
+def _single(candidates: list[str], place: str, rules: MathsRules) -> FinalAnswer:
     if len(candidates) > MAX_CANDIDATES:
-        return Answer(None, f"more than {MAX_CANDIDATES} final answers ({place})", place)
+        return FinalAnswer(None, f"more than {MAX_CANDIDATES} final answers ({place})", place)
     if any(len(text) > MAX_ANSWER_CHARS for text in candidates):
-        return Answer(None, f"final answer longer than {MAX_ANSWER_CHARS} characters ({place})", place)
+        return FinalAnswer(None, f"final answer longer than {MAX_ANSWER_CHARS} characters ({place})", place)
     answers = _different(candidates) if rules.on_conflict == "wrong" else candidates
     if len(answers) > 1 and rules.on_conflict == "wrong":
-        return Answer(None, f"{len(answers)} different final answers ({place})", place)
+        return FinalAnswer(None, f"{len(answers)} different final answers ({place})", place)
     last = tidy(candidates[-1])
-    return Answer(last, place=place) if last else Answer(None, f"empty final answer ({place})", place)
+    return (
+        FinalAnswer(last, place=place) if last else FinalAnswer(None, f"empty final answer ({place})", place)
+    )
 
 
 def _different(candidates: Iterable[str]) -> list[str]:

@@ -8,26 +8,26 @@ from fractions import Fraction
 from mrl.rewards.maths import scalars
 from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
 from mrl.rewards.maths.relations import (
-    difference,
     equations,
     intervals,
     product,
     ratio,
     same_equation,
+    sides_difference,
     solved,
 )
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import (
     Based,
     Interval,
-    Matrix,
+    MatrixValue,
     Relation,
     Scalar,
     Series,
     Shape,
     Union,
     Words,
-    scaled,
+    base_unit_value,
 )
 from mrl.rewards.maths.units import DEGREE
 
@@ -43,7 +43,7 @@ def equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
     if isinstance(ground_truth, Based):
         return _in_base(answer, ground_truth)
     if isinstance(answer, Based) and isinstance(ground_truth, Scalar):
-        return scalars.same(Number(Fraction(answer.value)), ground_truth.tree, rules)
+        return scalars.same_scalar(Number(Fraction(answer.value)), ground_truth.tree, rules)
     if type(answer) is not type(ground_truth):
         return False
     return _LIKE[type(ground_truth)](answer, ground_truth, rules)
@@ -58,11 +58,11 @@ def _scalar(answer: Scalar, ground_truth: Scalar, rules: MathsRules) -> bool:
     its number of radians."""
     if answer.unit and ground_truth.unit:
         alike = answer.unit.dimensions == ground_truth.unit.dimensions
-        return alike and scalars.same(scaled(answer), scaled(ground_truth), rules)
-    if scalars.same(answer.tree, ground_truth.tree, rules):
+        return alike and scalars.same_scalar(base_unit_value(answer), base_unit_value(ground_truth), rules)
+    if scalars.same_scalar(answer.tree, ground_truth.tree, rules):
         return True
     in_degrees = answer.unit == DEGREE and ground_truth.unit is None
-    return in_degrees and scalars.same(scaled(answer), ground_truth.tree, rules)
+    return in_degrees and scalars.same_scalar(base_unit_value(answer), ground_truth.tree, rules)
 
 
 def _in_base(answer: Shape, ground_truth: Based) -> bool:
@@ -105,8 +105,8 @@ def _interval(answer: Interval, ground_truth: Interval, rules: MathsRules) -> bo
     same_ends = answer.closed == ground_truth.closed
     return (
         same_ends
-        and scalars.same(answer.low, ground_truth.low, rules)
-        and scalars.same(answer.high, ground_truth.high, rules)
+        and scalars.same_scalar(answer.low, ground_truth.low, rules)
+        and scalars.same_scalar(answer.high, ground_truth.high, rules)
     )
 
 
@@ -114,14 +114,14 @@ def _union(answer: Union, ground_truth: Union, rules: MathsRules) -> bool:
     return len(answer.parts) == len(ground_truth.parts) and _matched(answer.parts, ground_truth.parts, rules)
 
 
-def _matrix(answer: Matrix, ground_truth: Matrix, rules: MathsRules) -> bool:
+def _matrix(answer: MatrixValue, ground_truth: MatrixValue, rules: MathsRules) -> bool:
     if [len(row) for row in answer.rows] != [len(row) for row in ground_truth.rows]:
         return False
     pairs = zip(_entries(answer), _entries(ground_truth), strict=True)
-    return all(scalars.same(a, g, rules) for a, g in pairs)
+    return all(scalars.same_scalar(a, g, rules) for a, g in pairs)
 
 
-def _entries(matrix: Matrix) -> list[Tree]:
+def _entries(matrix: MatrixValue) -> list[Tree]:
     return [entry for row in matrix.rows for entry in row]
 
 
@@ -131,7 +131,7 @@ def _relation(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bo
         return True
     if len(answer.sides) != 2 or len(ground_truth.sides) != 2:
         return False
-    left, right = difference(answer), difference(ground_truth)
+    left, right = sides_difference(answer), sides_difference(ground_truth)
     if left is None or right is None or symbols(left) != symbols(right):
         return False
     return _same_kind(left, answer.signs[0], right, ground_truth.signs[0])
@@ -231,16 +231,16 @@ def _same_roots(answer: Shape, ground_truth: Shape) -> bool:
     return len(names) == 1 and same_equation(product(left), product(right))
 
 
-def has_value(shape: Shape) -> bool:
+def shape_has_value(shape: Shape) -> bool:
     """Whether every expression of a ground truth has a value, so that something can be equal to it."""
     if isinstance(shape, Scalar):
         return scalars.has_value(shape.tree)
-    if isinstance(shape, Matrix):
+    if isinstance(shape, MatrixValue):
         return all(scalars.has_value(entry) for entry in _entries(shape))
     if isinstance(shape, Interval):
         return scalars.has_value(shape.low) and scalars.has_value(shape.high)
     inner = {Series: "items", Union: "parts", Relation: "sides"}.get(type(shape), "")
-    return all(has_value(part) for part in (getattr(shape, inner) if inner else ()))
+    return all(shape_has_value(part) for part in (getattr(shape, inner) if inner else ()))
 
 
 _LIKE = {
@@ -249,6 +249,6 @@ _LIKE = {
     Series: _series,
     Interval: _interval,
     Union: _union,
-    Matrix: _matrix,
+    MatrixValue: _matrix,
     Relation: _relation,
 }

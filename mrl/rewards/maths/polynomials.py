@@ -47,7 +47,7 @@ def multiply(left: Polynomial, right: Polynomial) -> Polynomial:
     return polynomial(*values)
 
 
-def divide(above: Polynomial, below: Polynomial) -> tuple[Polynomial, Polynomial]:
+def _divide(above: Polynomial, below: Polynomial) -> tuple[Polynomial, Polynomial]:
     """Quotient and remainder. Raises ZeroDivisionError."""
     if not below:
         raise ZeroDivisionError("division by the polynomial 0")
@@ -62,7 +62,7 @@ def divide(above: Polynomial, below: Polynomial) -> tuple[Polynomial, Polynomial
 def common(left: Polynomial, right: Polynomial) -> Polynomial:
     """The greatest common divisor, with 1 in front."""
     while right:
-        left, right = right, divide(left, right)[1]
+        left, right = right, _divide(left, right)[1]
     return _monic(left)
 
 
@@ -78,14 +78,14 @@ def derivative(values: Polynomial) -> Polynomial:
 
 def square_free(values: Polynomial) -> Polynomial:
     """The polynomial with the same roots, each once, and 1 in front."""
-    return _monic(divide(values, common(values, derivative(values)))[0] if len(values) > 1 else values)
+    return _monic(_divide(values, common(values, derivative(values)))[0] if len(values) > 1 else values)
 
 
 def has_real_root(values: Polynomial) -> bool:
     """Whether a square-free polynomial has one: sign changes of Sturm's sequence at both infinities."""
     sequence = [values, derivative(values)]
     while sequence[-1]:
-        sequence.append(tuple(-value for value in divide(sequence[-2], sequence[-1])[1]))
+        sequence.append(tuple(-value for value in _divide(sequence[-2], sequence[-1])[1]))
     sequence.pop()
     above = [p[-1] > 0 for p in sequence]
     below = [(p[-1] > 0) == (len(p) % 2 == 1) for p in sequence]
@@ -105,7 +105,7 @@ def same_roots(left: Polynomial, right: Polynomial, *, real: bool) -> bool:
     shared = common(left, right)
     if not has_real_root(shared):
         return False
-    return not any(has_real_root(divide(part, shared)[0]) for part in (left, right))
+    return not any(has_real_root(_divide(part, shared)[0]) for part in (left, right))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,4 +158,4 @@ class Quotient:
 
     def numerator(self) -> Polynomial:
         """What is above the line in lowest terms."""
-        return divide(self.above, common(self.above, self.below))[0] if self.above else self.above
+        return _divide(self.above, common(self.above, self.below))[0] if self.above else self.above

@@ -13,7 +13,7 @@ from typing import Any
 from mrl.rewards.maths.expressions import Call, Constant, Symbol, Tree, symbols
 from mrl.rewards.maths.polynomials import Polynomial, Quotient, TooLarge, polynomial, same_roots
 from mrl.rewards.maths.scalars import POINTS, points
-from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Series, Shape, Union, scaled
+from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Series, Shape, Union, base_unit_value
 from mrl.rewards.maths.values import Digits, NoValue, exactly
 
 _INFINITE = Constant("inf")
@@ -89,11 +89,11 @@ def product(trees: Sequence[Tree]) -> Tree:
     return tree
 
 
-def difference(relation: Relation) -> Tree | None:
+def sides_difference(relation: Relation) -> Tree | None:
     """Left side minus right side, where both are expressions."""
     left, right = relation.sides
     if isinstance(left, Scalar) and isinstance(right, Scalar):
-        return Call("-", (scaled(left), scaled(right)))
+        return Call("-", (base_unit_value(left), base_unit_value(right)))
     return None
 
 
@@ -105,7 +105,7 @@ def equations(shape: Shape) -> list[Tree]:
         if not isinstance(relation, Relation) or relation.signs != ("=",):
             return []
         for side in _spread(relation):
-            tree = difference(side)
+            tree = sides_difference(side)
             if tree is None:
                 return []
             found.append(tree)

@@ -35,7 +35,7 @@ MAX_DIGITS = 25_000
 Point = dict[str, Fraction]
 
 
-def same(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
+def same_scalar(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
     """Whether an answer has the value of the ground truth; nothing is the same as what has no value."""
     names = symbols(ground_truth)
     if symbols(answer) - names:

@@ -65,7 +65,7 @@ class Union:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Matrix:
+class MatrixValue:
     """Rows of expressions."""
 
     rows: tuple[tuple[Tree, ...], ...]
@@ -79,7 +79,7 @@ class Relation:
     signs: tuple[str, ...]
 
 
-Shape = Words | Scalar | Based | Series | Interval | Union | Matrix | Relation
+Shape = Words | Scalar | Based | Series | Interval | Union | MatrixValue | Relation
 
 SIGNS = ("=", "<", ">", "<=", ">=", "!=", "in")
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array")
@@ -124,14 +124,14 @@ def _is_product(run: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class ParseOptions:
     """How letters are read, which is settled by the ground truth."""
 
     single_letters: bool = False
     """Plain single letters behind a number may be units."""
 
 
-def read(text: str, reading: Reading) -> Shape:
+def parse_shape(text: str, reading: ParseOptions) -> Shape:
     """The shape of a tidy text. Raises Unreadable."""
     word = words(text)
     if word is not None:
@@ -142,7 +142,7 @@ def read(text: str, reading: Reading) -> Shape:
     return _measured(text, reading) or _ShapeReader().shape(tokenise(without_percent(text)[0]))
 
 
-def _measured(text: str, reading: Reading) -> Shape | None:
+def _measured(text: str, reading: ParseOptions) -> Shape | None:
     """An expression with a unit; None where there is none, as where the degrees are a function's."""
     body, unit = split_unit(text, single_letters=reading.single_letters)
     if unit is None or (unit == DEGREE and _FUNCTION.search(body)):
@@ -266,7 +266,7 @@ class _ShapeReader:
         entries = tuple(tuple(read_expression(cell) for cell, _ in _split(row, ("&",))) for row in rows)
         if len({len(row) for row in entries}) != 1:
             raise Unreadable("rows of different lengths")
-        return Matrix(entries)
+        return MatrixValue(entries)
 
     def _scalar(self, tokens: Sequence[Token]) -> Shape:
         text = "".join(token.text for token in tokens)
@@ -345,7 +345,7 @@ def _chosen(tree: Tree, *, upper: bool) -> Tree:
     return Call(name, tuple(_chosen(argument, upper=upper) for argument in tree.arguments))
 
 
-def scaled(scalar: Scalar) -> Tree:
+def base_unit_value(scalar: Scalar) -> Tree:
     """The value in base units."""
     unit = scalar.unit
     if unit is None:

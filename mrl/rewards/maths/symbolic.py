@@ -8,11 +8,11 @@ import functools
 import re
 
 from mrl.rewards.contract import scored
-from mrl.rewards.maths.equality import equal, has_value, stated_value
+from mrl.rewards.maths.equality import equal, shape_has_value, stated_value
 from mrl.rewards.maths.expressions import Call, Number, Tree, symbols
 from mrl.rewards.maths.numbers import exact_quantity
 from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.maths.shapes import Based, Reading, Scalar, Shape, read
+from mrl.rewards.maths.shapes import Based, ParseOptions, Scalar, Shape, parse_shape
 from mrl.rewards.maths.tokens import Unreadable
 from mrl.samples import Verdict
 
@@ -50,7 +50,7 @@ def _words_of(text: str) -> list[str]:
 
 def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
     single_letters = isinstance(wanted, Scalar) and wanted.unit is not None
-    given = read(answer, Reading(single_letters))
+    given = parse_shape(answer, ParseOptions(single_letters))
     number = exact_quantity(ground_truth, single_letters=True)
     asks_for_integer = number is not None and number.is_integer
     if isinstance(wanted, Scalar) and isinstance(given, Scalar) and given.unit and wanted.unit:
@@ -59,7 +59,7 @@ def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) ->
         return scored(0.0, "an operation is left to do, where the ground truth is an integer")
     right = equal(given, wanted, rules)
     if not right and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
-        right = equal(given, read(ground_truth, Reading()), rules)  # 2 m: metres, or twice m
+        right = equal(given, parse_shape(ground_truth, ParseOptions()), rules)  # 2 m: metres, or twice m
     return scored(float(right), "equal" if right else f"a different {type(wanted).__name__.lower()}")
 
 
@@ -67,10 +67,10 @@ def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) ->
 def read_ground_truth(text: str) -> Shape | None:
     """The shape of a ground truth; None for one that can only be compared as text."""
     try:
-        shape = read(text, Reading(single_letters=True))
+        shape = parse_shape(text, ParseOptions(single_letters=True))
     except Unreadable:
         return None
-    return shape if has_value(shape) else None
+    return shape if shape_has_value(shape) else None
 
 
 def _is_worked_out(shape: Shape) -> bool:

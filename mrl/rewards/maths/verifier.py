@@ -10,7 +10,7 @@ import functools
 from fractions import Fraction
 
 from mrl.errors import DataError
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import RewardRequest, scored
 from mrl.rewards.maths.answers import final_answer, read_answer
 from mrl.rewards.maths.numbers import Quantity, as_numerals, exact_quantity, tidy
 from mrl.rewards.maths.rules import MathsRules
@@ -73,7 +73,7 @@ def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> 
     return compare(*as_numerals(answer.text, tidy(ground_truth)), rules)
 
 
-def parse_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
+def parse_maths_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
     """The ground truth as tidy text: of a solution that boxes its answer, the last box. Raises DataError for
     one that nothing could equal."""
     text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
@@ -106,5 +106,5 @@ class MathsVerifier:
             # Before the fork, so that no child spends its deadline on imports.
             compare("\\sqrt{8}", "\\sqrt{2}", rules)
 
-    async def score(self, request: Request) -> Verdict | None:
+    async def score(self, request: RewardRequest) -> Verdict | None:
         return self._verify(request.visible, request.ground_truth, self._rules)

@@ -24,7 +24,7 @@ import numpy as np
 
 from mrl.errors import ConfigError, RewardError
 from mrl.own_code import find_callable
-from mrl.rewards.contract import GroupVerifier, Request, Verifier, checked_value, scored
+from mrl.rewards.contract import GroupVerifier, RewardRequest, Verifier, checked_value, scored
 from mrl.rewards.part import RewardPart, Style
 from mrl.samples import Verdict, VerdictKind
 
@@ -109,7 +109,7 @@ class SinglePlugin:
         self.name, self.version = name, version
         self.waits = is_async(function)
 
-    async def score(self, request: Request) -> Verdict | None:
+    async def score(self, request: RewardRequest) -> Verdict | None:
         answers = await _call(self._function, self._part.style, [request], group=False)
         return _verdict(_only(answers, 1, self.name)[0], self._part, self.name)
 
@@ -122,7 +122,7 @@ class GroupPlugin:
         self.name, self.version = name, version
         self.waits = is_async(function)
 
-    async def score_group(self, requests: Sequence[Request]) -> Sequence[Verdict | None]:
+    async def score_group(self, requests: Sequence[RewardRequest]) -> Sequence[Verdict | None]:
         answers = await _call(self._function, self._part.style, requests, group=True)
         return [
             _verdict(answer, self._part, self.name) for answer in _only(answers, len(requests), self.name)
@@ -130,7 +130,7 @@ class GroupPlugin:
 
 
 async def _call(
-    function: Callable[..., Any], style: Style | None, requests: Sequence[Request], *, group: bool
+    function: Callable[..., Any], style: Style | None, requests: Sequence[RewardRequest], *, group: bool
 ) -> Any:
     if style == "native":
         answer = function(list(requests)) if group else function(requests[0])
@@ -152,7 +152,7 @@ async def _awaited(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _verl_arguments(request: Request) -> dict[str, Any]:
+def _verl_arguments(request: RewardRequest) -> dict[str, Any]:
     extra = request.metadata.get("extra_info")
     return {
         "data_source": request.metadata.get("data_source") or request.tag or request.domain,
@@ -162,7 +162,7 @@ def _verl_arguments(request: Request) -> dict[str, Any]:
     }
 
 
-def _trl_arguments(requests: Sequence[Request]) -> dict[str, Any]:
+def _trl_arguments(requests: Sequence[RewardRequest]) -> dict[str, Any]:
     as_messages = bool(requests[0].messages)
     columns: dict[str, list[Any]] = {}
     for name in sorted(set().union(*(request.metadata for request in requests))):
@@ -178,7 +178,7 @@ def _trl_arguments(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def _openrlhf_arguments(requests: Sequence[Request]) -> dict[str, Any]:
+def _openrlhf_arguments(requests: Sequence[RewardRequest]) -> dict[str, Any]:
     return {
         "queries": [request.prompt + request.response for request in requests],
         "prompts": [request.prompt for request in requests],

@@ -28,7 +28,7 @@ from mrl.own_code import child_path
 from mrl.processes.start import kill_session, module_words, wait_or_kill
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.keeper import END_SECONDS, Job
-from mrl.rewards.judges.ledger import digest
+from mrl.rewards.judges.ledger import json_digest
 from mrl.rewards.judges.rules import EngineSection
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.part import Served
@@ -243,7 +243,7 @@ def _answers(section: EngineSection, words: Sequence[str]) -> str:
     """Return a digest of what the server answers by: the files of its model, and the settings that decide what these give."""
     files = sorted(path for path in Path(section.model).glob("*") if path.is_file())
     folder = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-    return digest(folder, section.dtype, section.max_length, section.arguments, list(words))
+    return json_digest(folder, section.dtype, section.max_length, section.arguments, list(words))
 
 
 def _words(section: EngineSection) -> list[str]:

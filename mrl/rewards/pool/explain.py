@@ -13,9 +13,9 @@ import queue
 from collections.abc import Iterator, Mapping, Sequence
 
 from mrl.errors import RewardError
-from mrl.rewards.contract import Request, RewardKind, request_for
+from mrl.rewards.contract import RewardKind, RewardRequest, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
@@ -68,7 +68,7 @@ def explain(
     return Explanation(tuple(itertools.chain.from_iterable(said.values())), verdict)
 
 
-def _request(prompt: Prompt, response: str, part: RewardPart, parts: Sequence[RewardPart]) -> Request:
+def _request(prompt: Prompt, response: str, part: RewardPart, parts: Sequence[RewardPart]) -> RewardRequest:
     ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
     sample = trial_sample(prompt, response)
     return request_for(sample, prompt, ground_truth=ground_truth, deadline_seconds=part.deadline_seconds)
@@ -78,11 +78,11 @@ def _stages(
     dispatcher: Dispatcher,
     section: RewardSection,
     part: RewardPart,
-    request: Request,
+    request: RewardRequest,
     deadline_seconds: float,
 ) -> Iterator[StageVerdict]:
     """Every stage up to the one that decides; each has a queue of its own that hands nothing on."""
-    kind: RewardKind = kind_of(part)
+    kind: RewardKind = reward_kind(part)
     for stage in kind.used_stages():
         stage_queue = StageQueue(kind, stage, section, collections.Counter())
         answers: queue.SimpleQueue[Verdict | None] = queue.SimpleQueue()

@@ -20,10 +20,10 @@ from types import TracebackType
 
 from mrl.errors import RewardError
 from mrl.rewards.causes import CauseLog
-from mrl.rewards.contract import Request, no_reward, request_for
+from mrl.rewards.contract import RewardRequest, no_reward, request_for
 from mrl.rewards.kinds.environment import return_of
 from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection, RewardSpec
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
@@ -71,7 +71,7 @@ class RewardPool:
         """Samples handed in whose verdict nobody has: the open ones and those whose verdict waits."""
         self._gated: dict[str, tuple[Sample, Prompt]] = {}
         """Samples some of whose verifiers wait for a gate."""
-        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, Request, RewardPart]]] = (
+        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, RewardRequest, RewardPart]]] = (
             collections.defaultdict(list)
         )
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
@@ -214,7 +214,9 @@ class RewardPool:
         requests = tuple(request for _, request, _ in members)
         self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
 
-    def _start(self, requests: tuple[Request, ...], tickets: tuple[Ticket, ...], part: RewardPart) -> None:
+    def _start(
+        self, requests: tuple[RewardRequest, ...], tickets: tuple[Ticket, ...], part: RewardPart
+    ) -> None:
         def done(verdicts: Sequence[Verdict | None]) -> None:
             for ticket, verdict in zip(tickets, verdicts, strict=True):
                 self._answered(ticket, part, verdict)
@@ -227,7 +229,7 @@ class RewardPool:
             return known
         with self._room:  # a gate that opens is seen by the dispatcher's thread
             if id(part) not in self._queues_by_part:  # the section keeps its parts
-                kind = kind_of(part, self._folder)
+                kind = reward_kind(part, self._folder)
                 key = kind.worker_key()
                 if key not in self._queues:
                     self._queues[key] = queues_of(kind, self._section, self._counts)
@@ -290,7 +292,7 @@ def try_verifiers(
     Raises RewardError naming the domain and what the verifier said.
     """
     for part in {part.kind: part for part in section.all_verifiers()}.values():
-        kind_of(part).announce()
+        reward_kind(part).announce()
     once = section.model_copy(update={"retries": 0})
     with RewardPool(once, group_size=1, is_quiet=True) as pool:
         firsts = [(prompt, TRIAL_RESPONSE) for prompt in first_of_each_domain(prompts)]

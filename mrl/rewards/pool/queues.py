@@ -20,7 +20,7 @@ from typing import Any
 from mrl.errors import RewardError
 from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
-from mrl.rewards.contract import Request, RewardKind, Stage, no_reward, scored
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, no_reward, scored
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.work import Batch, Cause, FairQueue, Fault, Task, Worker
 from mrl.rewards.verdict_json import decode_verdict
@@ -64,7 +64,7 @@ class StageQueue:
         self._numbers = itertools.count()
         self._jitter = random.Random(0)
         self._successes = 0
-        self._last_scored: tuple[Request, ...] | None = None
+        self._last_scored: tuple[RewardRequest, ...] | None = None
         self._undecided: list[tuple[Task, list[Verdict], list[Verdict]]] = []
         """Failed before anything was scored, so that the verifier's health is not known: no reward, or wrong."""
         self._start_failures = 0
@@ -252,7 +252,7 @@ class StageQueue:
                 continue
             self._scored(task, verdicts)
 
-    def _decoded(self, worker: Worker, request: Request, reply: Any) -> Verdict | None:
+    def _decoded(self, worker: Worker, request: RewardRequest, reply: Any) -> Verdict | None:
         tokens = request.response_tokens
         return decode_verdict(
             reply,
@@ -337,7 +337,7 @@ class StageQueue:
             self._undecided.append((task, failed, wrong))
 
     def _try_healthy(
-        self, requests: tuple[Request, ...], task: Task, failed: list[Verdict], wrong: list[Verdict]
+        self, requests: tuple[RewardRequest, ...], task: Task, failed: list[Verdict], wrong: list[Verdict]
     ) -> None:
         """Verifies a sample again that was scored before: it tells a bad verifier from a bad sample."""
 

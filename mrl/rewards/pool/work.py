@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from mrl.processes.worker_process import Used, WorkerProcess
-from mrl.rewards.contract import Request
+from mrl.rewards.contract import RewardRequest
 from mrl.samples import Verdict
 
 Done = Callable[[Sequence[Verdict | None]], None]
@@ -39,7 +39,7 @@ class Fault:
 class Task:
     """Work that one verifier call does: one sample, or all samples of a group."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[RewardRequest, ...]
     done: Done
     """Called once, with one verdict per request."""
     faults: list[Fault] = dataclasses.field(default_factory=list)
@@ -72,7 +72,7 @@ class Batch:
     """When it was sent (monotonic seconds)."""
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[RewardRequest]:
         return [request for task in self.tasks for request in task.requests]
 
 

@@ -30,7 +30,7 @@ from mrl.processes.channel import take_over
 from mrl.processes.framing import MAX_REPLY_BYTES, frame, read_frame, read_frame_async
 from mrl.processes.lifeline import die_with_parent
 from mrl.processes.own_time import Starved
-from mrl.rewards.contract import GroupVerifier, Refused, Request, Stage, Verifier
+from mrl.rewards.contract import GroupVerifier, NoVerdict, RewardRequest, Stage, Verifier
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.executor import ForkedExecutor
 from mrl.rewards.verdict_json import encode_verdict
@@ -95,7 +95,7 @@ async def _serve_waiting(
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), requests)
     running: set[asyncio.Task[None]] = set()
 
-    async def serve(number: int, batch: Sequence[Request]) -> None:
+    async def serve(number: int, batch: Sequence[RewardRequest]) -> None:
         try:
             async with asyncio.timeout(seconds):
                 reply = await _scored(verifier, batch, part)
@@ -124,10 +124,10 @@ def _limit_memory(part: RewardPart, stage: Stage) -> None:
 
 def _answerer(
     verifier: AnyVerifier, part: RewardPart, stage: Stage
-) -> Callable[[Sequence[Request]], dict[str, Any]]:
+) -> Callable[[Sequence[RewardRequest]], dict[str, Any]]:
     loop = asyncio.new_event_loop()
 
-    def work(requests: Sequence[Request]) -> dict[str, Any]:
+    def work(requests: Sequence[RewardRequest]) -> dict[str, Any]:
         return loop.run_until_complete(_scored(verifier, requests, part))
 
     if not stage.in_child:
@@ -149,7 +149,9 @@ def _within_limit(reply: dict[str, Any]) -> bytes:
     ).encode()
 
 
-async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: RewardPart) -> dict[str, Any]:
+async def _scored(
+    verifier: AnyVerifier, requests: Sequence[RewardRequest], part: RewardPart
+) -> dict[str, Any]:
     start = time.monotonic()
     try:
         if isinstance(verifier, GroupVerifier):
@@ -160,7 +162,7 @@ async def _scored(verifier: AnyVerifier, requests: Sequence[Request], part: Rewa
         raise
     except Starved as error:
         return {"failed": str(error), "starved": True}
-    except Refused as error:
+    except NoVerdict as error:
         return {"failed": _described(error, part), "refused": True}
     except (MrlError, OSError) as error:  # the verifier says so, or what it asks is not there
         return {"failed": _described(error, part)}

@@ -83,7 +83,7 @@ def judged(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class TrialFinding:
     """What a user should know."""
 
     is_error: bool
@@ -96,11 +96,11 @@ MOST_CORRELATED = 0.5
 _SHOWN = 80
 
 
-def findings(probes: Sequence[Probe]) -> list[Finding]:
+def findings(probes: Sequence[Probe]) -> list[TrialFinding]:
     """What is wrong with a domain's rewards: errors are rewards that teach something else than the task."""
     values = [p.value for p in probes if p.value is not None]
     missing = [p for p in probes if p.value is None]
-    found: list[Finding] = []
+    found: list[TrialFinding] = []
     causes: dict[str, list[Probe]] = {}
     for probe in missing:
         causes.setdefault(cause_of(probe.verdict.reason if probe.verdict else ""), []).append(probe)
@@ -111,12 +111,14 @@ def findings(probes: Sequence[Probe]) -> list[Finding]:
         )
         shown = names if len(names) <= _SHOWN else f"{names[:_SHOWN]}..."
         found.append(
-            Finding(True, f"{len(own)} of {len(probes)} responses ({shown}) have no reward: {reason}")
+            TrialFinding(True, f"{len(own)} of {len(probes)} responses ({shown}) have no reward: {reason}")
         )
     if values and max(values) == min(values):
         return [
             *found,
-            Finding(True, f"every response has the reward {values[0]:g}: nothing can be learned from it"),
+            TrialFinding(
+                True, f"every response has the reward {values[0]:g}: nothing can be learned from it"
+            ),
         ]
     rows = list(_by_row(probes).values())
     found += filter(None, (_compared(rows, *rule) for rule in _RULES))
@@ -138,29 +140,29 @@ _RULES = (
 
 def _compared(
     rows: Sequence[Mapping[str, float]], is_error: bool, name: str, words: str, holds
-) -> Finding | None:
+) -> TrialFinding | None:
     having = [row for row in rows if name in row and ("right" in row or name == "empty")]
     count = sum(holds(row) for row in having)
     if not count or (is_error and count <= MOST_WRONG * len(having)):
         return None
-    return Finding(is_error, f"{name!r} has {words} in {count} of {len(having)} rows")
+    return TrialFinding(is_error, f"{name!r} has {words} in {count} of {len(having)} rows")
 
 
-def _attacks(rows: Sequence[Mapping[str, float]]) -> Iterator[Finding]:
+def _attacks(rows: Sequence[Mapping[str, float]]) -> Iterator[TrialFinding]:
     pairs = [(name, row) for row in rows if "right" in row for name in row if name.startswith(ATTACK)]
     won = sorted({name.removeprefix(ATTACK) for name, row in pairs if row[name] >= row["right"]})
     if won:
-        yield Finding(False, f"attacks that have as much as the right one in some row: {', '.join(won)}")
+        yield TrialFinding(False, f"attacks that have as much as the right one in some row: {', '.join(won)}")
 
 
-def _length(probes: Sequence[Probe]) -> Iterator[Finding]:
+def _length(probes: Sequence[Probe]) -> Iterator[TrialFinding]:
     having = [(len(p.response), p.value) for p in probes if p.value is not None and p.name != "right"]
     lengths, values = np.array([h[0] for h in having], float), np.array([h[1] for h in having], float)
     if len(having) < 10 or not lengths.std() or not values.std():
         return
     correlation = float(np.corrcoef(lengths, values)[0, 1])
     if abs(correlation) > MOST_CORRELATED:
-        yield Finding(
+        yield TrialFinding(
             False, f"rewards of responses that are not right correlate with their length: {correlation:.2f}"
         )
 

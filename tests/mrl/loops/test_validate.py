@@ -7,7 +7,7 @@ import pytest
 
 from mrl.config.load import load_reward
 from mrl.loops.validate import Scores, validation_metrics
-from mrl.rewards.instructions.verifier import parse_checks, verify
+from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
 from mrl.samples import Verdict, VerdictKind
 from tests.support.samples import make_groups, make_sample
 
@@ -60,7 +60,7 @@ def test_domains_of_both_sorts_have_what_fits_each() -> None:
 def test_the_first_of_several_verifiers_counts_and_of_one_its_value() -> None:
     """Not the first of the checks that one verifier names."""
     checks = parse_checks([{"check": "no_commas"}, {"check": "all_lower_case"}], place="here")
-    alone = dataclasses.replace(verify("A word", checks), verifier="instructions")
+    alone = dataclasses.replace(verify_instructions("A word", checks), verifier="instructions")
     assert next(iter(alone.parts.values())) == 1.0 and alone.value == 0.0
     (groups,) = make_groups([dataclasses.replace(make_sample(), verdict=alone)])
     assert Scores.of(groups, load_reward({"kind": "instructions"})).of_samples == [0.0]

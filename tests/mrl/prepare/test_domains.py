@@ -10,9 +10,8 @@ from mrl.config.load import load
 from mrl.data.load import load_data
 from mrl.prepare import domains, tokenizer
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify as verify_code
-from mrl.rewards.instructions.verifier import parse_checks
-from mrl.rewards.instructions.verifier import verify as verify_instructions
+from mrl.rewards.code.verifier import verify_program as verify_code
+from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.verifier import verify_exactly
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from mrl.rewards.contract import Request, scored
+from mrl.rewards.contract import RewardRequest, scored
 from mrl.samples import Verdict, VerdictKind
 
 
-def native(request: Request) -> float:
+def native(request: RewardRequest) -> float:
     return float(str(request.ground_truth) in request.response)
 
 
-async def native_async(request: Request) -> Verdict:
+async def native_async(request: RewardRequest) -> Verdict:
     await asyncio.sleep(0.001)
     return scored(float(str(request.ground_truth) in request.response), "looked")
 
@@ -23,13 +23,13 @@ async def native_async(request: Request) -> Verdict:
 ALL_64 = asyncio.Barrier(64)
 
 
-async def waits_for_all(request: Request) -> float:
+async def waits_for_all(request: RewardRequest) -> float:
     """Answers once 64 samples wait at the same time."""
     await ALL_64.wait()
     return float(str(request.ground_truth) in request.response)
 
 
-async def waits(request: Request) -> float:
+async def waits(request: RewardRequest) -> float:
     """For ever, where the response says so."""
     if "hang" in request.response:
         await asyncio.sleep(1000)
@@ -41,25 +41,25 @@ async def waits(request: Request) -> float:
     return float(str(request.ground_truth) in request.response)
 
 
-async def blocks(request: Request) -> float:
+async def blocks(request: RewardRequest) -> float:
     """An async function that never awaits."""
     time.sleep(1000 if "hang" in request.response else 0.1)
     return float(str(request.ground_truth) in request.response)
 
 
-async def waits_group(requests: list[Request]) -> list[float]:
+async def waits_group(requests: list[RewardRequest]) -> list[float]:
     await ALL_64.wait()
     return [float(str(r.ground_truth) in r.response) for r in requests]
 
 
-def native_group(requests: list[Request]) -> list[float]:
+def native_group(requests: list[RewardRequest]) -> list[float]:
     """Rank by length: the shortest right response gets 1."""
     right = [r for r in requests if str(r.ground_truth) in r.response]
     best = min(right, key=lambda r: len(r.response)).sample_id if right else ""
     return [float(r.sample_id == best) for r in requests]
 
 
-def native_process(request: Request) -> Verdict:
+def native_process(request: RewardRequest) -> Verdict:
     """A value at every token but the second."""
     tokens = request.response_tokens
     assert tokens is not None
@@ -99,27 +99,27 @@ def wrong_signature(only_one: str) -> float:
     return 0.0
 
 
-def gives_nan(request: Request) -> float:
+def gives_nan(request: RewardRequest) -> float:
     return float("nan")
 
 
-def gives_infinity(request: Request) -> float:
+def gives_infinity(request: RewardRequest) -> float:
     return float("inf")
 
 
-def gives_text(request: Request) -> str:
+def gives_text(request: RewardRequest) -> str:
     return "1.0"
 
 
-def wrong_count(requests: list[Request]) -> list[float]:
+def wrong_count(requests: list[RewardRequest]) -> list[float]:
     return [1.0] * (len(requests) + 1)
 
 
-def raises(request: Request) -> float:
+def raises(request: RewardRequest) -> float:
     raise ConnectionError("the service is down")
 
 
-def raises_once_per_sample(request: Request) -> float:
+def raises_once_per_sample(request: RewardRequest) -> float:
     marker = f"{request.metadata['folder']}/{request.sample_id}"
     if not os.path.exists(marker):
         open(marker, "w").close()
@@ -127,7 +127,7 @@ def raises_once_per_sample(request: Request) -> float:
     return 1.0
 
 
-def dies_of(request: Request) -> float:
+def dies_of(request: RewardRequest) -> float:
     if "kill" in request.response:
         os.abort()
     if "hang" in request.response:
@@ -137,29 +137,29 @@ def dies_of(request: Request) -> float:
     return float(str(request.ground_truth) in request.response)
 
 
-def prints(request: Request) -> float:
+def prints(request: RewardRequest) -> float:
     print("x" * 10_000)
     os.write(1, b"\x00\x01garbage on standard output\n" * 100)
     return 1.0
 
 
-def allocates(request: Request) -> float:
+def allocates(request: RewardRequest) -> float:
     return float(len(bytearray(8 * 2**30)))
 
 
-def runs_out_of_memory_in_c(request: Request) -> float:
+def runs_out_of_memory_in_c(request: RewardRequest) -> float:
     os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
     os.abort()
 
 
-def above_range(request: Request) -> float:
+def above_range(request: RewardRequest) -> float:
     return 3.0
 
 
 ATTEMPTS = iter(range(1000))
 
 
-def raises_on(request: Request) -> Verdict:
+def raises_on(request: RewardRequest) -> Verdict:
     """Raises on some samples: alike every time, or not."""
     if "poison" in request.response:
         raise ValueError(f"attempt {next(ATTEMPTS)}")
@@ -171,7 +171,7 @@ def raises_on(request: Request) -> Verdict:
     return scored(float(str(request.ground_truth) in request.response), "", **names)
 
 
-def spins(request: Request) -> float:
+def spins(request: RewardRequest) -> float:
     while "spin" in request.response:
         pass
     return float(str(request.ground_truth) in request.response)

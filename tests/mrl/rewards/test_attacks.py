@@ -17,7 +17,7 @@ from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192)
 PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})
@@ -183,7 +183,7 @@ def _host() -> dict[str, object]:
 
 def _checked(program: str, *, task: CodeTask = TASK, rules: CodeRules = RULES) -> tuple[float | None, str]:
     start = time.monotonic()
-    verdict = verify(program, task, rules)
+    verdict = verify_program(program, task, rules)
     assert time.monotonic() - start < 2 * PATIENT.seconds, "what hangs would hang for 1000 s"
     assert len(verdict.reason) < 600
     return verdict.value, verdict.reason
@@ -259,15 +259,16 @@ def test_attacks_on_asserts(name: str) -> None:
 def test_a_test_that_catches_everything_cannot_hide_a_breach() -> None:
     test = "def check(candidate):\n    try:\n        candidate(3)\n    except BaseException:\n        pass\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert verify("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
-    assert verify("def f(x): return 0", task, PATIENT).value == 1.0
+    assert verify_program("import os\ndef f(x): os._exit(0)", task, RULES).value == 0.0
+    assert verify_program("def f(x): return 0", task, PATIENT).value == 1.0
 
 
 def test_an_argument_changed_in_place_changes_nothing_here() -> None:
     test = "def check(candidate):\n    rows = [1, 2]\n    assert candidate(rows) == 2\n    assert rows == [1, 2]\n    assert candidate(rows) == 2\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
     assert (
-        verify("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, PATIENT).value == 1.0
+        verify_program("def f(rows):\n    n = len(rows)\n    rows.clear()\n    return n", task, PATIENT).value
+        == 1.0
     )
 
 
@@ -275,8 +276,8 @@ def test_nothing_passes_from_one_sample_to_the_next() -> None:
     """30, 31: files, compiled caches and shared memory of one run are gone in the next."""
     plant = "import os\nfor d in ('/tmp', '/dev/shm'): open(d + '/planted', 'w').write('x')\n"
     look = "import os\nassert not any(os.path.exists(d + '/planted') for d in ('/tmp', '/dev/shm'))\n"
-    assert verify(plant + RIGHT, TASK, PATIENT).value == 1.0
-    assert verify(look + RIGHT, TASK, PATIENT).value == 1.0
+    assert verify_program(plant + RIGHT, TASK, PATIENT).value == 1.0
+    assert verify_program(look + RIGHT, TASK, PATIENT).value == 1.0
 
 
 def test_the_hosts_services_cannot_be_reached() -> None:
@@ -292,7 +293,7 @@ def test_the_hosts_services_cannot_be_reached() -> None:
             f"assert not tried(socket.AF_INET, ('127.0.0.1', {server.getsockname()[1]}))\n"
             f"assert not tried(socket.AF_UNIX, '\\0mrl-test-{os.getpid()}')\n"
         )
-        assert verify(reach + RIGHT, TASK, PATIENT).value == 1.0
+        assert verify_program(reach + RIGHT, TASK, PATIENT).value == 1.0
 
 
 def test_two_samples_may_listen_on_the_same_port() -> None:
@@ -300,7 +301,9 @@ def test_two_samples_may_listen_on_the_same_port() -> None:
     listen = "import socket, time\ns = socket.create_server(('127.0.0.1', 18765))\ntime.sleep(0.3)\n"
     values: list[float | None] = []
     threads = [
-        threading.Thread(target=lambda: values.append(verify(listen + RIGHT, TASK, CodeRules()).value))
+        threading.Thread(
+            target=lambda: values.append(verify_program(listen + RIGHT, TASK, CodeRules()).value)
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -337,6 +340,6 @@ def test_the_test_is_nowhere_inside() -> None:
     secret = "918273645546372819"
     test = f"SECRET = '{secret}'\ndef check(candidate):\n    assert candidate(0) == 0, SECRET\n"
     task = parse_task({"entry_point": "f", "test": test}, place="x")
-    assert verify(SEARCH, task, CodeRules()).value == 1.0
+    assert verify_program(SEARCH, task, CodeRules()).value == 1.0
     holds_it = SEARCH + f"held = '{secret}'\n"
-    assert verify(holds_it, task, CodeRules()).value == 0.0, "the search would not find it"
+    assert verify_program(holds_it, task, CodeRules()).value == 0.0, "the search would not find it"

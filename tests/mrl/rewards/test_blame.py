@@ -7,7 +7,7 @@ import pytest
 
 from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
-from mrl.rewards.contract import Request, RewardKind, Stage, scored
+from mrl.rewards.contract import RewardKind, RewardRequest, Stage, scored
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.queues import GRACE_SECONDS, UNWATCHED_SECONDS, StageQueue
@@ -78,7 +78,7 @@ def queue() -> StageQueue:
 
 
 def task(name: str, found: dict[str, Verdict | None]) -> Task:
-    request = Request(sample_id=name, group_id=hash(name), response="", ground_truth=None)
+    request = RewardRequest(sample_id=name, group_id=hash(name), response="", ground_truth=None)
     return Task((request,), lambda verdicts: found.update({name: verdicts[0]}))
 
 

@@ -28,7 +28,7 @@ Run = Callable[[str], str]
 def strict() -> Boundary:
     """The boundary of a machine on which no cgroup can be made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cgroup, "make", lambda **limits: None)
+        patch.setattr(cgroup, "make_cgroup", lambda **limits: None)
         return find_boundary.__wrapped__()
 
 
@@ -239,7 +239,7 @@ def test_what_a_cell_started_runs_only_while_a_cell_does() -> None:
 def test_why_a_sandbox_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull) as unwritable:
         group = SimpleNamespace(procs=[unwritable.fileno()], close=lambda: None)
-        monkeypatch.setattr(cgroup, "make", lambda **limits: group)
+        monkeypatch.setattr(cgroup, "make_cgroup", lambda **limits: group)
         boundary = dataclasses.replace(find_boundary(), has_cgroup=True)
         with pytest.raises(OSError, match=r"cannot join its cgroup: .*Bad file descriptor"):
             BoundaryRun(boundary, RULES)

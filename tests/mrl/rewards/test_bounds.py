@@ -11,7 +11,7 @@ import pytest
 from mrl.rewards.code import sandbox, seccomp
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=60.0, cpu_seconds=60.0, memory_mib=192)
 TASK = parse_task({"entry_point": "f", "cases": [{"args": [3], "expected": 10}]}, place="x")
@@ -123,13 +123,13 @@ def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def holds(program: str) -> None:
-    verdict = verify(HELPERS + program + RIGHT, TASK, RULES)
+    verdict = verify_program(HELPERS + program + RIGHT, TASK, RULES)
     assert verdict.value == 1.0, verdict.reason
 
 
 def test_what_no_limit_counts_is_refused(boundary: sandbox.Boundary) -> None:
     for name, program in REFUSED.items():
-        verdict = verify(HELPERS + program + RIGHT, TASK, RULES)
+        verdict = verify_program(HELPERS + program + RIGHT, TASK, RULES)
         assert verdict.value == 1.0, (name, verdict.reason)
 
 

@@ -12,7 +12,7 @@ from mrl.errors import DataError, RewardError
 from mrl.rewards.code import sandbox
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.verdict_json import decode_verdict
@@ -53,7 +53,7 @@ CHECK = parse_task(
     ],
 )  # fmt: skip
 def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
-    verdict = verify(program, task, FAST)
+    verdict = verify_program(program, task, FAST)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 1.0), verdict.reason
     assert verdict.parts == {"code.accepted": 1.0}
 
@@ -82,13 +82,13 @@ def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
 )
 def test_wrong_programs_are_told_why(program: str, task: CodeTask, outcome: str) -> None:
     rules = CodeRules(seconds=1.0, cpu_seconds=1) if outcome == "time limit" else FAST
-    verdict = verify(program, task, rules)
+    verdict = verify_program(program, task, rules)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 0.0)
     assert verdict.reason.startswith(outcome), verdict.reason
 
 
 def test_partial_value_is_the_share_of_cases() -> None:
-    verdict = verify("def add(a, b):\n    return abs(a) + b", ADD, CodeRules(partial=True))
+    verdict = verify_program("def add(a, b):\n    return abs(a) + b", ADD, CodeRules(partial=True))
     assert verdict.value == pytest.approx(2 / 3)
 
 
@@ -107,7 +107,7 @@ def test_values_of_many_types_cross() -> None:
     task = parse_task(
         {"entry_point": "same", "cases": [{"args": [v], "expected": v} for v in values]}, place="x"
     )
-    assert verify("def same(x):\n    return x", task, FAST).value == 1.0
+    assert verify_program("def same(x):\n    return x", task, FAST).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_values_of_many_types_cross() -> None:
     ],
 )
 def test_reasons_carry_no_control_characters(program: str) -> None:
-    verdict = verify(program, ADD, FAST)
+    verdict = verify_program(program, ADD, FAST)
     assert verdict.value == 0.0
     assert verdict.reason.isprintable() and r"\x1b[2J\n\u202e" in verdict.reason
     reply = {"kind": "scored", "value": 0.0, "reason": "\x1b[2J"}
@@ -128,7 +128,7 @@ def test_reasons_carry_no_control_characters(program: str) -> None:
 
 def test_a_program_over_the_size_limit_is_refused_unread() -> None:
     start = time.process_time()
-    assert verify("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
+    assert verify_program("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
     assert time.process_time() - start < 1.0
 
 
@@ -166,14 +166,14 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
     strict = sandbox.find_boundary.__wrapped__()
     assert "no cgroup here" in strict.describe()
     monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: strict)
-    assert verify("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
+    assert verify_program("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
     fork = "import os\ntry:\n    os.fork()\nexcept OSError:\n    {}\ndef add(a, b):\n    return a + b"
-    assert verify(fork.format("pass"), ADD, FAST).value == 1.0
-    assert verify(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
+    assert verify_program(fork.format("pass"), ADD, FAST).value == 1.0
+    assert verify_program(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
     shell = "import subprocess\nsubprocess.run(['/bin/true'])\ndef add(a, b):\n    return a + b"
-    assert verify(shell, ADD, FAST).reason.startswith("runtime error")
+    assert verify_program(shell, ADD, FAST).reason.startswith("runtime error")
     thread = "import threading\nthreading.Thread(target=print).start()\ndef add(a, b):\n    return a + b"
-    assert verify(thread, ADD, FAST).value == 1.0
+    assert verify_program(thread, ADD, FAST).value == 1.0
 
 
 def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mrl.processes.own_time import Allowance
-from mrl.rewards.code.candidate import Session
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.remote import MAX_REPLY_BYTES, RemoteSession
 from mrl.rewards.code.rules import CodeRules
@@ -62,7 +62,7 @@ class Service(http.server.BaseHTTPRequestHandler):
         assert self.path == "/run_code" and body["language"] == "python"
         rules = CodeRules(seconds=body["run_timeout"], memory_mib=body["memory_limit_MB"])
         try:
-            with Session(find_boundary(), rules, Allowance.of(body["run_timeout"])) as session:
+            with CandidateProcess(find_boundary(), rules, Allowance.of(body["run_timeout"])) as session:
                 source = body["code"] + (FETCH if body["fetch_files"] else "")
                 written = session.run_as_main(source, body["stdin"]).decode()
         except CandidateEnded as ended:

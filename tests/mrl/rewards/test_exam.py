@@ -15,8 +15,8 @@ from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
-from mrl.rewards.code.values import decode, encode, same
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.values import decode_value, encode_value, same
+from mrl.rewards.code.verifier import verify_program
 from tests.support.programs import passes
 from tests.support.verifier_cases.case import Generator, take
 from tests.support.verifier_cases.code import GENERATORS
@@ -26,8 +26,8 @@ from tests.support.verifier_cases.code.exceptions import exceptions
 
 def raising(case: Case, task: CodeTask, candidate: Any) -> Any:
     """A comparison whose exceptions are nobody's."""
-    answer = candidate.call({"args": [encode(value) for value in case.args], "kwargs": {}})
-    right = same(decode(answer.get("value")), case.expected, tolerance=1e-6)
+    answer = candidate.call({"args": [encode_value(value) for value in case.args], "kwargs": {}})
+    right = same(decode_value(answer.get("value")), case.expected, tolerance=1e-6)
     return None if right else (Outcome.WRONG, "")
 
 
@@ -97,7 +97,7 @@ HEAVY = {
 def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
     program, body, reason = HEAVY[name]
     rules = CodeRules(seconds=1.0, cpu_seconds=1.0) if "time" in reason else PATIENT
-    verdict = verify(program, asserts(body), rules)
+    verdict = verify_program(program, asserts(body), rules)
     assert verdict.value == 0.0
     assert verdict.reason.startswith(reason), verdict.reason
 
@@ -106,7 +106,7 @@ def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch
     """On a busy machine the process may use its processor time up before the observer looks at it."""
     monkeypatch.setattr(examiner._Sitting, "_wait", lambda sitting: sitting._connection.poll(60.0))
     program, body, _ = HEAVY["a power"]
-    verdict = verify(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
+    verdict = verify_program(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
     assert (verdict.value, verdict.reason) == (
         0.0,
         "time limit: processor time of the test of what was returned",
@@ -115,7 +115,7 @@ def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch
 
 def test_a_comparison_that_raises_is_the_programs() -> None:
     task = parse_task({"entry_point": "f", "cases": [{"args": [1], "expected": {"1": 1}}]}, place="x")
-    verdict = verify("def f(x):\n    return {10 ** 5000: 1}", task, PATIENT)
+    verdict = verify_program("def f(x):\n    return {10 ** 5000: 1}", task, PATIENT)
     assert verdict.value == 0.0
     assert verdict.reason == "wrong: returned what cannot be compared (ValueError)"
 
@@ -127,7 +127,7 @@ def test_a_comparison_that_raises_is_the_programs() -> None:
 )  # fmt: skip
 def test_a_task_that_cannot_be_judged_is_no_verdict(body: str) -> None:
     with pytest.raises(RewardError, match="code verifier"):
-        verify("def f(x):\n    return x", asserts(body), PATIENT)
+        verify_program("def f(x):\n    return x", asserts(body), PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_a_task_that_cannot_be_judged_is_no_verdict(body: str) -> None:
     ],
 )  # fmt: skip
 def test_values_are_what_the_tests_own_equality_says(program: str, body: str) -> None:
-    verdict = verify(program, asserts(body), PATIENT)
+    verdict = verify_program(program, asserts(body), PATIENT)
     assert verdict.value == 1.0, verdict.reason
 
 
 def test_a_signature_without_a_body_is_context() -> None:
     raw = {"entry_point": "f", "prompt": "def f(x):", "test": "assert f(2) == 3"}
-    assert verify("    return x + 1", parse_task(raw, place="x"), PATIENT).value == 1.0
+    assert verify_program("    return x + 1", parse_task(raw, place="x"), PATIENT).value == 1.0
 
 
 def test_generated_programs_in_the_sandbox() -> None:
@@ -156,7 +156,7 @@ def test_generated_programs_in_the_sandbox() -> None:
             program = program_in(case.response, task)
             assert program is not None or not case.right
             if program is not None:
-                verdict = verify(program, task, PATIENT.model_copy(update=dict(case.settings)))
+                verdict = verify_program(program, task, PATIENT.model_copy(update=dict(case.settings)))
                 assert verdict.value == float(case.right), (case.label, verdict.reason)
 
 
@@ -181,7 +181,7 @@ def f(x):
 def test_a_forged_answer_is_no_exception_of_the_test(answer: str) -> None:
     """The candidate has the runner to itself: what it sends as raised is no more than data."""
     body = "got = list(map(candidate, [1, 2]))\n    assert got in ([], [1])"
-    assert verify(FORGED.replace("{answer}", answer), asserts(body), PATIENT).value == 0.0
+    assert verify_program(FORGED.replace("{answer}", answer), asserts(body), PATIENT).value == 0.0
 
 
 class Gone:

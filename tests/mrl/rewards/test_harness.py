@@ -14,7 +14,7 @@ from mrl.rewards.code import runner
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 from mrl.rewards.kinds.code import Code
 from mrl.rewards.kinds.section import KindPart
 
@@ -99,7 +99,7 @@ def value(raw: dict[str, Any], program: str) -> tuple[float | None, str]:
     task = parse_task(json.dumps(raw), place="x")
     found = program_in(f"```python\n{program}\n```", task)
     assert found is not None
-    verdict = verify(found, task, PATIENT)
+    verdict = verify_program(found, task, PATIENT)
     return verdict.value, verdict.reason
 
 

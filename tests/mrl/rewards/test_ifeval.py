@@ -7,7 +7,7 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.instructions.ifeval import ALIASES
-from mrl.rewards.instructions.verifier import parse_checks, verify
+from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
 
 TALL = "Some WORDS are TALL."
 
@@ -82,7 +82,7 @@ def test_an_instruction_of_ifeval(name: str) -> None:
     everything = dict.fromkeys([key for other, _, _ in IFEVAL.values() for key in other])
     raw = {"instruction_id_list": [name], "kwargs": [everything | arguments]}
     checks = parse_checks(raw, place="rows:1")
-    assert (verify(good, checks).value, verify(bad, checks).value) == (1.0, 0.0)
+    assert (verify_instructions(good, checks).value, verify_instructions(bad, checks).value) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("name", RLVR)
@@ -90,7 +90,7 @@ def test_a_function_of_rlvr_ifeval(name: str) -> None:
     arguments, good, bad = RLVR[name]
     everything = dict.fromkeys([key for other, _, _ in RLVR.values() for key in other])
     checks = parse_checks(json.dumps({"func_name": name, **everything, **arguments}), place="rows:1")
-    assert (verify(good, checks).value, verify(bad, checks).value) == (1.0, 0.0)
+    assert (verify_instructions(good, checks).value, verify_instructions(bad, checks).value) == (1.0, 0.0)
 
 
 def test_a_row_has_one_check_for_each_instruction() -> None:
@@ -113,7 +113,9 @@ def test_instructions_that_go_together_can_be_followed_together() -> None:
         ],
         "kwargs": [{}, {"end_phrase": "Is there anything else?"}, {}],
     }
-    assert verify('"no. is there anything else?"', parse_checks(raw, place="rows:1")).value == 1.0
+    assert (
+        verify_instructions('"no. is there anything else?"', parse_checks(raw, place="rows:1")).value == 1.0
+    )
 
 
 @pytest.mark.parametrize(

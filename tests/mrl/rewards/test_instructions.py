@@ -8,9 +8,9 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.instructions.checks import CHECKS
-from mrl.rewards.instructions.plain import Reading
+from mrl.rewards.instructions.plain import VisibleResponse
 from mrl.rewards.instructions.rules import InstructionRules
-from mrl.rewards.instructions.verifier import Check, parse_checks, verify
+from mrl.rewards.instructions.verifier import Check, parse_checks, verify_instructions
 
 POEM = "First line here.\n\nSecond part, with *stress* and **bold**.\n\nP.S. done"
 
@@ -61,14 +61,14 @@ def test_every_check_has_a_case_and_there_are_twenty() -> None:
 def test_check_holds_and_fails(name: str) -> None:
     arguments, good, bad = CASES[name]
     checks = parse_checks([{"check": name, **arguments}], place="rows:1")
-    assert verify(good, checks).value == 1.0
-    assert verify(bad, checks).value == 0.0
-    assert verify("", checks).value == 0.0, "an empty response passes nothing"
+    assert verify_instructions(good, checks).value == 1.0
+    assert verify_instructions(bad, checks).value == 0.0
+    assert verify_instructions("", checks).value == 0.0, "an empty response passes nothing"
 
 
 @functools.cache
-def long_reading(piece: str) -> Reading:
-    return Reading(piece * (100_000 // len(piece)))
+def long_reading(piece: str) -> VisibleResponse:
+    return VisibleResponse(piece * (100_000 // len(piece)))
 
 
 PIECES = (
@@ -117,15 +117,15 @@ def test_checks_are_linear(name: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_seen_of_a_text(text: str, seen: str) -> None:
-    assert Reading(text).prose == seen
+    assert VisibleResponse(text).prose == seen
 
 
 def test_checks_are_composed() -> None:
     checks = (Check("no_commas", {}), Check("num_words", {"relation": "at_most", "count": 3}))
-    assert verify("three short words", checks).value == 1.0
-    half = verify("four words, not three", checks, InstructionRules(partial=True))
+    assert verify_instructions("three short words", checks).value == 1.0
+    half = verify_instructions("four words, not three", checks, InstructionRules(partial=True))
     assert half.value == 0.0
-    half = verify("four words not three", checks, InstructionRules(partial=True))
+    half = verify_instructions("four words not three", checks, InstructionRules(partial=True))
     assert half.value == 0.5
     assert half.parts == {"0.no_commas": 1.0, "1.num_words": 0.0}
     assert "num_words" in half.reason

@@ -18,13 +18,13 @@ from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
-from mrl.rewards.contract import Request, request_for
+from mrl.rewards.contract import RewardRequest, request_for
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
-from mrl.rewards.judges.reward_model import Conversation, check_heads
+from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
 from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import ServerSection
 from mrl.rewards.pool.pool import RewardPool
@@ -256,7 +256,7 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=error):
-            Conversation(str(tmp_path))
+            ConversationEncoder(str(tmp_path))
 
 
 def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
@@ -276,7 +276,7 @@ def save_classifier(folder: Path, tokenizer: Any, **more: Any) -> int:
 def scored_here(section: RewardSection, pair: Any, folder: str | None = None) -> Verdict:
     """By the section's only verifier, in this process: what a worker does once its imports are there. What the verifier raises is raised."""
     (part,), (sample, prompt) = section.all_verifiers(), pair
-    kind = kind_of(part, folder)
+    kind = reward_kind(part, folder)
     asked = request_for(sample, prompt, ground_truth=prompt.ground_truth, deadline_seconds=60.0)
     return asyncio.run(kind.verifier(kind.stages[0]).score(asked))
 
@@ -306,8 +306,8 @@ def test_heads_that_disagree_lower_the_reward(
     pair, before = make_pair(0, "12", None), stats()["calls"]
     for _ in range(2):
         verdict = scored_here(heads, pair, str(tmp_path / "judged"))
-        request = Request("0.0", 0, "12", None, prompt=pair[1].text)
-        mean = sum(Conversation(str(tmp_path / "model")).ids(request)[0]) + 3.0
+        request = RewardRequest("0.0", 0, "12", None, prompt=pair[1].text)
+        mean = sum(ConversationEncoder(str(tmp_path / "model")).ids(request)[0]) + 3.0
         assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
         assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
     assert stats()["calls"] == before + 1
@@ -321,11 +321,13 @@ def test_a_deviation_lowers_the_reward(weight: float, server: Asked, make_pair: 
     section = asking(server[0], asked, {"disagreement_weight": weight})
     pair = make_pair(0, "12", None)
     verdict = scored_here(section, pair)
-    mean = sum(Conversation(str(tmp_path)).ids(Request("0.0", 0, "12", None, prompt=pair[1].text))[0])
+    mean = sum(
+        ConversationEncoder(str(tmp_path)).ids(RewardRequest("0.0", 0, "12", None, prompt=pair[1].text))[0]
+    )
     assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
     assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
     with pytest.raises(ConfigError, match="gives a mean and a deviation: set reward_model"):
-        check_heads(Conversation(str(tmp_path)), RewardModelRules())
+        check_heads(ConversationEncoder(str(tmp_path)), RewardModelRules())
 
 
 @pytest.mark.parametrize(
@@ -389,8 +391,8 @@ def test_the_reward_is_made_of_the_steps_probabilities(
     assert stats()["calls"] == before + 1, verdict.reason
     tokenizer = chat_tokenizers.qwen()
     steps = ["".join(STEPS[:2]), STEPS[2].replace("<|", "< |"), STEPS[3] + "\n"]
-    asked = Request("0.0", 0, "", None, prompt=pair[1].text)
-    before, lead, _ = Conversation(str(tmp_path / "model")).around(asked)
+    asked = RewardRequest("0.0", 0, "", None, prompt=pair[1].text)
+    before, lead, _ = ConversationEncoder(str(tmp_path / "model")).around(asked)
     before += tokenizer.encode(lead)
     own = tokenizer.encode("".join(steps))
     so_far = [tokenizer.decode(own[:end]) for end in range(len(own) + 1)]
@@ -472,7 +474,7 @@ def test_settings_for_another_kind_of_reward_model_are_refused(
     save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(labels))
     (tmp_path / "reward_model.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=said):
-        check_heads(Conversation(str(tmp_path)), RewardModelRules(**rules))
+        check_heads(ConversationEncoder(str(tmp_path)), RewardModelRules(**rules))
 
 
 @pytest.mark.parametrize("school", [*SCHOOLS, "opening without a template"])
@@ -486,16 +488,16 @@ def test_a_reward_model_is_given_the_tokens_that_it_was_trained_on(school: str, 
         )
         tokenizer.chat_template = None
     end = save_classifier(tmp_path, tokenizer)
-    elsewhere = Conversation(str(tmp_path))
+    elsewhere = ConversationEncoder(str(tmp_path))
     (tmp_path / "reward_model.json").write_text(json.dumps({"end_tokens": [end]}))
-    ours = Conversation(str(tmp_path))
+    ours = ConversationEncoder(str(tmp_path))
     messages = ({"role": "user", "content": "What is 3 times 4?"}, {"role": "assistant", "content": "12"})
     encoder = Encoder(tokenizer, ends=[end])
     if tokenizer.chat_template:
         trained = encoder.messages(messages, first=1, place="row")
     else:
         trained = encoder.text(messages[0]["content"], messages[1]["content"], place="row")
-    request = Request("0.0", 0, "12", "12", prompt=messages[0]["content"], messages=messages[:1])
+    request = RewardRequest("0.0", 0, "12", "12", prompt=messages[0]["content"], messages=messages[:1])
     assert ours.ids(request)[0] == trained.tokens.tolist()
     longer = elsewhere.ids(request)[0]  # one from elsewhere may have its score at the template's last token
     assert (longer != trained.tokens.tolist()) == (school == "qwen")

@@ -13,7 +13,7 @@ from mrl.processes import own_time
 from mrl.processes.own_time import OwnTime, Starved
 from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify
+from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=0.8, cpu_seconds=0.5)
 CALLS = parse_task(
@@ -86,7 +86,7 @@ def busy(count: int) -> Iterator[None]:
 
 def judge(programs: dict[str, tuple[str, CodeTask, str]]) -> None:
     for name, (program, task, outcome) in programs.items():
-        verdict = verify(program, task, RULES)
+        verdict = verify_program(program, task, RULES)
         assert verdict.reason.startswith(outcome), (name, verdict.reason)
         assert verdict.value == float(outcome == "accepted")
 
@@ -109,7 +109,7 @@ def test_a_program_that_gets_no_processor_has_no_verdict(monkeypatch: pytest.Mon
     monkeypatch.setattr(own_time, "PATIENCE_SECONDS", 0.1)
     program, task, _ = PROGRAMS["right after half its time"]
     with busy(4), pytest.raises(Starved, match="starved"):
-        verify(program, task, RULES, seconds=0.3)
+        verify_program(program, task, RULES, seconds=0.3)
 
 
 def test_own_time_of_programs_that_compute_sleep_and_starve() -> None:

@@ -13,7 +13,7 @@ from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.maths.numbers import exact_number, tidy
 from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.symbolic import RAISED, compare
-from mrl.rewards.maths.verifier import parse_ground_truth, verify_exactly, verify_symbolically
+from mrl.rewards.maths.verifier import parse_maths_ground_truth, verify_exactly, verify_symbolically
 from mrl.rewards.pool.pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
@@ -35,7 +35,9 @@ def value(answer: str, ground_truth: str) -> float | None:
 def test_all_gsm8k_ground_truths_score_one_and_shifted_ones_zero() -> None:
     solutions = [row["answer"] for row in data_sets.rows("gsm8k")]
     assert len(solutions) == (8792 if data_sets.WHOLE else 128)
-    ground_truths = [parse_ground_truth(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions]
+    ground_truths = [
+        parse_maths_ground_truth(s.rpartition("####")[2], rules=RULES, place="x") for s in solutions
+    ]
     own = [verify_exactly(s, g, RULES) for s, g in zip(solutions, ground_truths, strict=True)]
     assert all(v is not None and v.value == 1.0 for v in own)
     shifted = ground_truths[1:] + ground_truths[:1]
@@ -152,7 +154,7 @@ def test_code_in_an_answer_never_runs(template: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["\\frac{1}{0}", "9^{9^{9}}", "+*/", "\\int_0^1 f(x) dx", "\\sum_n a_n"])
 def test_a_ground_truth_that_nothing_reads_is_compared_as_text_and_said(text: str) -> None:
-    assert parse_ground_truth(text, rules=RULES, place="f:1") == text
+    assert parse_maths_ground_truth(text, rules=RULES, place="f:1") == text
     assert value(text, text) == 1.0 and value("3", text) == 0.0
     assert "compares its text" in Maths(KindPart(kind="maths")).remark(text)
     assert not Maths(KindPart(kind="maths")).remark("x^2+1")
@@ -180,7 +182,7 @@ def test_tolerance_rule_and_percent_signs() -> None:
 
 def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
     solution = "First \\boxed{3}, then $x = \\boxed{\\frac{1}{2}}$. " + "And so on. " * 100
-    assert parse_ground_truth(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
+    assert parse_maths_ground_truth(solution, rules=RULES, place="f:1") == "\\frac{1}{2}"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_the_ground_truth_of_a_solution_is_its_last_box() -> None:
 )
 def test_unusable_ground_truths_are_named_at_load(raw: object) -> None:
     with pytest.raises(DataError, match=r"file\.jsonl:7"):
-        parse_ground_truth(raw, rules=RULES, place="file.jsonl:7")
+        parse_maths_ground_truth(raw, rules=RULES, place="file.jsonl:7")
 
 
 def test_exact_path_is_fast_enough() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mrl.errors import ConfigError, RewardError
 from mrl.own_code import place_of
-from mrl.rewards.contract import GroupVerifier, Request, Verifier
+from mrl.rewards.contract import GroupVerifier, RewardRequest, Verifier
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.plugins.plugin import load_plugin
 from mrl.rewards.pool.pool import RewardPool, try_verifiers
@@ -31,19 +31,19 @@ def part(path: str, **fields: Any) -> KindPart:
     return KindPart(kind="plugin", path=f"{PLUGINS}:{path}", **fields)
 
 
-def request(response: str, ground_truth: Any = "7", **fields: Any) -> Request:
+def request(response: str, ground_truth: Any = "7", **fields: Any) -> RewardRequest:
     metadata = {"ground_truth": ground_truth, "data_source": "tests", "extra_info": {"index": 3}}
     defaults = {
         "prompt": "What is 3 + 4?",
         "metadata": metadata,
         "response_tokens": np.arange(4, dtype=np.int32),
     }
-    return Request(
+    return RewardRequest(
         sample_id="1.0", group_id=1, response=response, ground_truth=ground_truth, **{**defaults, **fields}
     )
 
 
-def score(verifier: Verifier | GroupVerifier, asked: Request) -> Any:
+def score(verifier: Verifier | GroupVerifier, asked: RewardRequest) -> Any:
     assert isinstance(verifier, Verifier)
     return asyncio.run(verifier.score(asked))
 

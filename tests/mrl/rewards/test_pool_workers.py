@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from mrl.errors import RewardError
-from mrl.rewards.contract import Request
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.contract import RewardRequest
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.pool import queues
 from mrl.rewards.pool.pool import RewardPool
@@ -79,11 +79,11 @@ def test_workers_are_recycled(make_pair: Any, score_all: Any) -> None:
 def test_a_worker_of_cheap_checks_is_spent_by_batches_not_by_samples() -> None:
     """A new process for every 2,000 samples took two thirds of the exact path's time."""
     section = RewardSection(kind="maths", tasks_per_worker=3)
-    queue = queues.queues_of(kind_of(section), section, collections.Counter())
+    queue = queues.queues_of(reward_kind(section), section, collections.Counter())
     worker = Worker(cast(Any, None), started=0.0, ready=True)
     size = queue.stage.batch_size
     for n in range(4 * size):
-        request = Request(sample_id=f"{n}.0", group_id=n, response=f"#### {n}", ground_truth=str(n))
+        request = RewardRequest(sample_id=f"{n}.0", group_id=n, response=f"#### {n}", ground_truth=str(n))
         queue.put(Task((request,), lambda verdicts: None))
     for _ in range(3):
         assert not queue.is_spent(worker)

@@ -13,7 +13,7 @@ from mrl.errors import RewardError
 from mrl.rewards.code import values
 from mrl.rewards.code.program import program_in
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.values import MAX_INT_BITS, ForeignValue, decode, encode, same
+from mrl.rewards.code.values import MAX_INT_BITS, ForeignValue, decode_value, encode_value, same
 from mrl.rewards.contract import checked_value
 from tests.support.programs import passes
 from tests.support.verifier_cases.case import take
@@ -50,7 +50,7 @@ def exactly(a: Any, b: Any) -> bool:
 @given(VALUES)
 @settings(max_examples=200, deadline=None)
 def test_the_round_trip_is_the_identity(value: Any) -> None:
-    assert exactly(decode(json.loads(json.dumps(encode(value)))), value)
+    assert exactly(decode_value(json.loads(json.dumps(encode_value(value)))), value)
 
 
 @given(
@@ -62,7 +62,7 @@ def test_the_round_trip_is_the_identity(value: Any) -> None:
 @settings(max_examples=300, deadline=None)
 def test_arbitrary_data_is_decoded_or_refused_never_worse(data: Any) -> None:
     with contextlib.suppress(ForeignValue):
-        decode(data)
+        decode_value(data)
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**4000), math.inf, math.nan, "1", None], ids=range(6))
@@ -89,7 +89,7 @@ def nested(depth: int) -> Any:
 )  # fmt: skip
 def test_what_is_not_built_in_is_refused(data: Any) -> None:
     with pytest.raises(ForeignValue):
-        decode(data)
+        decode_value(data)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from mrl.rewards.contract import Request
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.contract import RewardRequest
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import KindPart
 from mrl.rewards.visible import visible_text
 
@@ -27,8 +27,8 @@ def test_only_what_follows_the_last_closed_thought_is_visible(text: str, visible
     [("4 fits, so \\boxed{4}", 0.0), ("4 fits</think> \\boxed{4}", 1.0), ("\\boxed{4}</think> done", 0.0)],
 )
 def test_a_thought_that_the_prompt_opened_is_no_answer(response: str, value: float) -> None:
-    kind = kind_of(KindPart(kind="maths"))
-    request = Request("0.0", 0, response, "4", prompt="[user]2+2?[assistant]<think>\n")
+    kind = reward_kind(KindPart(kind="maths"))
+    request = RewardRequest("0.0", 0, response, "4", prompt="[user]2+2?[assistant]<think>\n")
     verdict = asyncio.run(kind.verifier(kind.stages[0]).score(request))
     assert verdict is not None and verdict.value == value
 
@@ -37,7 +37,7 @@ def test_a_thought_that_the_prompt_opened_is_no_answer(response: str, value: flo
     ("prompt", "value"), [("2+2?", 0.0), ("2+2?<think>\n", 1.0), ("Use <think> tags. 2+2?", 0.0)]
 )
 def test_a_thought_that_the_prompt_opened_is_part_of_the_shape(prompt: str, value: float) -> None:
-    kind = kind_of(KindPart(kind="format"))
-    request = Request("0.0", 0, "it is 4</think><answer>4</answer>", None, prompt=prompt)
+    kind = reward_kind(KindPart(kind="format"))
+    request = RewardRequest("0.0", 0, "it is 4</think><answer>4</answer>", None, prompt=prompt)
     verdict = asyncio.run(kind.verifier(kind.stages[0]).score(request))
     assert verdict is not None and verdict.value == value

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.registry import KINDS, kind_of
+from mrl.rewards.kinds.registry import KINDS, reward_kind
 from mrl.rewards.kinds.section import KindPart, RewardSection
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.pool import RewardPool
@@ -76,12 +76,12 @@ def _changed(section: Any, name: str) -> Any:
 def test_every_setting_of_a_worker_is_in_its_key(kind: str) -> None:
     """A new setting is in it, or is named above as one that no worker looks at."""
     part = KindPart.model_construct(kind=kind)
-    key = kind_of(part).worker_key()
+    key = reward_kind(part).worker_key()
     settings = set(RewardPart.model_fields) - {"kind"}
-    assert {n for n in settings if kind_of(_changed(part, n)).worker_key() == key} == OF_NO_WORKER
+    assert {n for n in settings if reward_kind(_changed(part, n)).worker_key() == key} == OF_NO_WORKER
     name = KINDS[kind].rules_name or kind
     for rule in KINDS[name].rules_section.model_fields:
         other = part.model_copy(update={name: _changed(getattr(part, name), rule)})
-        assert kind_of(other).worker_key() != key, rule
+        assert reward_kind(other).worker_key() != key, rule
     others = set(KindPart.model_fields) - set(RewardPart.model_fields) - {name}
-    assert all(kind_of(_changed(part, n)).worker_key() == key for n in others), "rules of other kinds"
+    assert all(reward_kind(_changed(part, n)).worker_key() == key for n in others), "rules of other kinds"

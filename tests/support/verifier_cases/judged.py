@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from mrl.rewards.contract import Request, RewardKind
-from mrl.rewards.kinds.registry import kind_of
+from mrl.rewards.contract import RewardKind, RewardRequest
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import KindPart
 from mrl.samples import Verdict
 from tests.support.verifier_cases.case import Case
@@ -42,8 +42,8 @@ def ground_truth_of(case: Case, kind: RewardKind) -> Any:
 
 def verdict_of(case: Case) -> Verdict:
     """What the kind's stages say, one after the other."""
-    kind = kind_of(part_of(case))
-    request = Request("0.0", 0, case.response, ground_truth_of(case, kind))
+    kind = reward_kind(part_of(case))
+    request = RewardRequest("0.0", 0, case.response, ground_truth_of(case, kind))
     for stage in kind.used_stages():
         verdict = asyncio.run(kind.verifier(stage).score(request))  # type: ignore[union-attr]
         if verdict is not None:
