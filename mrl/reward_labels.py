@@ -60,7 +60,7 @@ def label_keys(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def scored(hf: Mapping[str, Any], given: Sequence[str] = ("score",)) -> dict[str, Any]:
+def reward_model_config(hf: Mapping[str, Any], given: Sequence[str] = ("score",)) -> dict[str, Any]:
     """What config.json says of the reward model of the same layers that gives these labels; of a reward model what it says."""
     if has_score(hf):
         return dict(hf)

@@ -16,7 +16,7 @@ from mrl.config.sections.tune import TuneSection
 from mrl.data.load import LoadReport, load_data
 from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
 from mrl.data.tokenise import tokenizer_of
-from mrl.data.tune_rows import TuneRow, load_training, load_validation
+from mrl.data.tune_rows import TuneRow, load_training, load_validation_rows
 from mrl.launch.commands.tune import encoder_of
 from mrl.prepare.new_model import write_tokenizer
 from mrl.report.terminal import plain, terminal_text
@@ -83,7 +83,7 @@ def _tokenizer(config: Config) -> Any:
 
 def _tuned(config: Config, section: TuneSection, tokenizer: Any, rows: int) -> Iterator[FilePreview]:
     encoder, by_file = encoder_of(config, section, tokenizer), dict[str, list[TuneRow]]()
-    for load in (load_training, load_validation):
+    for load in (load_training, load_validation_rows):
         for row in load(section, encoder, max_length=config.model.max_length).rows:
             by_file.setdefault(row.place.rpartition(":")[0], []).append(row)
     return (of_tuned(file, found, tokenizer, rows=rows) for file, found in by_file.items())

@@ -19,7 +19,14 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import StyleProbe, style_probes
-from mrl.data.tune_rows import TuneRows, load_training, load_validation, overlap, scored, steps_of
+from mrl.data.tune_rows import (
+    TuneRows,
+    load_training,
+    load_validation_rows,
+    overlapping_rows,
+    reward_model_rows,
+    steps_of,
+)
 from mrl.errors import ConfigError
 from mrl.files import held
 from mrl.launch.cluster.node_facts import installed_versions
@@ -55,7 +62,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
         check_reward_model(config, scored_config, training)
     _check_resume(config, section, training)
     say = [training.report, validation.report] if validation.rows else [training.report]
-    if shared := overlap(training, validation):
+    if shared := overlapping_rows(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
     say += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in say), flush=True)
@@ -161,11 +168,11 @@ def load_tune_rows(config: Config, section: TuneSection) -> tuple[TuneRows, Tune
     encoder, longest = encoder_of(config, section, tokenizer), config.model.max_length
     found = (
         load_training(section, encoder, max_length=longest),
-        load_validation(section, encoder, max_length=longest),
+        load_validation_rows(section, encoder, max_length=longest),
     )
     if not section.objective.is_reward_model:
         return found
-    return scored(found[0]), scored(found[1])
+    return reward_model_rows(found[0]), reward_model_rows(found[1])
 
 
 def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:

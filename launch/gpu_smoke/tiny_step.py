@@ -30,7 +30,7 @@ def write_model(folder: Path, *, large: bool) -> None:
         "".join(json.dumps({"prompt": f"{i}+{i}=", "answer": str(2 * i)}) + "\n" for i in range(20))
     )
     new = NewModelSection(hidden_size=1024, num_experts=16, expert_size=768) if large else NewModelSection()
-    new_model.make(new, [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
+    new_model.make_new_model(new, [str(rows)], folder, max_length=MAX_LENGTH, seed=0)
     rows.unlink()
 
 

@@ -16,7 +16,7 @@ from mrl.config.root import Config
 GB = 1e9
 
 
-def capacity_report(config: Config, hardware: Hardware) -> Report:
+def capacity_report(config: Config, hardware: Hardware) -> CapacityReport:
     """Says whether `config` fits `hardware` and what a step costs. ConfigError where the model is unknown.
 
     What `mrl train` would refuse gives a report of its errors alone.
@@ -24,7 +24,9 @@ def capacity_report(config: Config, hardware: Hardware) -> Report:
     estimate = Estimate(config, hardware)
     head = _head_tree(estimate)
     if estimate.unmet:
-        return Report(head | {"fits": False, "errors": estimate.unmet, "warnings": [], "suggestions": []})
+        return CapacityReport(
+            head | {"fits": False, "errors": estimate.unmet, "warnings": [], "suggestions": []}
+        )
     advice = advise(estimate)
     parts = {
         "fits": not advice.errors,
@@ -37,7 +39,7 @@ def capacity_report(config: Config, hardware: Hardware) -> Report:
         "export": dataclasses.asdict(estimate.exporting),
         "step": _step_tree(estimate),
     }
-    return Report(head | parts | dataclasses.asdict(advice))
+    return CapacityReport(head | parts | dataclasses.asdict(advice))
 
 
 def _head_tree(estimate: Estimate) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _step_tree(estimate: Estimate) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CapacityReport:
     """A capacity estimate to be shown; `tree` is what `--json` prints."""
 
     tree: dict[str, Any]

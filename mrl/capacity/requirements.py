@@ -40,7 +40,7 @@ def unmet(
     ]
     of_engines: list[Callable[[], list[str]]] = [
         lambda: prompts_and_responses(config),
-        lambda: replay(config, hf, gpus=gpus),
+        lambda: check_replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
         lambda: engines_over_nodes(config, nodes),
         lambda: engine_arguments.faults(config.rollout.engine_args),
@@ -95,7 +95,7 @@ def layers(config: Config, hf: dict[str, Any]) -> list[str]:
     ]
 
 
-def replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
+def check_replay(config: Config, hf: dict[str, Any], *, gpus: bool) -> list[str]:
     """Says so where there are no routes to replay, or where engines cannot tell them."""
     wanted, deterministic = config.routing.replay, config.loop.deterministic
     if wanted != "off" and not Facts(hf, "").num_experts:

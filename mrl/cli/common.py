@@ -17,7 +17,7 @@ def config_command(commands, name: str, run, text: str) -> argparse.ArgumentPars
     return command
 
 
-def load(options: argparse.Namespace, *overrides: str):
+def command_config(options: argparse.Namespace, *overrides: str):
     """The configuration that a command was given."""
     from mrl.config.load import load_config
 
@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
-def answer(text: str) -> int:
+def print_answer(text: str) -> int:
     """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
     try:
         print(printable(text), flush=True)

@@ -8,7 +8,7 @@ import json
 import logging
 from pathlib import Path
 
-from mrl.cli.common import CONFIG_HELP, answer, config_command, load
+from mrl.cli.common import CONFIG_HELP, command_config, config_command, print_answer
 from mrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _train_command(commands) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    config = load(options)
+    config = command_config(options)
     if options.dry_run:
         from mrl.config.load import dump
         from mrl.launch.commands.check import dry_run
@@ -98,22 +98,24 @@ def _make(options: argparse.Namespace) -> int:
     if options.what == "arithmetic":
         from mrl.prepare import arithmetic
 
-        print(f"wrote {arithmetic.write(options.out, largest=options.largest, num_pairs=options.pairs)}")
+        print(
+            f"wrote {arithmetic.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
+        )
         return 0
     if options.what == "calculator":
         from mrl.prepare import calculator
 
-        print(f"wrote {calculator.write(options.out)}")
+        print(f"wrote {calculator.write_calculator(options.out)}")
         return 0
     if options.what == "chains":
         from mrl.prepare import chains
 
-        print(f"wrote {chains.write(options.out, num_steps=options.steps)}")
+        print(f"wrote {chains.write_chains(options.out, num_steps=options.steps)}")
         return 0
     if options.what == "domains":
         from mrl.prepare import domains
 
-        print(f"wrote {domains.write(options.out)}")
+        print(f"wrote {domains.write_domains(options.out)}")
         return 0
     if options.what in ("preferences", "judgements"):
         return _pairs(options)
@@ -132,9 +134,11 @@ def _pairs(options: argparse.Namespace) -> int:
 
     asked = preferences.PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
     if options.what == "preferences":
-        return answer(preferences.make_preferences(load(options), asked))
+        return print_answer(preferences.make_preferences(command_config(options), asked))
     judge = argparse.Namespace(**vars(options) | {"config": [*options.config, *options.judge]})
-    return answer(judgements.make_judgements(load(options), load(judge), asked, options.thought))
+    return print_answer(
+        judgements.make_judgements(command_config(options), command_config(judge), asked, options.thought)
+    )
 
 
 def _data_command(commands) -> None:
@@ -148,8 +152,8 @@ def _data_command(commands) -> None:
 def _data(options: argparse.Namespace) -> int:
     from mrl.launch.commands.data import preview
 
-    found = preview(load(options), rows=max(0, options.rows))
-    return answer(json.dumps(found.tree, indent=1) if options.json else found.text())
+    found = preview(command_config(options), rows=max(0, options.rows))
+    return print_answer(json.dumps(found.tree, indent=1) if options.json else found.text())
 
 
 def _eval_command(commands) -> None:
@@ -167,7 +171,7 @@ def _eval(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands.evaluate import evaluate
 
-    for name, value in evaluate(load(options), out=options.out).items():
+    for name, value in evaluate(command_config(options), out=options.out).items():
         print(f"{name} {value:.4f}")
     return 0
 
@@ -178,7 +182,7 @@ def _difficulty(options: argparse.Namespace) -> int:
     quiet()
     from mrl.launch.commands.difficulty import measure_difficulty
 
-    return answer(measure_difficulty(load(options)))
+    return print_answer(measure_difficulty(command_config(options)))
 
 
 def _rewards_command(commands) -> None:
@@ -234,20 +238,20 @@ def _rewards(options: argparse.Namespace) -> int:
     from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards import verify_row
 
-    with with_engines(load(options)) as config:
+    with with_engines(command_config(options)) as config:
         said = verify_row(config, row=options.row, response=options.response, every_stage=options.explain)
-    return answer(said)
+    return print_answer(said)
 
 
 def _rewards_try(options: argparse.Namespace) -> int:
     from mrl.launch.commands.engines import with_engines
     from mrl.launch.commands.rewards_try import try_rewards
 
-    with with_engines(load(options)) as config:
+    with with_engines(command_config(options)) as config:
         said, is_good = try_rewards(
             config, num_rows=options.rows, deadline_seconds=options.deadline, right=options.right
         )
-    return answer(said) or int(not is_good)
+    return print_answer(said) or int(not is_good)
 
 
 def _rewards_check(options: argparse.Namespace) -> int:
@@ -263,9 +267,9 @@ def _rewards_check(options: argparse.Namespace) -> int:
         attacked_rows=options.attacked_rows,
         deadline_seconds=options.deadline,
     )
-    with with_engines(load(options)) as config:
+    with with_engines(command_config(options)) as config:
         said, is_good = check_agreement(config, asked)
-    return answer(said) or int(not is_good)
+    return print_answer(said) or int(not is_good)
 
 
 def _plan_command(commands) -> None:
@@ -279,9 +283,9 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.hardware import load_hardware
     from mrl.capacity.report import capacity_report
 
-    report = capacity_report(load(options), load_hardware(options.hardware))
+    report = capacity_report(command_config(options), load_hardware(options.hardware))
     shown = json.dumps(report.tree, indent=1) if options.json else report.table()
-    return answer(shown) or int(not report.fits)
+    return print_answer(shown) or int(not report.fits)
 
 
 def _bench_command(commands) -> None:
@@ -310,7 +314,7 @@ def _bench_command(commands) -> None:
 def _bench_step(options: argparse.Namespace) -> int:
     from mrl.launch.commands.bench_step import bench_step, step_table
 
-    return _figures(bench_step(load(options), num_steps=options.steps), step_table, options)
+    return _figures(bench_step(command_config(options), num_steps=options.steps), step_table, options)
 
 
 def _bench_stream(options: argparse.Namespace) -> int:
@@ -319,7 +323,7 @@ def _bench_stream(options: argparse.Namespace) -> int:
     names = options.schedules.split(",")
     if len(set(names)) < len(names):
         raise ConfigError(f"--schedules {options.schedules}: a schedule stands there twice")
-    configs = {name: load(options, *schedule_overrides(name)) for name in names}
+    configs = {name: command_config(options, *schedule_overrides(name)) for name in names}
     figures = bench_stream(
         configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
     )
@@ -327,7 +331,7 @@ def _bench_stream(options: argparse.Namespace) -> int:
 
 
 def _figures(figures, table, options: argparse.Namespace) -> int:
-    return answer(json.dumps(figures, indent=1) if options.json else table(figures))
+    return print_answer(json.dumps(figures, indent=1) if options.json else table(figures))
 
 
 def _settings_command(commands) -> None:
@@ -339,4 +343,4 @@ def _settings_command(commands) -> None:
 def _settings(options: argparse.Namespace) -> int:
     from mrl.config.describe import describe
 
-    return answer(describe(options.path))
+    return print_answer(describe(options.path))

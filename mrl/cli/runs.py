@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mrl.cli.common import answer
+from mrl.cli.common import print_answer
 from mrl.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def _report(options: argparse.Namespace) -> int:
         out = Path(options.out or folders[0] / "report.html")
         write_report(folders, out, megabytes=options.megabytes, steps=_steps(options.steps))
         said.append(f"wrote {out}; it opens in a browser, from disk")
-    return answer("\n".join(said))
+    return print_answer("\n".join(said))
 
 
 def _steps(words: str | None) -> tuple[int, int] | None:
@@ -67,7 +67,7 @@ def _audit(options: argparse.Namespace) -> int:
     from mrl.report.audit import audit, audit_text
 
     found = audit(Path(options.folder))
-    return answer(audit_text(found)) or int(not found.holds)
+    return print_answer(audit_text(found)) or int(not found.holds)
 
 
 def _replay_command(commands) -> None:
@@ -94,7 +94,7 @@ def _replay(options: argparse.Namespace) -> int:
     run = Path(options.folder)
     out = Path(options.out) if options.out else run.resolve().with_name(f"{run.resolve().name}-replay")
     asked = ReplayOptions(run, out, options.until, options.attempt, options.judge_again, options.any_code)
-    return answer(replay(asked))
+    return print_answer(replay(asked))
 
 
 def _diagnose_command(commands) -> None:
@@ -116,10 +116,10 @@ def _diagnose(options: argparse.Namespace) -> int:
     folder = run_folder(Path(options.folder))
     diagnosis, notes = diagnose_folder(folder)
     if options.json:
-        return answer(json.dumps(page.tree(diagnosis, notes), indent=1))
+        return print_answer(json.dumps(page.tree(diagnosis, notes), indent=1))
     name, out = folder.resolve().name, folder / "diagnosis.md"
     replace_text(out, page.markdown(name, diagnosis, notes))
-    return answer(f"{page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
+    return print_answer(f"{page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
 
 
 def _samples_command(commands) -> None:
@@ -135,7 +135,7 @@ def _samples(options: argparse.Namespace) -> int:
     from mrl.report.transcripts import samples_text
 
     path = Path(options.path)
-    return answer(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
+    return print_answer(samples_text(path, step=options.step, kind=options.kind, limit=options.limit))
 
 
 def _export_command(commands) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mrl.data.messages import Messages
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
-from mrl.data.tokenise import encode, opens_twice
+from mrl.data.tokenise import encode_texts, opens_twice
 from mrl.errors import DataError
 from mrl.reasoning_steps import step_ends
 
@@ -53,8 +53,8 @@ class Encoder:
 
     def text(self, prompt: str, response: str, *, place: str) -> Encoded:
         """A text that follows a text, closed by the end token."""
-        left = encode([prompt], [False], self._tokenizer)[0]
-        right = encode([response], [True], self._tokenizer)[0]
+        left = encode_texts([prompt], [False], self._tokenizer)[0]
+        right = encode_texts([response], [True], self._tokenizer)[0]
         if not len(left):
             raise DataError(f"{place}: the prompt is empty")
         tokens = np.concatenate([left, right, self._ends[:1]]).astype(np.int64)
@@ -64,7 +64,7 @@ class Encoder:
     def with_step_ends(self, row: Encoded, steps: Sequence[str], separator: str, *, place: str) -> Encoded:
         """The prompt of a row whose response is these steps, without the last one's separator, and all steps after it; in the mask are the
         last tokens of the steps alone. The tokenizer is one that tells offsets."""
-        response = encode(["".join(steps).removesuffix(separator)], [True], self._tokenizer)[0]
+        response = encode_texts(["".join(steps).removesuffix(separator)], [True], self._tokenizer)[0]
         start = len(row.tokens) - 1 - len(response)
         if start < row.prompt_length or not np.array_equal(row.tokens[start:-1], response):
             raise DataError(
@@ -188,4 +188,4 @@ class Rendered:
 
 
 def _ids(text: str, tokenizer: Any) -> list[int]:
-    return encode([text], [True], tokenizer)[0].tolist()
+    return encode_texts([text], [True], tokenizer)[0].tolist()

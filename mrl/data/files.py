@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from mrl.data.hub import DAMAGED_COLUMNS, PREFIX, read_hub
 from mrl.data.shapes import names_of
-from mrl.data.values import rows_of
+from mrl.data.values import arrow_rows
 from mrl.errors import DataError
 
 ROW_BYTES = 2**28
@@ -182,7 +182,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                         f"{path}:{number + 1}: this row and the {batch.num_rows - 1} after it unpack to {batch.nbytes:,} bytes; at most "
                         f"{BATCH_BYTES:,} are read at once"
                     )
-                for row in rows_of(batch):
+                for row in arrow_rows(batch):
                     number += 1
                     yield f"{path}:{number}", row
     except DataError:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.data.values import rows_of
+from mrl.data.values import arrow_rows
 from mrl.errors import DataError
 
 PREFIX = "hf://"
@@ -43,7 +43,7 @@ def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         for batch in rows.with_format("arrow").iter(_BATCH):
-            for row in rows_of(batch):
+            for row in arrow_rows(batch):
                 number += 1
                 yield f"{address}:{number}", row
     except (*_DAMAGED_FOLDER, pyarrow.ArrowException) as error:

@@ -14,11 +14,11 @@ import hashlib
 import json
 from typing import Any
 
-from mrl.data.shapes import Row
+from mrl.data.shapes import DataRow
 from mrl.samples import Prompt
 
 
-def content_of(row: Row, template: Any, arguments: dict[str, Any]) -> str:
+def content_of(row: DataRow, template: Any, arguments: dict[str, Any]) -> str:
     """Return the digest of what a row says; `ground_truth` is still as the file has it, `template` None if none renders it."""
     rendered = [template, arguments | dict(row.chat_template_kwargs)] if template else None
     said = [row.prompt, row.tools, row.ground_truth, rendered]

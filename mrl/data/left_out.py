@@ -9,7 +9,7 @@ SHOWN = 3
 
 
 @dataclasses.dataclass(slots=True)
-class Rows:
+class LeftOutRows:
     """Rows of one file and domain that one rule left out."""
 
     file: str
@@ -25,16 +25,16 @@ class LeftOut:
     """Counts that grow while a source is loaded."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str, str], Rows] = {}
+        self._rows: dict[tuple[str, str, str], LeftOutRows] = {}
 
     def add(self, rule: str, *, place: str, domain: str, why: str) -> None:
         """One row, at `place` (file:line)."""
         key = (place.rpartition(":")[0], domain, rule)
-        rows = self._rows.setdefault(key, Rows(*key))
+        rows = self._rows.setdefault(key, LeftOutRows(*key))
         rows.count += 1
         if rows.count <= SHOWN:
             rows.examples.append(f"{place}: {why}")
 
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[LeftOutRows]:
         """In the order in which they were first met."""
         return list(self._rows.values())

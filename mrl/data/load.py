@@ -20,9 +20,9 @@ from mrl.data.files import from_arrow, read_rows
 from mrl.data.identity import content_of, vocabulary_digest
 from mrl.data.left_out import LeftOut
 from mrl.data.messages import with_system
-from mrl.data.shapes import Row, as_prompt, fields_of, read_row, shape_of, texts_of
+from mrl.data.shapes import DataRow, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
-from mrl.data.tokenise import encode, opens_twice, render, template_names
+from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
 from mrl.data.unread import Unread, further_keys
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
@@ -174,13 +174,13 @@ class _Preparation:
         share = entry.probability if entry.probability is not None else float(len(prompts))
         return Source(name, prompts, share, left_out)
 
-    def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[Row]:
-        good: list[Row] = []
+    def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[DataRow]:
+        good: list[DataRow] = []
         bad = _Unusable(entry, left_out)
         columns: set[str] = set()
         copies_before = self.report.duplicates
         for place, row in self._checked(entry, columns, left_out):
-            if isinstance(row, Row):
+            if isinstance(row, DataRow):
                 good.append(row)
                 columns |= row.unread
                 continue
@@ -206,7 +206,7 @@ class _Preparation:
         self.report.unusable += bad.count
         self.report.notes.append(said)
 
-    def _note_remarks(self, rows: Sequence[Row], entry: DataEntry) -> None:
+    def _note_remarks(self, rows: Sequence[DataRow], entry: DataEntry) -> None:
         """Counts what the rewards remark on ground truths."""
         places: dict[str, list[str]] = {}
         for row in rows:
@@ -219,12 +219,12 @@ class _Preparation:
 
     def _checked(
         self, entry: DataEntry, others: set[str], left_out: LeftOut
-    ) -> Iterator[tuple[str, Row | DataError]]:
+    ) -> Iterator[tuple[str, DataRow | DataError]]:
         """The rows with their places, or what is wrong with them; columns that are not the loader's go into `others`. A copy of a
         row of its file, all columns alike, is left out before anything is made of it: DAPO-Math-17k has each row a hundred times."""
         shape = entry.format
         for path in entry.paths:
-            arrow, firsts = from_arrow(path), dict[bytes, Row]()
+            arrow, firsts = from_arrow(path), dict[bytes, DataRow]()
             for place, columns in read_rows(path):
                 digest = _digest(columns) if self.section.dedupe else None
                 if digest is not None and (first := firsts.get(digest)):
@@ -237,13 +237,13 @@ class _Preparation:
                     shape = shape_of(columns, place=place)
                 others |= columns.keys() - fields_of(shape, entry.columns).columns
                 row = self._row(columns, place, entry, shape, arrow)
-                if digest is not None and isinstance(row, Row):
+                if digest is not None and isinstance(row, DataRow):
                     firsts[digest] = row
                 yield place, row
 
     def _row(
         self, columns: dict[str, Any], place: str, entry: DataEntry, shape: str, arrow: bool
-    ) -> Row | DataError:
+    ) -> DataRow | DataError:
         try:
             row = read_row(columns, place=place, entry=entry, shape=shape, from_arrow=arrow)
             ground_truth = parse_ground_truth(
@@ -260,15 +260,15 @@ class _Preparation:
                 row = dataclasses.replace(row, tools=tools)
         return dataclasses.replace(row, content=self._content(row))
 
-    def _content(self, row: Row) -> str:
+    def _content(self, row: DataRow) -> str:
         renders = self.section.chat_template and not isinstance(row.prompt, str)
         template = getattr(self.tokenizer, "chat_template", None) if renders else None
         return content_of(row, template, dict(self.section.chat_template_kwargs))
 
-    def _without_duplicates(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:
+    def _without_duplicates(self, rows: Sequence[DataRow], left_out: LeftOut) -> list[DataRow]:
         if not self.section.dedupe:
             return list(rows)
-        kept: dict[tuple[str, bytes], Row] = {}
+        kept: dict[tuple[str, bytes], DataRow] = {}
         for row in rows:
             first = kept.setdefault((row.domain, _prompt_key(row)), row)
             if first is row:
@@ -280,7 +280,7 @@ class _Preparation:
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
 
-    def _without_given_away(self, rows: Sequence[Row], left_out: LeftOut) -> list[Row]:
+    def _without_given_away(self, rows: Sequence[DataRow], left_out: LeftOut) -> list[DataRow]:
         held = [row for row in rows if self._is_given_away(row)]
         if held and self.section.answer_in_prompt == "refuse":
             raise DataError(
@@ -296,10 +296,10 @@ class _Preparation:
         places = {row.place for row in held}
         return [row for row in rows if row.place not in places]
 
-    def _is_given_away(self, row: Row) -> bool:
+    def _is_given_away(self, row: DataRow) -> bool:
         return is_given_away(texts_of(row.prompt), row.ground_truth, domain=row.domain, section=self.reward)
 
-    def _render(self, row: Row) -> tuple[str, bool]:
+    def _render(self, row: DataRow) -> tuple[str, bool]:
         section = self.section
         return render(
             row,
@@ -308,8 +308,8 @@ class _Preparation:
             chat_template_kwargs=section.chat_template_kwargs,
         )
 
-    def _tokenised(self, rows: Sequence[Row], entry: DataEntry, left_out: LeftOut) -> list[Prompt]:
-        good: list[tuple[Row, tuple[str, bool]]] = []
+    def _tokenised(self, rows: Sequence[DataRow], entry: DataEntry, left_out: LeftOut) -> list[Prompt]:
+        good: list[tuple[DataRow, tuple[str, bool]]] = []
         bad = _Unusable(entry, left_out)
         for row in rows:
             try:
@@ -318,7 +318,7 @@ class _Preparation:
                 bad.add(row.place, error)
         self._note_unread(good, entry)
         texts = [text for _, (text, _) in good]
-        tokens = encode(texts, [templated for _, (_, templated) in good], self.tokenizer)
+        tokens = encode_texts(texts, [templated for _, (_, templated) in good], self.tokenizer)
         prompts: list[Prompt] = []
         for (row, (text, _)), ids in zip(good, tokens, strict=True):
             if (wrong := self._wrong(ids)) is not None:
@@ -336,7 +336,7 @@ class _Preparation:
             return "the prompt begins with the opening token twice; take it out of the text"
         return None
 
-    def _note_unread(self, rendered: Sequence[tuple[Row, tuple[str, bool]]], entry: DataEntry) -> None:
+    def _note_unread(self, rendered: Sequence[tuple[DataRow, tuple[str, bool]]], entry: DataEntry) -> None:
         """Notes tools, keys of messages and row arguments that no prompt's text shows."""
         unread = Unread(lambda row: self._render(row)[0], template_names(self.tokenizer))
         not_shown = 0
@@ -423,7 +423,7 @@ def _digest(columns: dict[str, Any]) -> bytes | None:
         return None
 
 
-def _prompt_key(row: Row) -> bytes:
+def _prompt_key(row: DataRow) -> bytes:
     seen = (
         row.prompt.strip()
         if isinstance(row.prompt, str)

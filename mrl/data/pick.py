@@ -11,7 +11,7 @@ import numpy as np
 
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.data.files import RawRow, from_arrow, read_rows
-from mrl.data.shapes import Row, as_prompt, read_row, shape_of, texts_of
+from mrl.data.shapes import DataRow, as_prompt, read_row, shape_of, texts_of
 from mrl.data.tokenise import render
 from mrl.errors import DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
@@ -61,7 +61,7 @@ def _rows(entry: DataEntry) -> Iterator[tuple[RawRow, str]]:
             yield raw, path
 
 
-def _row(raw: RawRow, path: str, entry: DataEntry) -> Row:
+def _row(raw: RawRow, path: str, entry: DataEntry) -> DataRow:
     place, columns = raw
     shape = entry.format
     if shape == "auto":
@@ -70,7 +70,7 @@ def _row(raw: RawRow, path: str, entry: DataEntry) -> Row:
     return read_row(columns, place=place, entry=entry, shape=shape, from_arrow=from_arrow(path))
 
 
-def _prompt(row: Row, section: DataSection, reward: RewardSection, tokenizer: Any) -> Prompt:
+def _prompt(row: DataRow, section: DataSection, reward: RewardSection, tokenizer: Any) -> Prompt:
     ground_truth = parse_ground_truth(row.ground_truth, domain=row.domain, section=reward, place=row.place)
     text = texts_of(row.prompt)
     if tokenizer is not None:

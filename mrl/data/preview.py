@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.data.left_out import Rows
+from mrl.data.left_out import LeftOutRows
 from mrl.data.stream import Source
 from mrl.data.tune_rows import TuneRow
 from mrl.samples import Prompt
@@ -49,7 +49,7 @@ class FilePreview:
     """Rows that are left, by domain."""
     lengths: dict[str, Any]
     """Tokens of these rows: smallest, mean, median, p95, largest, and `histogram`, lists of first, last and rows."""
-    left_out: list[Rows]
+    left_out: list[LeftOutRows]
     first: list[RowPreview]
 
     @property
@@ -70,7 +70,7 @@ def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[Fi
             use=use,
             file=file,
             domains=dict(Counter(prompt.domain for prompt in prompts)),
-            lengths=lengths([len(prompt.tokens) for prompt in prompts]),
+            lengths=length_figures([len(prompt.tokens) for prompt in prompts]),
             left_out=[each for each in left_out if each.file == file],
             first=[_row(prompt, tokenizer) for prompt in prompts[:rows]],
         )
@@ -82,7 +82,7 @@ def of_tuned(file: str, tuned: Sequence[TuneRow], tokenizer: Any, *, rows: int) 
     """The rows of one file of `mrl tune`, and the first `rows` of them; the tokens of a pair are its longer response's."""
     sizes = [max(len(each.tokens) for each in row.responses) for row in tuned]
     first = [_tuned(row, size, tokenizer) for row, size in zip(tuned[:rows], sizes, strict=False)]
-    return FilePreview("tune", file, {"": len(tuned)}, lengths(sizes), [], first)
+    return FilePreview("tune", file, {"": len(tuned)}, length_figures(sizes), [], first)
 
 
 def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
@@ -104,7 +104,7 @@ def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
     )
 
 
-def lengths(values: Sequence[int]) -> dict[str, Any]:
+def length_figures(values: Sequence[int]) -> dict[str, Any]:
     """Figures and the histogram of some lengths in tokens; none of no lengths.
 
     >>> lengths([3, 3, 5])["histogram"]

@@ -72,7 +72,7 @@ _QUESTIONS = ("gsm8k", "math", "ifeval")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """A row, its columns understood, not yet tokenised; `ground_truth` is still as the file has it."""
 
     place: str
@@ -128,7 +128,7 @@ def _fields(shape: str, mapped: tuple[tuple[str, Any], ...]) -> Fields:
 
 def read_row(
     columns: Mapping[str, Any], *, place: str, entry: DataEntry, shape: str, from_arrow: bool = False
-) -> Row:
+) -> DataRow:
     """Understand one row. Raises DataError naming the place and the missing or malformed column.
 
     In rows `from_arrow` a null field of a message or tool means that there is no such field.
@@ -144,7 +144,7 @@ def read_row(
     if entry.system is not None:
         own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         prompt = ({"role": "system", "content": entry.system}, *own)
-    row = Row(
+    row = DataRow(
         place=place,
         prompt=prompt,
         ground_truth=_ground_truth(columns, fields, shape, place),
@@ -161,7 +161,7 @@ def read_row(
     return row
 
 
-def as_prompt(row: Row, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
+def as_prompt(row: DataRow, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
     """The prompt of a row whose ground truth is parsed: `text` is what the model reads, `tokens` its ids."""
     return Prompt(
         index=index,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mrl.data.conversation import Encoded
-from mrl.data.tokenise import encode
+from mrl.data.tokenise import encode_texts
 from mrl.data.tune_rows import TuneRow
 
 MOST_RESPONSES = 64
@@ -50,7 +50,7 @@ class StyleProbe:
 def style_probes(
     rows: Sequence[TuneRow], tokenizer: Any, *, max_length: int, seed: int
 ) -> tuple[StyleProbe, ...]:
-    """Probes of the first rows, as a reward model takes them (mrl.data.tune_rows.scored). A response that the tokenizer cannot write in
+    """Probes of the first rows, as a reward model takes them (mrl.data.tune_rows.reward_model_rows). A response that the tokenizer cannot write in
     a manner, that the manner does not change, or that gets longer than max_length tokens, is left out; so are probes without any."""
     writer, found = _Writer(tokenizer, seed), dict[str, list[tuple[int, TuneRow]]]()
     for number, row in enumerate(rows[:MOST_RESPONSES]):
@@ -83,7 +83,7 @@ class _Writer:
 
     def _written(self, text: str) -> np.ndarray | None:
         """The text's tokens; None where they do not say it."""
-        tokens = encode([text], [True], self._tokenizer)[0]
+        tokens = encode_texts([text], [True], self._tokenizer)[0]
         return tokens if self._text(tokens) == text else None
 
     def _text(self, tokens: np.ndarray) -> str:

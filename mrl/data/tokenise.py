@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.model import ModelSection
-from mrl.data.shapes import Row
+from mrl.data.shapes import DataRow
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import DataError
 from mrl.rewards.thoughts import ThoughtMarks
@@ -29,7 +29,11 @@ def tokenizer_of(model: ModelSection) -> Any:
 
 
 def render(
-    row: Row, tokenizer: Any, *, chat_template: bool, chat_template_kwargs: Mapping[str, Any] | None = None
+    row: DataRow,
+    tokenizer: Any,
+    *,
+    chat_template: bool,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[str, bool]:
     """The text the model reads, and whether a chat template made it (its special tokens are in the text
     then).
@@ -58,7 +62,7 @@ def template_names(tokenizer: Any) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
-def encode(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
+def encode_texts(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
     """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the
     tokenizer's own opening tokens where it does not begin with them, never a closing one."""
     encoded: list[np.ndarray | None] = [None] * len(texts)
@@ -145,7 +149,7 @@ def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
     return texts
 
 
-def _apply(row: Row, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+def _apply(row: DataRow, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as
     in TRL."""
     goes_on = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]

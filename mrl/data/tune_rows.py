@@ -78,7 +78,7 @@ def load_training(section: TuneSection, encoder: Encoder, *, max_length: int) ->
     return TuneRows(rows, probabilities, "; ".join(said for _, (_, said) in parts) + _counts(rows))
 
 
-def load_validation(section: TuneSection, encoder: Encoder, *, max_length: int) -> TuneRows:
+def load_validation_rows(section: TuneSection, encoder: Encoder, *, max_length: int) -> TuneRows:
     """The validation rows, none where no file is named."""
     if section.data.validation is None:
         return TuneRows((), None, "nothing to validate on")
@@ -86,7 +86,7 @@ def load_validation(section: TuneSection, encoder: Encoder, *, max_length: int) 
     return TuneRows(rows, None, said)
 
 
-def overlap(training: TuneRows, validation: TuneRows) -> int:
+def overlapping_rows(training: TuneRows, validation: TuneRows) -> int:
     """Training rows whose prompt is a validation row's."""
     known = {_prompt(row) for row in validation.rows}
     return sum(_prompt(row) in known for row in training.rows)
@@ -191,7 +191,7 @@ def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
     return {name or "untagged": tags == name for name in names} if len(names) > 1 else {}
 
 
-def scored(rows: TuneRows) -> TuneRows:
+def reward_model_rows(rows: TuneRows) -> TuneRows:
     """The rows as a reward model takes them: one token follows each response, and what is trained on is the place after the response's
     last token, or after each of its judged steps. The value there is the state before it, which is the score of what ended."""
     return dataclasses.replace(rows, rows=tuple(_scored(row) for row in rows.rows))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from mrl.data.shapes import Row
+from mrl.data.shapes import DataRow
 from mrl.errors import DataError
 
 Thing = tuple[str, ...]
@@ -28,13 +28,13 @@ class Unread:
     """Finds what a template does not use. `render` is the text of a row; `names` are the words in the
     template."""
 
-    def __init__(self, render: Callable[[Row], str], names: Set[str]) -> None:
+    def __init__(self, render: Callable[[DataRow], str], names: Set[str]) -> None:
         self._render = render
         self._names = names
         self._tries: Counter[Thing] = Counter()
         self._used: set[Thing] = set()
 
-    def look(self, row: Row, text: str) -> None:
+    def look(self, row: DataRow, text: str) -> None:
         """Takes note of a templated row and its text."""
         for thing in _things(row):
             if thing not in self._used and self._tries[thing] < _TRIES:
@@ -50,14 +50,14 @@ class Unread:
         """`tools`, `role.key` and arguments of rows that no looked-at text shows."""
         return sorted(".".join(thing) for thing in self._tries.keys() - self._used)
 
-    def _differs(self, row: Row, text: str) -> bool:
+    def _differs(self, row: DataRow, text: str) -> bool:
         try:
             return self._render(row) != text
         except DataError:  # the template asks for it
             return True
 
 
-def further_keys(row: Row) -> bool:
+def further_keys(row: DataRow) -> bool:
     """Whether a message of the row holds more than its role and its text."""
     messages = () if isinstance(row.prompt, str) else row.prompt
     return any(key not in ("role", "content") and not _is_empty(m[key]) for m in messages for key in m)
@@ -67,7 +67,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or value in ("", [], {})
 
 
-def _things(row: Row) -> set[Thing]:
+def _things(row: DataRow) -> set[Thing]:
     assert not isinstance(row.prompt, str)
     keys: set[Thing] = {
         (m["role"], key) for m in row.prompt for key in m if key != "role" and not _is_empty(m[key])
@@ -75,7 +75,7 @@ def _things(row: Row) -> set[Thing]:
     return keys | {_TOOLS} if row.tools else keys
 
 
-def _without(thing: Thing, row: Row) -> Row:
+def _without(thing: Thing, row: DataRow) -> DataRow:
     """The row as it would be without the thing."""
     if thing == _TOOLS:
         return dataclasses.replace(row, tools=None)

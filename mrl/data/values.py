@@ -52,7 +52,7 @@ def _is_whole(text: str) -> bool:
     return True
 
 
-def rows_of(batch: Any) -> list[dict[str, Any]]:
+def arrow_rows(batch: Any) -> list[dict[str, Any]]:
     """Return the rows of an Arrow batch or table, narrow floats as the decimals that were meant."""
     rows = batch.to_pylist()
     for field in batch.schema:

@@ -40,7 +40,7 @@ class Sum:
         return "carry" if self.left % 10 + self.right % 10 > 9 else "plain"
 
 
-def write(
+def write_arithmetic(
     folder: str | Path,
     *,
     largest: int = 99,

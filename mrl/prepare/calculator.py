@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from mrl.agents.envs.calculator import rows
+from mrl.agents.envs.calculator import calculator_rows
 from mrl.prepare.arithmetic import write_rows
 from mrl.prepare.tokenizer import END
 
@@ -23,7 +23,7 @@ _CALLS = 0.3
 """Share of the demonstrated episodes that make a call."""
 
 
-def write(
+def write_calculator(
     folder: str | Path,
     *,
     num_train: int = 4000,
@@ -32,7 +32,7 @@ def write(
     seed: int = 0,
 ) -> Path:
     """Writes train.jsonl, validation.jsonl and sft.jsonl, a pure function of the seed; returns the folder."""
-    made = rows(num_train + num_validation + num_sft, seed=seed, digits=2, operators="*")
+    made = calculator_rows(num_train + num_validation + num_sft, seed=seed, digits=2, operators="*")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "train.jsonl", list(itertools.islice(made, num_train)))

@@ -26,7 +26,7 @@ MOST = 80_000
 """Prompts that are drawn; there are 111,000."""
 
 
-def write(
+def write_chains(
     folder: str | Path,
     *,
     num_steps: int = 20000,
@@ -49,16 +49,16 @@ def write(
     sft, train = known[:num_sft], known[num_sft : num_sft + num_train]
     write_rows(
         folder / "sft.jsonl",
-        ({"prompt": prompt(chain), "response": "\n".join(worked(chain))} for chain in sft),
+        ({"prompt": chain_prompt(chain), "response": "\n".join(worked(chain))} for chain in sft),
     )
     for name, rows in (("train", train), ("validation", held_out)):
         write_rows(
-            folder / f"{name}.jsonl", ({"prompt": prompt(row), "answer": str(sum(row))} for row in rows)
+            folder / f"{name}.jsonl", ({"prompt": chain_prompt(row), "answer": str(sum(row))} for row in rows)
         )
     return folder
 
 
-def prompt(chain: Sequence[int]) -> str:
+def chain_prompt(chain: Sequence[int]) -> str:
     """The question.
 
     >>> prompt((3, 9, 4))
@@ -102,7 +102,7 @@ def _labelled(chain: Sequence[int], draw: random.Random) -> dict[str, Any]:
         steps.append(f"{total}+{number}={result}")
         labels.append(place < wrong)
         total = result
-    return {"prompt": prompt(chain), "completions": steps, "labels": labels, "tag": tag}
+    return {"prompt": chain_prompt(chain), "completions": steps, "labels": labels, "tag": tag}
 
 
 def _gone_wrong(total: int, number: int, way: str, draw: random.Random) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ _INPUTS = ((2, 5), (7, 3), (0, 1), (4, 9))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Task:
+class _Task:
     """A prompt, what its verifier wants, and one response that is right."""
 
     prompt: str
@@ -34,7 +34,7 @@ class Task:
     tag: str
 
 
-def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Path:
+def write_domains(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Path:
     """Write {sums,code,style}.jsonl, the same with _validation, and sft.jsonl; return the folder."""
     rng = random.Random(seed)
     folder = Path(folder)
@@ -52,12 +52,12 @@ def write(folder: str | Path, *, num_validation: int = 40, seed: int = 0) -> Pat
     return folder
 
 
-def _sums() -> list[Task]:
+def _sums() -> list[_Task]:
     sums = [Sum(a, b) for a in range(32) for b in range(32)]
-    return [Task(s.prompt, s.answer, s.answer, s.tag) for s in sums]
+    return [_Task(s.prompt, s.answer, s.answer, s.tag) for s in sums]
 
 
-def _functions() -> list[Task]:
+def _functions() -> list[_Task]:
     """f = a OP n OP b for all operators and small n, and with the names exchanged."""
     tasks = []
     for first, second in ("ab", "ba"):
@@ -68,7 +68,7 @@ def _functions() -> list[Task]:
                     cases = [{"args": list(args), "expected": _value(body, args)} for args in _INPUTS]
                     answer = {"entry_point": "f", "cases": cases}
                     tasks.append(
-                        Task(
+                        _Task(
                             f"f={body}:",
                             answer,
                             f"def f(a,b):return {body}",
@@ -82,7 +82,7 @@ def _value(body: str, args: tuple[int, int]) -> int:
     return eval(body, {"__builtins__": {}}, {"a": args[0], "b": args[1]})  # our own text, from above
 
 
-def _instructions(rng: random.Random) -> list[Task]:
+def _instructions(rng: random.Random) -> list[_Task]:
     """So many words, perhaps without a letter, perhaps in capitals."""
     tasks = []
     for count in range(1, 6):
@@ -98,9 +98,9 @@ def _instructions(rng: random.Random) -> list[Task]:
                     )
                 prompt = f"{count} {'WORDS' if capitals else 'words'}{' no ' + letter if letter else ''}:"
                 tag = "letter" if letter else "count"
-                tasks.append(Task(prompt, checks, words.upper() if capitals else words, tag))
+                tasks.append(_Task(prompt, checks, words.upper() if capitals else words, tag))
     return tasks
 
 
-def _question(task: Task) -> dict[str, Any]:
+def _question(task: _Task) -> dict[str, Any]:
     return {"prompt": task.prompt, "answer": task.answer, "tag": task.tag}

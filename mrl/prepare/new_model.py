@@ -26,10 +26,12 @@ def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> 
         raise ConfigError(
             f"model.path = {path} does not exist; give a Hugging Face folder, or say what to make in model.new"
         )
-    make(model.new, training_files, path, max_length=model.max_length, seed=seed)
+    make_new_model(model.new, training_files, path, max_length=model.max_length, seed=seed)
 
 
-def make(new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int) -> None:
+def make_new_model(
+    new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int
+) -> None:
     """Tokenizer from the files, then random weights of normal distribution with deviation 0.02 (the family's
     own start)."""
     vocab_size = write_tokenizer(new, files, folder)

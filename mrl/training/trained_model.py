@@ -32,7 +32,7 @@ from mrl.models.megatron.build import build_chunks
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
-from mrl.reward_labels import has_score, require_labels, scored
+from mrl.reward_labels import has_score, require_labels, reward_model_config
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
@@ -73,7 +73,7 @@ class TrainedModel:
         hf_config = folder.read_config(model.path)
         if value_labels:
             require_labels(hf_config, value_labels, what=model.path)
-        self.hf_config = scored(hf_config, value_labels) if value_labels else hf_config
+        self.hf_config = reward_model_config(hf_config, value_labels) if value_labels else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)
         self._is_critic = len(value_labels) > 0

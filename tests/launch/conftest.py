@@ -18,7 +18,9 @@ from tests.tiny_models import write_model
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 4 layers, 8 experts)."""
-    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100)
+    folder = arithmetic.write_arithmetic(
+        tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100
+    )
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
     new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)

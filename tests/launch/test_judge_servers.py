@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mrl.data.conversation import Encoder
-from mrl.data.tune_rows import TuneRow, TuneRows, scored
+from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from mrl.errors import WorkerLost
 from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
@@ -151,7 +151,7 @@ def trained_scores(rank: int, world: int, port: int, policy: str, out: str, head
     for number, text in enumerate(RESPONSES):
         said = (*prompt(number).messages, {"role": "assistant", "content": text.replace("<|", "< |")})
         rows.append(TuneRow(str(number), (encoder.messages(said, first=1, place="row"),), (True,)))
-    found = row_scores(at, scored(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
+    found = row_scores(at, reward_model_rows(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     folder = RewardFolder(
@@ -189,7 +189,9 @@ def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str)
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
     said = (*prompt(0).messages, {"role": "assistant", "content": TEXT})
     row = encoder.with_step_ends(encoder.messages(said, first=1, place="row"), STEPS, "\n", place="row")
-    known = scored(TuneRows((TuneRow("0", (row,), (True,), step_labels=(1.0,) * len(STEPS)),), None, ""))
+    known = reward_model_rows(
+        TuneRows((TuneRow("0", (row,), (True,), step_labels=(1.0,) * len(STEPS)),), None, "")
+    )
     found = row_step_scores(at, known.rows, batch_rows=8)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)

@@ -43,7 +43,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     """A model after a short supervised start (sums up to 34 + 34), and the hybrid engine serving it."""
     from mrl.config.load import load
 
-    folder = arithmetic.write(
+    folder = arithmetic.write_arithmetic(
         tmp_path_factory.mktemp("sums"), largest=34, num_validation=NUM_ROWS, num_sft=400
     )
     words = [

@@ -28,7 +28,7 @@ class Calculator(ToolTask):
         return float(bool(numbers) and _fraction(numbers[-1]) == value_of(self.task["expression"]))
 
 
-def rows(
+def calculator_rows(
     count: int, *, seed: int, digits: int = 2, operators: Sequence[str] = "+-*"
 ) -> Iterator[dict[str, Any]]:
     """Made data: so many different expressions of two numbers of up to `digits` digits, a pure function of the arguments."""

@@ -22,7 +22,7 @@ from mrl.rewards.code.verifier import verify_program
 _MAX_CHARS = 100_000
 
 
-class Files:
+class _Files:
     """The files of an episode, by their paths."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class ReadFile:
     description = "Shows a file's text."
     parameters = arguments_schema(path={"type": "string"})
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: _Files) -> None:
         self._files = files
 
     def run(self, path: str) -> str:
@@ -60,7 +60,7 @@ class EditFile:
     description = "Replaces `old`, which must stand in the file exactly once, by `new`."
     parameters = arguments_schema(path={"type": "string"}, old={"type": "string"}, new={"type": "string"})
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: _Files) -> None:
         self._files = files
 
     def run(self, path: str, old: str, new: str) -> str:
@@ -85,7 +85,7 @@ class RunTests:
     description = "Runs the tests on the file as it is now."
     parameters = arguments_schema()
 
-    def __init__(self, files: Files, rules: CodeRules) -> None:
+    def __init__(self, files: _Files, rules: CodeRules) -> None:
         self._files, self._rules = files, rules
         self.path, self.task = "", CodeTask(entry_point=None)
 
@@ -113,7 +113,7 @@ class FileRepair(ToolTask):
 
     def __init__(self, *, seconds: float = 5.0, memory_mib: int = 512) -> None:
         """Of one run of the tests."""
-        self._files = Files()
+        self._files = _Files()
         rules = CodeRules(seconds=seconds, cpu_seconds=seconds, memory_mib=memory_mib)
         self._tests = RunTests(self._files, rules)
         super().__init__(ToolBox([ReadFile(self._files), EditFile(self._files), self._tests]))
@@ -136,7 +136,7 @@ class FileRepair(ToolTask):
         return self._tests.verdict(self._hidden)[0]
 
 
-def rows(count: int, *, seed: int) -> Iterator[dict[str, Any]]:
+def repair_rows(count: int, *, seed: int) -> Iterator[dict[str, Any]]:
     """Made data: short functions with one operator that is wrong; a pure function of the arguments."""
     rng = random.Random(seed)
     for _ in range(count):

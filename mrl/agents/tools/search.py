@@ -17,7 +17,7 @@ _STEPS_A_LOOK = 1000
 """Of SQLite's machine, between two looks at the clock."""
 
 
-def build(path: Path, documents: Iterable[tuple[str, str]]) -> None:
+def build_index(path: Path, documents: Iterable[tuple[str, str]]) -> None:
     """Writes an index of (title, text) to a path that does not exist."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=rwc", uri=True) as index:
         index.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize = 'porter unicode61')")
@@ -34,7 +34,7 @@ class Search:
     parameters = arguments_schema(query={"type": "string"})
 
     def __init__(self, index: str, *, results: int = 3, words: int = 40, seconds: float = 5.0) -> None:
-        """`index` is a file that `build` wrote; `words` around a hit are shown of each of `results` documents. ConfigError where
+        """`index` is a file that `build_index` wrote; `words` around a hit are shown of each of `results` documents. ConfigError where
         there is no such index."""
         self._results, self._words, self._seconds = results, words, seconds
         try:

@@ -63,9 +63,9 @@ class ToolBox:
 
     def _result(self, call: ToolCall) -> str:
         try:
-            return cut(self._tools[call.name].run(**call.arguments), self._max_chars)
+            return shorten(self._tools[call.name].run(**call.arguments), self._max_chars)
         except ToolError as error:
-            return cut(f"error: {error}", self._max_chars)
+            return shorten(f"error: {error}", self._max_chars)
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def arguments_schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cut(text: str, max_chars: int) -> str:
+def shorten(text: str, max_chars: int) -> str:
     """The text, or its beginning and its end with what was left out between them."""
     if len(text) <= max_chars:
         return text

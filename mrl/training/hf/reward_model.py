@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from mrl.errors import ConfigError
-from mrl.reward_labels import label_keys, scored
+from mrl.reward_labels import label_keys, reward_model_config
 from mrl.training.hf.folder import read_config
 
 ABOUT = "reward_model.json"
@@ -37,7 +37,7 @@ def config_of(path: str | Path, tokenizer: Any, labels: Sequence[str]) -> dict[s
     ConfigError where transformers has no class for it, and where the tokenizer's padding could be mistaken for an end.
     """
     hf = read_config(path)
-    (name,) = scored(hf)["architectures"]
+    (name,) = reward_model_config(hf)["architectures"]
     if not hasattr(transformers, name) or "vision_config" in hf:
         raise ConfigError(
             f"{path}: transformers {transformers.__version__} has no {name} for models of text of this family, which a reward "

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mrl.agents.environment import Step
-from mrl.agents.envs.calculator import Calculator, rows
+from mrl.agents.envs.calculator import Calculator, calculator_rows
 from mrl.agents.envs.guess import Guess
 from mrl.agents.registry import find_environment, names
 from mrl.agents.tool_calls import ToolCall, calls_in
 from mrl.agents.tools.arithmetic import value_of
-from mrl.agents.tools.tool import ToolBox, ToolError, cut
+from mrl.agents.tools.tool import ToolBox, ToolError, shorten
 
 
 def test_every_shipped_environment_is_there() -> None:
@@ -54,8 +54,10 @@ def test_the_calculator_is_asked_and_then_answered() -> None:
 
 
 def test_made_rows_are_the_same_each_time_and_differ() -> None:
-    made = list(rows(500, seed=1, digits=3))
-    assert made == list(rows(500, seed=1, digits=3)) != list(rows(500, seed=2, digits=3))
+    made = list(calculator_rows(500, seed=1, digits=3))
+    assert (
+        made == list(calculator_rows(500, seed=1, digits=3)) != list(calculator_rows(500, seed=2, digits=3))
+    )
     assert len({row["expression"] for row in made}) == 500
     assert all(value_of(row["expression"]).denominator == 1 for row in made)
 
@@ -138,5 +140,5 @@ def test_calls_are_carried_out_in_order_up_to_a_limit() -> None:
 
 def test_a_cut_text_keeps_its_ends() -> None:
     text = "".join(chr(65 + n % 26) for n in range(1000))
-    assert cut(text, 90).startswith(text[:60]) and cut(text, 90).endswith(text[-30:])
-    assert cut(text, 1000) == text
+    assert shorten(text, 90).startswith(text[:60]) and shorten(text, 90).endswith(text[-30:])
+    assert shorten(text, 1000) == text

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.agents.envs.file_repair import FileRepair, rows
+from mrl.agents.envs.file_repair import FileRepair, repair_rows
 from mrl.agents.envs.python_maths import PythonMaths
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
@@ -135,7 +135,7 @@ def repaired(row: dict[str, Any]) -> tuple[Any, list[str]]:
 
 
 def test_a_file_is_repaired() -> None:
-    row = next(row for row in rows(20, seed=0) if row["path"] == "total.py")
+    row = next(row for row in repair_rows(20, seed=0) if row["path"] == "total.py")
     end, (read, before, edited, twice, after) = repaired(row)
     assert read == "error: no file 'main.py'; there are total.py" and before.startswith("failed: wrong")
     assert edited == "edited" and "4 times, not once" in twice and after == "all tests pass"
@@ -144,7 +144,7 @@ def test_a_file_is_repaired() -> None:
 
 def test_a_file_that_is_left_alone_is_worth_nothing() -> None:
     env = FileRepair()
-    for row in list(rows(3, seed=1)):
+    for row in list(repair_rows(3, seed=1)):
         env.reset(row, 0)
         assert env.step("done", []).reward == 0.0
 

@@ -16,7 +16,7 @@ from mrl.agents.pool import EnvironmentPool
 from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.mcp import McpServer
-from mrl.agents.tools.search import Search, build
+from mrl.agents.tools.search import Search, build_index
 from mrl.agents.tools.sources import make_tools
 from mrl.agents.tools.tool import ToolBox, ToolError
 from mrl.errors import ConfigError
@@ -29,7 +29,9 @@ SERVER = [sys.executable, str(mcp_server.__file__)]
 def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("index") / "index.db"
     documents = [(f"Town {n}", f"Town {n} lies on a river and has {n} bridges.") for n in range(200)]
-    build(path, [*documents, ("Żółw", "A żółw is a turtle in Polish."), ("Turtles", "Turtles swim slowly.")])
+    build_index(
+        path, [*documents, ("Żółw", "A żółw is a turtle in Polish."), ("Turtles", "Turtles swim slowly.")]
+    )
     return str(path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from mrl.config.sections.data import DataSection
 from mrl.data import load
 from mrl.data.load import load_data, load_validation
-from mrl.data.shapes import Row, read_row
+from mrl.data.shapes import DataRow, read_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.section import RewardSection
 
@@ -58,7 +58,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
     """A row that cannot be used is told wherever it stands, and a copy is the first one's domain."""
     read: list[str] = []
 
-    def counted(columns: Any, *, place: str, **options: Any) -> Row:
+    def counted(columns: Any, *, place: str, **options: Any) -> DataRow:
         read.append(place.rpartition(":")[2])
         return read_row(columns, place=place, **options)
 

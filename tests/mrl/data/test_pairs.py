@@ -19,9 +19,9 @@ from mrl.data.tune_rows import (
     TuneRows,
     batch_of,
     load_training,
-    load_validation,
+    load_validation_rows,
     mismatched,
-    overlap,
+    overlapping_rows,
     rows_of_step,
     steps_of,
 )
@@ -176,8 +176,8 @@ def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tm
     path = written(tmp_path / "a.jsonl", row, row, other)
     data = {"validation": str(written(tmp_path / "v.jsonl", row))}
     training = loaded(path, qwen(), data=data)
-    validation = load_validation(section(path, data=data), encoder(qwen()), max_length=100)
-    assert "1 of them twice" in training.report and overlap(training, validation) == 2
+    validation = load_validation_rows(section(path, data=data), encoder(qwen()), max_length=100)
+    assert "1 of them twice" in training.report and overlapping_rows(training, validation) == 2
 
 
 def test_rows_are_counted_without_a_second_copy_of_them(tmp_path: Path) -> None:

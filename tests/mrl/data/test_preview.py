@@ -12,7 +12,7 @@ import pytest
 from mrl.config.sections.data import ColumnMap, DataEntry, DataSection
 from mrl.data.conversation import Encoded
 from mrl.data.load import load_data
-from mrl.data.preview import FilePreview, lengths, of_source, of_tuned
+from mrl.data.preview import FilePreview, length_figures, of_source, of_tuned
 from mrl.data.tune_rows import TuneRow
 from mrl.rewards.kinds.section import RewardSection
 
@@ -120,6 +120,6 @@ def test_a_pair_is_shown_in_three_parts(plain_tokenizer: Any) -> None:
 
 
 def test_a_histogram_has_a_bounded_number_of_lines() -> None:
-    found = lengths(list(range(10, 1010)))["histogram"]
+    found = length_figures(list(range(10, 1010)))["histogram"]
     assert len(found) <= 12 and sum(count for *_, count in found) == 1000
-    assert found[0][0] == 10 and found[-1][1] >= 1009 and lengths([]) == {}
+    assert found[0][0] == 10 and found[-1][1] >= 1009 and length_figures([]) == {}

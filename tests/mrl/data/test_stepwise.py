@@ -12,7 +12,7 @@ import pytest
 from mrl.config.sections.tune import ObjectiveSection, TuneDataSection, TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.stepwise import stepwise
-from mrl.data.tune_rows import TuneRows, batch_of, load_training, scored
+from mrl.data.tune_rows import TuneRows, batch_of, load_training, reward_model_rows
 from mrl.errors import DataError
 from mrl.prepare import tokenizer
 from mrl.reasoning_steps import joined_steps, split_steps, step_ends
@@ -49,7 +49,7 @@ def loaded(folder: Path, rows: Any, *, kind: str) -> tuple[Any, TuneRows]:
 @pytest.mark.parametrize("kind", ["characters", "chat", "bpe"])
 def test_the_score_of_a_step_is_read_after_its_last_token(kind: str, tmp_path: Path) -> None:
     own, rows = loaded(tmp_path, ROWS, kind=kind)
-    first, second, third = scored(rows).rows
+    first, second, third = reward_model_rows(rows).rows
     assert first.step_labels == (1.0, 0.25) and second.step_labels == (0.0,) and third.step_labels == (1.0,)
     assert (first.tag, second.tag) == ("a", "")
 
@@ -62,9 +62,9 @@ def test_the_score_of_a_step_is_read_after_its_last_token(kind: str, tmp_path: P
     assert texts(second)[0].endswith("é2\n") and texts(third)[0].endswith("3+3=6\n")
     assert all(
         len(row.responses[0].tokens) == np.flatnonzero(row.responses[0].mask)[-1] + 1
-        for row in scored(rows).rows
+        for row in reward_model_rows(rows).rows
     )
-    batch = batch_of(scored(rows).rows, range(3))
+    batch = batch_of(reward_model_rows(rows).rows, range(3))
     assert batch.arrays["step_labels"][batch.loss_mask].tolist() == [1.0, 0.25, 0.0, 1.0]
     assert not batch.arrays["step_labels"][~batch.loss_mask].any()
 

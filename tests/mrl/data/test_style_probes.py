@@ -11,7 +11,7 @@ import pytest
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import MOST_RESPONSES, style_probes
-from mrl.data.tune_rows import TuneRow, TuneRows, scored
+from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from mrl.loops.tuning.figures import style_line, style_report
 from mrl.prepare import arithmetic, new_model
 from mrl.tokenizer_folder import load_tokenizer
@@ -28,7 +28,7 @@ def pairs(tokenizer: Any, *answers: str) -> tuple[TuneRow, ...]:
         TuneRow(str(n), tuple(encoder.text("5+7=", text, place="") for text in (answer, "3")), (True, False))
         for n, answer in enumerate(answers)
     ]
-    return scored(TuneRows(tuple(rows), None, "")).rows
+    return reward_model_rows(TuneRows(tuple(rows), None, "")).rows
 
 
 def texts(tokenizer: Any, rows: tuple[TuneRow, ...], *, max_length: int = 400) -> dict[str, str]:
@@ -66,7 +66,7 @@ def test_a_manner_that_does_not_fit_or_changes_nothing_is_left_out() -> None:
 
 
 def test_a_tokenizer_without_words_is_asked_by_tokens(tmp_path: Path) -> None:
-    folder = arithmetic.write(tmp_path, largest=9, num_validation=8, num_sft=8)
+    folder = arithmetic.write_arithmetic(tmp_path, largest=9, num_validation=8, num_sft=8)
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=16)
     new_model.ensure(model, [str(folder / "pairs.jsonl")], seed=0)

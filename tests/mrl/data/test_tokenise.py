@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
-from mrl.data.shapes import Row
-from mrl.data.tokenise import AT_ONCE, decoder, encode, pieces, render
+from mrl.data.shapes import DataRow
+from mrl.data.tokenise import AT_ONCE, decoder, encode_texts, pieces, render
 from mrl.errors import ConfigError, DataError
 from mrl.models.families import FAMILIES
 from mrl.prepare.tokenizer import write_bpe
@@ -44,8 +44,8 @@ class Letters(PreTrainedTokenizer):
 """
 
 
-def row(prompt: Any) -> Row:
-    return Row(place="f:3", prompt=prompt, ground_truth="4", domain="default", tag="", metadata={})
+def row(prompt: Any) -> DataRow:
+    return DataRow(place="f:3", prompt=prompt, ground_truth="4", domain="default", tag="", metadata={})
 
 
 MESSAGES = ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})
@@ -72,10 +72,10 @@ def test_a_template_that_refuses_is_named(chat_tokenizer: Any) -> None:
 
 
 def test_special_tokens(plain_tokenizer: Any, closing_tokenizer: Any) -> None:
-    plain, templated = encode(["ab", "ab"], [False, True], plain_tokenizer)
+    plain, templated = encode_texts(["ab", "ab"], [False, True], plain_tokenizer)
     assert plain.dtype == "int32"
     assert plain[0] == 1 and plain[1:].tolist() == templated.tolist()
-    (open_end,) = encode(["ab"], [False], closing_tokenizer)
+    (open_end,) = encode_texts(["ab"], [False], closing_tokenizer)
     assert open_end.tolist() == plain.tolist(), "the tokenizer's closing token is not part of a prompt"
 
 
@@ -92,8 +92,10 @@ def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
     counted.eos_token_id = plain_tokenizer.eos_token_id  # type: ignore[attr-defined]
     counted.eos_token = plain_tokenizer.eos_token  # type: ignore[attr-defined]
     counted.bos_token_id = plain_tokenizer.bos_token_id  # type: ignore[attr-defined]
-    found = encode(texts, templated, counted)
-    singly = [encode([text], [flag], plain_tokenizer)[0] for text, flag in zip(texts, templated, strict=True)]
+    found = encode_texts(texts, templated, counted)
+    singly = [
+        encode_texts([text], [flag], plain_tokenizer)[0] for text, flag in zip(texts, templated, strict=True)
+    ]
     assert [ids.tolist() for ids in found] == [ids.tolist() for ids in singly]
     assert max(sizes) == AT_ONCE and sum(sizes) == len(texts)
 
@@ -113,7 +115,7 @@ def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
     with pytest.raises(ConfigError, match=r"letters\.py: read it, and set model\.trust_remote_code=true"):
         load_tokenizer(str(folder))
     tokenizer = load_tokenizer(str(folder), trust_remote_code=True)
-    (ids,) = encode(["2+2"], [False], tokenizer)
+    (ids,) = encode_texts(["2+2"], [False], tokenizer)
     assert ids.tolist() == [18, 11, 18]
     assert decoder(tokenizer)([ids]) == ["2+2"]
 

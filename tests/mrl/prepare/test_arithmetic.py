@@ -19,7 +19,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """100 sums: 16 to validate, 8 demonstrated, 76 to train on."""
-    return arithmetic.write(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
+    return arithmetic.write_arithmetic(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
 
 
 def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
@@ -32,7 +32,9 @@ def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
 
 
 def test_more_pairs_than_sums_are_further_wrong_answers(small: Path, tmp_path: Path) -> None:
-    more = arithmetic.write(tmp_path / "more", largest=9, num_validation=16, num_sft=8, num_pairs=200)
+    more = arithmetic.write_arithmetic(
+        tmp_path / "more", largest=9, num_validation=16, num_sft=8, num_pairs=200
+    )
     pairs = rows(more / "pairs.jsonl")
     assert pairs[:76] == rows(small / "pairs.jsonl")
     assert sorted(Counter(row["prompt"] for row in pairs).values()) == [2] * 28 + [3] * 48

@@ -14,7 +14,7 @@ SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type":
 
 
 def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> None:
-    folder = calculator.write(tmp_path / "rows", num_train=50, num_validation=20, num_sft=60)
+    folder = calculator.write_calculator(tmp_path / "rows", num_train=50, num_validation=20, num_sft=60)
     names = ("train", "validation", "sft")
     train, validation, turns = (
         [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in names

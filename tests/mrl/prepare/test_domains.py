@@ -21,7 +21,7 @@ NAMES = ("sums", "code", "style")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return domains.write(tmp_path_factory.mktemp("work"))
+    return domains.write_domains(tmp_path_factory.mktemp("work"))
 
 
 def rows(path: Path) -> list[dict]:

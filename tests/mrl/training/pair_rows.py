@@ -10,7 +10,7 @@ import pytest
 
 from mrl.data.conversation import Encoded
 from mrl.data.pairs import PairLabel
-from mrl.data.tune_rows import TuneRow, TuneRows, scored
+from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from tests.mrl.training.layouts import name_of
 from tests.tiny_models import VOCAB
 
@@ -34,7 +34,7 @@ def scored_pairs() -> tuple[TuneRow, ...]:
     """Pairs of uneven length, some with a margin or a soft label, as a reward model takes them."""
     labels = (PairLabel(), PairLabel(margin=0.4), PairLabel(probability=0.7))
     plain = [dataclasses.replace(row, label=labels[n % 3]) for n, row in enumerate(pairs())]
-    return scored(TuneRows(tuple(plain), None, "")).rows
+    return reward_model_rows(TuneRows(tuple(plain), None, "")).rows
 
 
 def scored_steps() -> tuple[TuneRow, ...]:
@@ -48,7 +48,7 @@ def scored_steps() -> tuple[TuneRow, ...]:
         response = dataclasses.replace(each, mask=mask)
         labels = tuple(labels[: len(ends)].round(2).tolist())
         rows.append(TuneRow(row.place, (response,), (True,), step_labels=labels))
-    return scored(TuneRows(tuple(rows), None, "")).rows
+    return reward_model_rows(TuneRows(tuple(rows), None, "")).rows
 
 
 LAYOUTS = pytest.mark.parametrize(

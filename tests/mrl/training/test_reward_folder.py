@@ -23,7 +23,7 @@ from mrl.reward_labels import (
     num_heads_of_score,
     require_labels,
     reward_labels,
-    scored,
+    reward_model_config,
     scores_steps,
 )
 from mrl.training.hf import export
@@ -183,20 +183,22 @@ def write_config(folder: Path, name: str) -> Path:
 def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 8}
     assert not has_score(policy) and not has_score({})
-    assert scored(policy) == {
+    assert reward_model_config(policy) == {
         "architectures": ["Qwen3MoeForSequenceClassification"],
         "hidden_size": 8,
         "id2label": {"0": "score"},
         "label2id": {"score": 0},
     }
-    assert has_score(scored(policy)) and scored(scored(policy)) == scored(policy)
+    assert has_score(reward_model_config(policy)) and reward_model_config(
+        reward_model_config(policy)
+    ) == reward_model_config(policy)
 
 
 def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"]}
     for heads in (1, 3):
-        assert num_heads_of_score(scored(policy, reward_labels(heads))) == heads
-        require_labels(scored(policy, reward_labels(heads)), reward_labels(heads), what="x")
+        assert num_heads_of_score(reward_model_config(policy, reward_labels(heads))) == heads
+        require_labels(reward_model_config(policy, reward_labels(heads)), reward_labels(heads), what="x")
     assert (
         num_heads_of_score({"num_labels": 1}) == 1 and num_heads_of_score({}) == 2
     )  # as transformers reads it
@@ -204,20 +206,22 @@ def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     with pytest.raises(
         ConfigError, match=r"critic.path = f is a reward model of 3 heads, and has to be one of 1"
     ):
-        require_labels(scored(policy, reward_labels(3)), reward_labels(1), what="critic.path = f")
-    distribution = scored(policy, DISTRIBUTION)
+        require_labels(
+            reward_model_config(policy, reward_labels(3)), reward_labels(1), what="critic.path = f"
+        )
+    distribution = reward_model_config(policy, DISTRIBUTION)
     require_labels(distribution, DISTRIBUTION, what="x")
     for labels in (reward_labels(1), reward_labels(2)):
         with pytest.raises(ConfigError, match="x is a reward model of a distribution, and has to be one of"):
             require_labels(distribution, labels, what="x")
     with pytest.raises(ConfigError, match="of 2 heads, and has to be one of a distribution"):
-        require_labels(scored(policy, reward_labels(2)), DISTRIBUTION, what="x")
-    require_labels(scored(policy, STEP), STEP, what="x")
+        require_labels(reward_model_config(policy, reward_labels(2)), DISTRIBUTION, what="x")
+    require_labels(reward_model_config(policy, STEP), STEP, what="x")
     with pytest.raises(ConfigError, match="x is a reward model of steps, and has to be one of 1 head"):
-        require_labels(scored(policy, STEP), reward_labels(1), what="x")
+        require_labels(reward_model_config(policy, STEP), reward_labels(1), what="x")
     with pytest.raises(ConfigError, match="x is a reward model of 1 head, and has to be one of steps"):
-        require_labels(scored(policy), STEP, what="x")
-    assert scores_steps(scored(policy, STEP)) and not scores_steps(scored(policy))
+        require_labels(reward_model_config(policy), STEP, what="x")
+    assert scores_steps(reward_model_config(policy, STEP)) and not scores_steps(reward_model_config(policy))
 
 
 def with_another_number(rank: int, world: int, port: int, folder: str, heads: int) -> None:
@@ -228,7 +232,7 @@ def with_another_number(rank: int, world: int, port: int, folder: str, heads: in
 def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> None:
     source = write_model(tmp_path / "policy", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(scored(config, reward_labels(3))))
+    (source / "config.json").write_text(json.dumps(reward_model_config(config, reward_labels(3))))
     with pytest.raises(
         (MrlError, AssertionError), match="is a reward model of 3 heads, and has to be one of 1"
     ):
@@ -239,6 +243,6 @@ def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> No
 def test_a_reward_model_is_no_policy(tmp_path: Path) -> None:
     source = write_model(tmp_path / "policy", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(scored(config)))
+    (source / "config.json").write_text(json.dumps(reward_model_config(config)))
     with pytest.raises((MrlError, AssertionError), match=r"output_layer\.weight"):
         run_ranks(scenarios.forward_update_export, 1, str(source), {}, str(tmp_path / "out"), {})

@@ -15,7 +15,7 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import style_probes
-from mrl.data.tune_rows import load_training, load_validation, scored
+from mrl.data.tune_rows import load_training, load_validation_rows, reward_model_rows
 from mrl.launch.commands.tune import worker_changes
 from mrl.loops.tuning.tuner import Tuner
 from mrl.observe.metric_names import undescribed
@@ -32,7 +32,9 @@ ROOT = Path(__file__).parents[4]
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of sums and a random Qwen3-MoE."""
-    folder = arithmetic.write(tmp_path_factory.mktemp("task"), largest=9, num_validation=16, num_sft=8)
+    folder = arithmetic.write_arithmetic(
+        tmp_path_factory.mktemp("task"), largest=9, num_validation=16, num_sft=8
+    )
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
     model = ModelSection(path=str(folder / "model"), new=new, max_length=16)
     new_model.ensure(model, [str(folder / "pairs.jsonl")], seed=0)
@@ -65,9 +67,9 @@ def tuned(
     )
     tokenizer = load_tokenizer(config.model.path)
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
-    rows = [part(section, encoder, max_length=16) for part in (load_training, load_validation)]
+    rows = [part(section, encoder, max_length=16) for part in (load_training, load_validation_rows)]
     if section.objective.is_reward_model:
-        rows = [scored(part) for part in rows]
+        rows = [reward_model_rows(part) for part in rows]
     lines: list[str] = []
     asked_of = rows[1].rows if section.objective.name == "reward_model" else ()
     probes = style_probes(asked_of, tokenizer, max_length=16, seed=1)
