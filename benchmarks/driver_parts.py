@@ -32,7 +32,7 @@ from mrl.rollout.request import Request, Response, ResponseBatch, Round, Samplin
 from mrl.rollout.texts import Decode, Texts
 from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.balance import Dealer, SampleCost
-from mrl.training.batch import ages, merge, pack
+from mrl.training.batch import ages, merge_parts, pack
 
 ROOT = Path(__file__).parents[1]
 VOCABULARY, PROMPT_TOKENS = 7000, 200
@@ -139,7 +139,7 @@ def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
     )
     shards = parts("shards of two ranks", lambda: _shards(batch))
     logprobs = [shard.arrays["rollout_logprobs"] for _, shard in shards]
-    found = parts("ranks' answers", lambda: merge(batch, [part for part, _ in shards], logprobs))
+    found = parts("ranks' answers", lambda: merge_parts(batch, [part for part, _ in shards], logprobs))
     measured: dict[str, Any] = {"served": batch.arrays["age"] == 0, "margin": 1e-5}
     parts("engine against trainer", lambda: mismatch.measure(batch, found, None, **measured))
 

@@ -15,7 +15,7 @@ from mrl.files import held
 from mrl.models.families import family_of
 from mrl.observe import metrics_log
 from mrl.observe.model_card import model_card
-from mrl.training.checkpoint.folder import latest_checkpoint, name_of, read_manifest, step_of, verify
+from mrl.training.checkpoint.folder import latest_checkpoint, name_of, read_manifest, step_of, verify_files
 from mrl.training.checkpoint.reader import DistributedCheckpoint
 from mrl.training.hf import export, peft
 from mrl.training.hf.adapted import AdaptedWeights
@@ -104,5 +104,5 @@ def find_checkpoint(run_folder: str, step: int | None) -> Path:
             f"{path or folder} is no checkpoint of {run_folder}; there are {', '.join(present) or 'none'}"
         )
     if step is not None:
-        verify(path)
+        verify_files(path)
     return path

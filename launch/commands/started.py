@@ -78,7 +78,7 @@ def is_done(config: Config) -> bool:
     if found is None or not isinstance(step := found[2].get("next_step"), int) or step <= config.loop.steps:
         return False
     try:
-        checkpoint_folder.verify(found[0])
+        checkpoint_folder.verify_files(found[0])
     except CheckpointError:
         return False
     return metrics_log.MetricsLog(run / "metrics.jsonl").has(step - 1)

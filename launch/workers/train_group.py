@@ -31,7 +31,7 @@ from mrl.observe.phases import PhaseClock
 from mrl.routes import Routes
 from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost
-from mrl.training.batch import merge
+from mrl.training.batch import merge_parts
 from mrl.training.environment import CPU_ENVIRONMENT
 from mrl.training.pass_options import PassOptions
 
@@ -157,7 +157,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         """The arrays of all shards in the batch's order. One rank of each shard returns them (tp 0, cp 0,
         last pipeline stage), and ranks are in the order of shards."""
         shards = [arrays for arrays in results if arrays is not None]
-        return {name: merge(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
+        return {name: merge_parts(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
     # -- weight sync ---------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def _outcomes(outcomes: Tensor, active: Tensor) -> Tensor:
     return scores
 
 
-def estimate(section: EstimatorSection, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+def estimate_advantages(section: EstimatorSection, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     """(advantages, returns), both [N] float64 with 0 off the mask; not whitened.
 
     Returns: gae: advantages + values. reinforce_pp and the process estimators: the advantages themselves (sums before
@@ -247,7 +247,7 @@ ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tenso
     "grpo_process": grpo_process,
     "rloo_process": rloo_process,
 }
-"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]); `estimate` clears both off the mask."""
+"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]); `estimate_advantages` clears both off the mask."""
 
 
 def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> Tensor:

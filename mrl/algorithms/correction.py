@@ -1,7 +1,7 @@
 """Weights against the difference between the trainer's and the engine's log-probs of the same tokens.
 
 Owns w = exp(old_logprobs - rollout_logprobs) at token and sequence level, its truncations and its measurement. Always
-measured (`measure`), applied only where the configuration says so; what the applied ones leave of a step is measured where
+measured (`correction_metrics`), applied only where the configuration says so; what the applied ones leave of a step is measured where
 they are multiplied (losses.policy_loss). Weights carry no gradient and do not change any
 denominator: a token with weight 0 still counts.
 
@@ -57,7 +57,7 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
     return values.masked_fill(~tokens.mask, 0.0)
 
 
-def measure(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Tensor]:
+def correction_metrics(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Tensor]:
     """The difference at every granularity over the tokens of the mask, as metrics that add up (see tokens).
 
     policy/rollout_mismatch_kl: k3 of KL(engine || trainer) per token, nats. policy/rollout_difference: mean |log w|.

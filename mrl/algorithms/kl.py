@@ -20,7 +20,7 @@ CLAMP = 10.0
 """Largest absolute estimate of one token, in nats; clamped tokens are counted."""
 
 
-def estimate(kind: str, difference: Tensor) -> tuple[Tensor, Tensor]:
+def estimate_kl(kind: str, difference: Tensor) -> tuple[Tensor, Tensor]:
     """([N] KL estimates per token in nats, [N] bool which of them the clamp changed).
 
     With d = difference = logprobs - ref_logprobs: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. The

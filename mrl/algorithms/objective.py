@@ -135,7 +135,7 @@ class Objective:
             fresh = dataclasses.replace(tokens, mask=tokens.mask & (age == 0), num_tokens=num_tokens)
         if "rollout_logprobs" not in inputs:
             return {}
-        return correction.measure(fresh, inputs["rollout_logprobs"])
+        return correction.correction_metrics(fresh, inputs["rollout_logprobs"])
 
     def _kl_loss(
         self, tokens: Tokens, inputs: Mapping[str, Tensor], denominators: Mapping[str, Any]
@@ -144,7 +144,7 @@ class Objective:
         if section.location != "loss":
             return 0.0, {}
         reference = _array(inputs, "ref_logprobs", "the reference model (kl.location = loss)").detach()
-        values, clamped = kl.estimate(section.kind, tokens.logprobs - reference)
+        values, clamped = kl.estimate_kl(section.kind, tokens.logprobs - reference)
         weighted = values
         if section.unbiased:
             weighted = values * tokens.ratio()

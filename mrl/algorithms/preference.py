@@ -153,7 +153,7 @@ def _fault(loss: PairLoss, section: ObjectiveSection) -> str:
     return "" if bool(torch.isfinite(found).all()) else f"it gave {found.tolist()}"
 
 
-def label_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
+def kto_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
     """KTO's [P] losses; `z` is the mean log-ratio of mismatched responses, at least 0, over the whole step."""
     ratio = side.ratio(section)
     wanted = section.wanted_weight * (1 - torch.sigmoid(section.beta * (ratio - z)))
@@ -219,7 +219,7 @@ class PreferenceObjective:
         self, whole: Side, is_wanted: Tensor, weight: Tensor, denominators: Mapping[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         z = weight.new_full((), denominators["kto_z"])
-        losses = label_losses(self._section, whole, is_wanted, z)
+        losses = kto_losses(self._section, whole, is_wanted, z)
         loss = (losses * weight).sum() / denominators["num_rows"]
         reward = rewards(self._section, whole).detach() * weight
         metrics = {"preference/pair_loss": loss.detach()}

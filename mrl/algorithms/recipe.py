@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import distillation, kl
-from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate, whiten
+from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
-from mrl.algorithms.rows import Rows
+from mrl.algorithms.rows import AdvantageRows
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
@@ -55,7 +55,7 @@ def shape_and_estimate(
     shaped, metrics = shape_by_domain(config, outcomes, lengths=torch.from_numpy(policy_lengths(batch)))
     penalty, kl_metrics = _kl_penalty(config, batch, work, state)
     rollouts = _rollouts(config, batch, work, outcomes, shaped, penalty)
-    advantages, returns = estimate(config.estimator, rollouts)
+    advantages, returns = estimate_advantages(config.estimator, rollouts)
     metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped)
     advantages, advantage_metrics = _finish(config, work, advantages)
     cut = torch.from_numpy(truncated_away(config, outcomes))
@@ -76,7 +76,7 @@ def shape_and_estimate(
     return batch.with_arrays(**spread), metrics
 
 
-def _on_trained(rows: Rows, values: Tensor, trained: np.ndarray) -> np.ndarray:
+def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:
     """[K] on the batch's tokens, 0 where they are not trained on: [N] float32."""
     spread = rows.on_tokens(values.to(torch.float32, copy=True))
     np.copyto(spread, 0, where=~trained)
@@ -87,7 +87,7 @@ def _on_trained(rows: Rows, values: Tensor, trained: np.ndarray) -> np.ndarray:
 class _Work:
     """The batch's layout as tensors."""
 
-    rows: Rows
+    rows: AdvantageRows
     group_ids: Tensor
     """[B] int64."""
     has_reward: Tensor
@@ -98,7 +98,7 @@ class _Work:
         """A row a sample where rewards and advantages are of whole samples, else a row a token."""
         whole = config.estimator.name in OUTCOME_ESTIMATORS and config.kl.location != "reward"
         return cls(
-            rows=(Rows.of_samples if whole else Rows.of_tokens)(batch, outcomes.has_reward),
+            rows=(AdvantageRows.of_samples if whole else AdvantageRows.of_tokens)(batch, outcomes.has_reward),
             group_ids=torch.from_numpy(batch.group_ids.astype(np.int64)),
             has_reward=torch.from_numpy(outcomes.has_reward),
         )
@@ -132,7 +132,7 @@ def _kl_penalty(
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
     difference = (old - reference).masked_fill(~work.rows.mask, 0.0)
-    values, clamped = kl.estimate(section.kind, difference)
+    values, clamped = kl.estimate_kl(section.kind, difference)
     count = max(1, int(work.rows.mask.sum()))
     mean, coefficient = float(values.sum()) / count, state.kl.coefficient
     state.kl.update(mean, num_samples=int(work.has_reward.sum()))
@@ -169,7 +169,7 @@ def _rollouts(
 
 
 def _process_rewards(
-    name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, rows: Rows
+    name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, rows: AdvantageRows
 ) -> dict[str, Tensor]:
     """Outcome estimators ignore them; gae and reinforce_pp add the outcome, unless it is their sum; process estimators keep them
     apart. Without any, the outcome is a process estimator's only one.

@@ -18,7 +18,7 @@ from mrl.samples import TrainBatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
+class AdvantageRows:
     """K rows over the B samples of a batch of N tokens: K is N or B."""
 
     mask: Tensor
@@ -30,7 +30,7 @@ class Rows:
     batch: TrainBatch
 
     @classmethod
-    def of_tokens(cls, batch: TrainBatch, has_reward: np.ndarray) -> Rows:
+    def of_tokens(cls, batch: TrainBatch, has_reward: np.ndarray) -> AdvantageRows:
         """`has_reward` [B] bool."""
         segments = Segments.of(batch.lengths())
         mask = torch.from_numpy(batch.loss_mask.astype(np.bool_))
@@ -38,7 +38,7 @@ class Rows:
         return cls(mask, mask.double(), segments, batch)
 
     @classmethod
-    def of_samples(cls, batch: TrainBatch, has_reward: np.ndarray) -> Rows:
+    def of_samples(cls, batch: TrainBatch, has_reward: np.ndarray) -> AdvantageRows:
         """`has_reward` [B] bool."""
         lengths = policy_lengths(batch)
         mask = torch.from_numpy((lengths > 0) & has_reward)

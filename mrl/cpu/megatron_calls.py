@@ -1,6 +1,6 @@
 """Replaces what megatron-core expects of CUDA, so that the same code runs without a GPU.
 
-`install()` refuses to run where CUDA exists. It changes torch and megatron for the whole process: call it only in
+`run_on_cpu()` refuses to run where CUDA exists. It changes torch and megatron for the whole process: call it only in
 processes that train.
 """
 
@@ -70,7 +70,7 @@ class NullStream:
         return True
 
 
-def install() -> None:
+def run_on_cpu() -> None:
     """Makes Megatron run on this process's CPU, once. RuntimeError where CUDA is available."""
     global _installed
     if _installed:

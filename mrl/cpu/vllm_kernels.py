@@ -6,7 +6,7 @@ import torch
 from vllm.platforms import current_platform
 
 
-def install() -> None:
+def install_kernels() -> None:
     """Add them to vLLM's classes in this process, before a model is built. Does nothing on other devices."""
     if not current_platform.is_cpu():
         return

@@ -19,12 +19,12 @@ _CPU_LATENT = 576
 """vLLM 0.32: width of latent attention's cache on CPU, compressed part and rotary part together."""
 
 
-def overrides(model_path: str) -> dict[str, Any]:
+def cpu_overrides(model_path: str) -> dict[str, Any]:
     """What vLLM's reading of a folder's config.json is overridden with on CPU."""
     return rotary_overrides(_config(model_path))
 
 
-def attention(model_path: str) -> dict[str, Any]:
+def attention_override(model_path: str) -> dict[str, Any]:
     """The field of vLLM's EngineArgs by which latent attention is the same on every CPU: where there is AMX, vLLM 0.32 takes
     kernels for it that know bfloat16 and widths of 32 alone."""
     return {"attention_backend": "CPU_MLA"} if _config(model_path).get("kv_lora_rank") else {}

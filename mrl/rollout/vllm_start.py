@@ -116,7 +116,7 @@ def arguments(
     overrides = quantised.overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
     overrides |= text_part.overrides(model_path)
     if on_cpu:
-        overrides |= vllm_limits.overrides(model_path)
+        overrides |= vllm_limits.cpu_overrides(model_path)
     return EngineArgs(
         model=model_path,
         skip_tokenizer_init=not rollout.stop,
@@ -167,7 +167,7 @@ def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> d
     if on_cpu:
         fields = {"kv_cache_memory_bytes": rollout.kv_cache_bytes, "worker_cls": _CPU_WORKER}
         chosen = "attention_config" in rollout.engine_args
-        return fields | ({} if chosen else vllm_limits.attention(model_path))
+        return fields | ({} if chosen else vllm_limits.attention_override(model_path))
     return {
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "enable_sleep_mode": rollout.enable_sleep_mode,

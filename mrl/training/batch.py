@@ -50,7 +50,7 @@ def first_versions(groups: Sequence[Group]) -> np.ndarray:
     return np.repeat([int(s.policy_versions[0]) if len(s.policy_versions) else 0 for s in samples], lengths)
 
 
-def merge(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
+def merge_parts(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
     """Per-token results of the ranks' parts (balance.py), back in the batch's order: [N]."""
     merged = np.zeros(batch.num_tokens, dtype=values[0].dtype if len(values) else np.float32)
     for positions, part in zip(parts, values, strict=True):

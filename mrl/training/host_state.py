@@ -36,13 +36,13 @@ class HostState:
         masters = [p for group in part.optimizer.param_groups for p in group["params"]]
         sizes = [_state_bytes(master) for master in masters]
         resting = _first(masters, sizes, fraction * sum(sizes))
-        self._pieces = [Piece(part, own, device) for own in _cut(resting, sizes[: len(resting)])]
+        self._pieces = [OptimizerShard(part, own, device) for own in _cut(resting, sizes[: len(resting)])]
         for piece in self._pieces:
             for master in piece.masters:
                 prime(part, master)
             piece.leave()
         if stays := masters[len(resting) :]:
-            self._pieces.append(Piece(part, stays, None))
+            self._pieces.append(OptimizerShard(part, stays, None))
 
     def resting(self, tensor: Tensor) -> Tensor | None:
         """The copy of a master weight or a moment that is in the host's memory, to be read and written; None for all else."""
@@ -73,7 +73,7 @@ class HostState:
                 group |= {name: value for name, value in own.items() if name != "params"}
 
 
-class Piece:
+class OptimizerShard:
     """Some master weights of a distributed optimizer with their moments, which are on the device or in the host's memory."""
 
     def __init__(self, part: Any, masters: list[Tensor], device: torch.device | None) -> None:

@@ -110,7 +110,7 @@ class Lessons:
         return whole
 
 
-def kept(
+def teacher_targets(
     states: Tensor, weight: Tensor, section: DistillationSection, vocabulary: Vocabulary
 ) -> tuple[Tensor, ...]:
     """What of a teacher's hidden states [n, D] is kept, in tensors of n rows."""

@@ -143,7 +143,7 @@ class Passes:
         prepared = self._prepare(part, all_tokens=False)
 
         def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, ...]:
-            return lessons.kept(self._states(item, hidden), self._head, section, vocabulary)
+            return lessons.teacher_targets(self._states(item, hidden), self._head, section, vocabulary)
 
         with torch.no_grad():
             outputs = self._run(prepared, keep, forward_only=True, margins=[])

@@ -101,7 +101,7 @@ class MegatronWorker:
         if load:
             self.policy.load_hf(model.path)
             own = base.file_digests(model.path, share=rank, shares=self.layout.world_size)
-            weights = base.digest_of(joined(own))
+            weights = base.combined_digest(joined(own))
         self._about = base.run_about(model, training, weights)
         """What checkpoints say of the run."""
 

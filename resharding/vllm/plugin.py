@@ -181,7 +181,7 @@ def end_with_engine() -> None:
     threading.Thread(target=watch, daemon=True, name="mrl-parent-watch").start()
 
 
-vllm_kernels.install()
+vllm_kernels.install_kernels()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SlotEngine)
 

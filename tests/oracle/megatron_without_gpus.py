@@ -21,7 +21,7 @@ def install() -> None:
     sys.path.insert(0, str(FOLDER))
     from mrl.cpu import megatron_calls
 
-    megatron_calls.install()
+    megatron_calls.run_on_cpu()
     import transformer_engine.pytorch as engine
 
     engine.fp8_model_init = None  # type: ignore[attr-defined]  # Megatron-FSDP imports it

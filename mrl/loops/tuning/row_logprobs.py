@@ -132,7 +132,7 @@ def bound_of(row: TuneRow, dtype: str) -> float:
 def weights_digest(worker: MegatronWorker, path: str) -> str:
     """Of a folder's weights, in hex; asked for on all ranks together, each reads its share."""
     own = base.file_digests(path, share=worker.place.rank, shares=worker.layout.world_size)
-    return base.digest_of(joined(own))
+    return base.combined_digest(joined(own))
 
 
 def _write(path: Path, values: np.ndarray) -> None:

@@ -28,7 +28,7 @@ VALUES: Allowed = {
 """Of values that are not tensors."""
 
 
-def read(data: bytes, allowed: Allowed) -> Any:
+def read_pickle(data: bytes, allowed: Allowed) -> Any:
     """Return the object of a pickle; pickle.UnpicklingError where it names something that is not allowed."""
     return _Unpickler(io.BytesIO(data), allowed).load()
 
@@ -49,7 +49,7 @@ class _Unpickler(pickle.Unpickler):
 
 def read_index(folder: Path) -> Any:
     """Return the index (`.metadata`) of a folder of torch's distributed format."""
-    return read((folder / ".metadata").read_bytes(), _index_classes())
+    return read_pickle((folder / ".metadata").read_bytes(), _index_classes())
 
 
 def random_classes() -> Allowed:

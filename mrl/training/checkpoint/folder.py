@@ -44,7 +44,7 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def digest(path: Path, *, version: int = VERSION) -> str:
+def file_digest(path: Path, *, version: int = VERSION) -> str:
     """The digest of a file, in hex."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, HASHES[version]).hexdigest()
@@ -54,7 +54,7 @@ def digests(folder: Path, names: Iterable[str], *, version: int = VERSION) -> di
     """The [bytes, digest] of files by name; FILES_AT_ONCE are read side by side."""
     names = list(names)
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        found = threads.map(lambda name: digest(folder / name, version=version), names)
+        found = threads.map(lambda name: file_digest(folder / name, version=version), names)
         return {name: [(folder / name).stat().st_size, each] for name, each in zip(names, found, strict=True)}
 
 
@@ -94,7 +94,7 @@ def _is_manifest(tree: dict[str, Any]) -> bool:
     )
 
 
-def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
+def verify_files(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
     """Returns the manifest after holding files against it; DamagedCheckpoint names the first fault.
 
     Sizes and digests of one of `shares` shares of the files are compared, nearly equal in bytes, and by share 0 all names and sizes: as
@@ -104,7 +104,7 @@ def verify(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, Any]:
     for name in share_of(manifest, share, shares):
         size, known = manifest["files"][name]
         _require_size(folder / name, size)
-        if digest(folder / name, version=manifest["version"]) != known:
+        if file_digest(folder / name, version=manifest["version"]) != known:
             raise DamagedCheckpoint(
                 f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
             )
@@ -157,7 +157,10 @@ def read_extra(folder: Path) -> dict[str, Any]:
     """What the saver gave beside the ranks' state. CheckpointError where it cannot be read. Runs no code of the file's."""
     path, read = folder / EXTRA_FILE, plain.loads
     if not path.exists():
-        path, read = folder / PICKLED_EXTRA, lambda data: closed_pickle.read(data, closed_pickle.VALUES)
+        path, read = (
+            folder / PICKLED_EXTRA,
+            lambda data: closed_pickle.read_pickle(data, closed_pickle.VALUES),
+        )
     try:
         extra = read(path.read_bytes())
         if not isinstance(extra, dict) or not isinstance(extra.get("user"), dict):
@@ -172,7 +175,7 @@ def read_extra(folder: Path) -> dict[str, Any]:
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
     """The newest valid checkpoint, verified by this process alone; None and errors as in take_latest()."""
-    return take_latest(folder, verify)[0]
+    return take_latest(folder, verify_files)[0]
 
 
 def take_latest[T](folder: str | Path, take: Callable[[Path], T]) -> tuple[Path | None, T | None]:

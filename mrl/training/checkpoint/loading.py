@@ -33,7 +33,7 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
     saved, and nothing is loaded then. CheckpointError where it is of another model.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    run_everywhere(lambda: checkpoint_folder.verify(path, share=rank, shares=world))
+    run_everywhere(lambda: checkpoint_folder.verify_files(path, share=rank, shares=world))
     manifest = checkpoint_folder.read_manifest(path)
     require_compatible(path, manifest["about"], about, list(states))
     for name, state in states.items():
@@ -89,4 +89,6 @@ def _random_state(path: Path, rank: int) -> dict[str, Any]:
     with _unreadable(file):
         if file.exists():
             return plain.loads(file.read_bytes())
-        return closed_pickle.read(file.with_suffix(".pickle").read_bytes(), closed_pickle.random_classes())
+        return closed_pickle.read_pickle(
+            file.with_suffix(".pickle").read_bytes(), closed_pickle.random_classes()
+        )

@@ -132,7 +132,7 @@ class DigestingStream:
         self._file.flush()
 
     def hexdigest(self) -> str:
-        """The digest of everything written so far, as folder.digest() gives it of the file."""
+        """The digest of everything written so far, as folder.file_digest() gives it of the file."""
         return self._hash.hexdigest()
 
 

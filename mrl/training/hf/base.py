@@ -25,7 +25,7 @@ def file_digests(folder: str | Path, *, share: int = 0, shares: int = 1) -> dict
     files = _weight_files(folder)[share::shares]
     with ThreadPoolExecutor(checkpoint_folder.FILES_AT_ONCE) as threads:
         return dict(
-            zip((path.name for path in files), threads.map(checkpoint_folder.digest, files), strict=True)
+            zip((path.name for path in files), threads.map(checkpoint_folder.file_digest, files), strict=True)
         )
 
 
@@ -33,7 +33,7 @@ def _weight_files(folder: str | Path) -> list[Path]:
     return sorted(set(tensor_files(folder).values()))
 
 
-def digest_of(files: Mapping[str, str]) -> str:
+def combined_digest(files: Mapping[str, str]) -> str:
     """One digest of all files' digests, in hex."""
     listed = " ".join(f"{name} {files[name]}" for name in sorted(files))
     return xxhash.xxh3_128(listed.encode()).hexdigest()
@@ -42,7 +42,7 @@ def digest_of(files: Mapping[str, str]) -> str:
 def run_about(model: ModelSection, training: TrainingSection, digest: str) -> dict[str, Any]:
     """Return what a checkpoint says of the run that saved it, and what another start of the run must have in common with it.
 
-    `digest` is that of the weights in model.path (digest_of), empty if they are not loaded. The path and the files' sizes and times decide nothing: with
+    `digest` is that of the weights in model.path (combined_digest), empty if they are not loaded. The path and the files' sizes and times decide nothing: with
     the same ones digest_like() need not read the weights again.
     """
     hf = read_config(model.path)
@@ -65,7 +65,7 @@ def digest_like(saved: Mapping[str, Any] | None, path: str) -> str:
     """Return the digest of the weights in `path`; `saved` (run_about's "model") has it if its files are still the same ones."""
     if saved is not None and all(saved.get(name) == value for name, value in _place(path).items()):
         return str(saved["digest"])
-    return digest_of(file_digests(path))
+    return combined_digest(file_digests(path))
 
 
 def _place(path: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def section_of(saved: Mapping[str, Any]) -> LoraSection:
 
 def require_base(saved: Mapping[str, Any], source: Path) -> None:
     """CheckpointError unless the folder's weights are those that the adapters of about_adapters() were trained on."""
-    if digest_of(file_digests(source)) != saved["base_digest"]:
+    if combined_digest(file_digests(source)) != saved["base_digest"]:
         raise CheckpointError(
             f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); point model.path "
             "at them"

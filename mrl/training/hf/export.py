@@ -28,7 +28,7 @@ from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.adapted import AdaptedWeights
 from mrl.training.hf.folder import read_config, tensor_files
 from mrl.training.hf.reward_model import ABOUT, RewardFolder
-from mrl.training.hf.values import describe, read_whole
+from mrl.training.hf.values import describe_tensors, read_whole
 
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
@@ -48,7 +48,7 @@ _OF_OTHER_WEIGHTS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Files:
+class ShardFiles:
     """Which tensors of a folder lie in which of its files."""
 
     tensors: dict[str, FolderTensor]
@@ -73,7 +73,7 @@ class Files:
         return {file: [self.tensors[name] for name in names] for file, names in files.items()}
 
 
-def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> Files:
+def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> ShardFiles:
     """The files of an export of `dtype` (torch spelling), from config.json and the names of the tensors in `source`,
     if it has some: no weight is read. ConfigError where it lacks those that an export carries along."""
     family, stored = family_of(hf_config), _files_of(source)
@@ -84,10 +84,10 @@ def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int
             "carries along; download them again"
         )
     checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
-    found = [*FolderForm.of(stored).tensors(checkpoint), *FolderForm().tensors(describe(carried))]
+    found = [*FolderForm.of(stored).tensors(checkpoint), *FolderForm().tensors(describe_tensors(carried))]
     tensors = {tensor.name: tensor for tensor in found}
     shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
-    return Files(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
+    return ShardFiles(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
 
 
 def _files_of(source: Path) -> dict[str, Path]:
@@ -105,7 +105,7 @@ def export_checkpoint(
     card: str | None = None,
     lora: Mapping[str, Any] | None = None,
     reward_model: RewardFolder | None = None,
-) -> Files:
+) -> ShardFiles:
     """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
 
     `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. `lora`:

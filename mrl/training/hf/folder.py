@@ -46,7 +46,7 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
     single = folder / "model.safetensors"
     if not single.is_file():
         raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
-    with opened_file(single, "np") as file:
+    with open_safetensors(single, "np") as file:
         return dict.fromkeys(file.keys(), single)
 
 
@@ -61,7 +61,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def opened_file(path: Path, framework: str = "pt") -> Any:
+def open_safetensors(path: Path, framework: str = "pt") -> Any:
     """safetensors' reader of a file; ConfigError where it is damaged. Torch's ("pt") asks for room for the whole file, which
     headers need not ("np")."""
     try:
@@ -141,7 +141,7 @@ def _headers(files: Mapping[str, Path]) -> dict[str, tuple[list[int], str]]:
         by_file[path].append(name)
     found = {}
     for path, names in by_file.items():
-        with opened_file(path, "np") as file:
+        with open_safetensors(path, "np") as file:
             if absent := sorted(set(names) - set(file.keys())):
                 raise ConfigError(
                     f"{path} lacks {len(absent)} of the tensors that the folder's index says it has, first {absent[:3]}; "

@@ -26,7 +26,7 @@ from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
 from mrl.training.hf.folder import (
     check_files,
-    opened_file,
+    open_safetensors,
     require_shape,
     require_type,
     scales_shape,
@@ -98,7 +98,7 @@ def _stored_boxes(
                 yield index, values
 
 
-def describe(files: Mapping[str, Path]) -> list[CheckpointTensor]:
+def describe_tensors(files: Mapping[str, Path]) -> list[CheckpointTensor]:
     """These tensors as the files have them; reads no weights."""
     with _OpenFiles(files) as opened:
         stored = {name: opened.slice(name) for name in files}
@@ -130,7 +130,7 @@ class _OpenFiles(ExitStack):
         """safetensors' slice of a tensor, which must have the shape, where one is given."""
         path = self.path(name)
         if path not in self._opened:
-            self._opened[path] = self.enter_context(opened_file(path))
+            self._opened[path] = self.enter_context(open_safetensors(path))
         stored = self._opened[path].get_slice(name)
         if shape is not None:
             require_shape(name, path, stored.get_shape(), shape)

@@ -77,7 +77,7 @@ def _seed_generators(seed: int) -> None:
 
 def _start_device(rank: int) -> torch.device:
     if not torch.cuda.is_available():
-        megatron_calls.install()
+        megatron_calls.run_on_cpu()
         return torch.device("cpu")
     # The launcher makes one device visible per rank, or all of the node's.
     index = rank % torch.cuda.device_count()
@@ -115,7 +115,7 @@ def max_over_world(value: int, *, device: torch.device) -> int:
     return int(tensor.item())
 
 
-def combine(name: str, values: Iterable[float]) -> float:
+def _combine_metric(name: str, values: Iterable[float]) -> float:
     """Adds a metric's values; of names ending in _max it takes the largest, of _min the smallest."""
     if name.endswith("_max"):
         return max(values)
@@ -130,11 +130,11 @@ def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.devic
     for part in parts:
         for name, value in part.items():
             own.setdefault(name, []).append(float(value))
-    mine = {name: combine(name, values) for name, values in own.items()}
+    mine = {name: _combine_metric(name, values) for name, values in own.items()}
     everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     names = sorted({name for rank in everyone for name in rank})
-    return {name: combine(name, [rank[name] for rank in everyone if name in rank]) for name in names}
+    return {name: _combine_metric(name, [rank[name] for rank in everyone if name in rank]) for name in names}
 
 
 def joined[T](own: Mapping[str, T]) -> dict[str, T]:

@@ -154,7 +154,7 @@ def weights(
 
 
 def measure(*, old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
-    return correction.measure(*correction_inputs(old_logprobs, rollout_logprobs, loss_mask, None))
+    return correction.correction_metrics(*correction_inputs(old_logprobs, rollout_logprobs, loss_mask, None))
 
 
 def estimate(
@@ -190,7 +190,7 @@ def estimate(
         outcomes=outcomes,
         **tokens,
     )
-    both = advantages.estimate(section, rollouts)
+    both = advantages.estimate_advantages(section, rollouts)
     first, second = (each.to(token_rewards.dtype).reshape(token_rewards.shape) for each in both)
     return first, second
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mrl.algorithms import kl
-from mrl.algorithms.kl import KINDS, estimate
+from mrl.algorithms.kl import KINDS, estimate_kl
 from mrl.config.sections.algorithm import KlSection
 
 
@@ -26,7 +26,7 @@ def test_golden(golden, kind, clamp, variant, monkeypatch) -> None:
     monkeypatch.setattr(kl, "CLAMP", clamp or math.inf)
     case = golden("C01")
     logprobs, reference = case.tensor(case.inputs["logp"]), case.tensor(case.inputs["ref_logp"])
-    values, clamped = estimate(kind, logprobs - reference)
+    values, clamped = estimate_kl(kind, logprobs - reference)
     case.check(values, case.expected[variant])
     assert clamped.tolist() == [False, False, False, clamp is not None]
 
@@ -34,7 +34,7 @@ def test_golden(golden, kind, clamp, variant, monkeypatch) -> None:
 def test_the_unbiased_form_multiplies_by_the_ratio(golden) -> None:
     case = golden("C04")
     logprobs, old = case.tensor(case.inputs["logp"]), case.tensor(case.inputs["old_logp"])
-    k3, _ = estimate("k3", logprobs - case.tensor(case.inputs["ref_logp"]))
+    k3, _ = estimate_kl("k3", logprobs - case.tensor(case.inputs["ref_logp"]))
     case.check(k3, case.expected["k3"])
     case.check((logprobs - old).exp() * k3, case.expected["ratio*k3"])
 
@@ -46,17 +46,17 @@ def test_gradients_against_finite_differences(kind, clamp, monkeypatch) -> None:
     start = torch.tensor([-1.0, -0.3, -2.0, -4.0], dtype=torch.float64)
     reference = torch.tensor([-1.1, -0.5, -1.5, -3.9], dtype=torch.float64)
     variable = start.clone().requires_grad_()
-    estimate(kind, variable - reference)[0].sum().backward()
+    estimate_kl(kind, variable - reference)[0].sum().backward()
     for position in range(4):
         bump = torch.zeros_like(start)
         bump[position] = 1e-6
-        high, low = (estimate(kind, start + b - reference)[0].sum() for b in (bump, -bump))
+        high, low = (estimate_kl(kind, start + b - reference)[0].sum() for b in (bump, -bump))
         assert float(variable.grad[position]) == pytest.approx(float(high - low) / 2e-6, abs=1e-7)
 
 
 def test_k3_of_an_extreme_token_has_a_finite_gradient() -> None:
     variable = torch.tensor([-500.0]).requires_grad_()
-    value, _ = estimate("k3", variable - torch.tensor([-1.0]))
+    value, _ = estimate_kl("k3", variable - torch.tensor([-1.0]))
     value.sum().backward()
     assert value.tolist() == [10.0]
     assert variable.grad.tolist() == [0.0]

@@ -97,7 +97,7 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
         **ids,
     )
     divergence = aggregate(
-        kl.estimate(config.kl.kind, a["logprobs"] - a["ref_logprobs"])[0], packed.mask, "token_mean", **ids
+        kl.estimate_kl(config.kl.kind, a["logprobs"] - a["ref_logprobs"])[0], packed.mask, "token_mean", **ids
     )
     entropy = aggregate(a["entropy"], packed.mask, "token_mean", **ids)
     assert float(loss) == pytest.approx(float(policy + 0.3 * divergence - 0.2 * entropy), abs=1e-14)

@@ -18,7 +18,7 @@ from mrl.algorithms.preference import (
     PAIR_LOSSES,
     PreferenceObjective,
     Side,
-    label_losses,
+    kto_losses,
     pair_loss_of,
     try_pair_loss,
 )
@@ -99,7 +99,7 @@ def test_kto_is_the_published_one(case: str, weights: tuple[float, float]) -> No
     chosen, rejected = sides()
     both = Side(*(torch.cat([getattr(s, name) for s in (chosen, rejected)]) for name in Side.__slots__))
     wanted = torch.tensor([True, True, False, False])
-    losses = label_losses(section, both, wanted, torch.tensor(z, dtype=torch.float64))
+    losses = kto_losses(section, both, wanted, torch.tensor(z, dtype=torch.float64))
     assert losses.mean().item() == pytest.approx(expected, abs=1e-6)
 
 

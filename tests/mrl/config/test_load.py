@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from mrl import cli
-from mrl.algorithms.advantages import ESTIMATORS, Rollouts, estimate
+from mrl.algorithms.advantages import ESTIMATORS, Rollouts, estimate_advantages
 from mrl.algorithms.tokens import Segments
 from mrl.capacity.requirements import prompts_and_responses
 from mrl.config.describe import describe, section_types, tag_of
@@ -320,7 +320,7 @@ def test_estimators_that_compare_samples_refuse_to_be_given_one(minimal: Path, n
         values=torch.zeros(6),
         outcomes=torch.tensor([1.0, 0.0, 0.5]),
     )
-    advantages, _ = estimate(EstimatorSection.model_validate({"name": name}), alone)
+    advantages, _ = estimate_advantages(EstimatorSection.model_validate({"name": name}), alone)
     settings = [f"algorithm.estimator.name={name}", *(["critic={}"] if name == "gae" else [])]
     load([minimal], [*settings, "loop.samples_per_prompt=2"])
     if advantages.any():

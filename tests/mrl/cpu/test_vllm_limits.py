@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mrl.cpu.vllm_limits import check_cpu, overrides
+from mrl.cpu.vllm_limits import check_cpu, cpu_overrides
 from mrl.errors import ConfigError
 from mrl.models import rope
 from mrl.models.kernels.rotary import inverse_frequencies
@@ -63,13 +63,13 @@ def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(
 ) -> None:
     path = folder(tmp_path, **LATENT, **plain, max_position_embeddings=256)
     config = json.loads((tmp_path / "config.json").read_text())
-    served = config | overrides(path)
+    served = config | cpu_overrides(path)
     assert rope.kind(served) == "yarn"
     angles = [inverse_frequencies(rope.rope(hf, width=64)) for hf in (config, served)]
     torch.testing.assert_close(*angles, rtol=1e-6, atol=0)
     assert rope.rope(served, width=64).scale == 1
-    assert overrides(folder(tmp_path, **plain)) == {}
-    assert overrides(folder(tmp_path, **LATENT, rope_scaling={"type": "yarn", "factor": 4.0})) == {}
+    assert cpu_overrides(folder(tmp_path, **plain)) == {}
+    assert cpu_overrides(folder(tmp_path, **LATENT, rope_scaling={"type": "yarn", "factor": 4.0})) == {}
 
 
 def test_experts_that_are_dealt_out_are_as_wide_on_every_rank(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def renew(checkpoint: Path) -> None:
 
 
 def digest_of(path: Path, manifest: dict[str, int]) -> str:
-    return checkpoint_folder.digest(path, version=manifest["version"])
+    return checkpoint_folder.file_digest(path, version=manifest["version"])
 
 
 def pooled(mutator: Mutator, folder: Path) -> None:

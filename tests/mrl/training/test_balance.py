@@ -18,7 +18,7 @@ from mrl.config.sections.model import ModelSection
 from mrl.models.facts import Facts
 from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost, deal, waiting_share
-from mrl.training.batch import merge
+from mrl.training.batch import merge_parts
 from mrl.training.packing import count_microbatches, pack_microbatches, split_samples
 from mrl.training.pass_options import PassOptions
 from tests.mrl.training import scenarios
@@ -157,7 +157,7 @@ def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(
     for first, second in zip(*ranks, strict=True):
         parts = [first["mine"], second["mine"]]
         for name in ("logprobs", "entropy"):
-            values = merge(batch, parts, [first["arrays"][name], second["arrays"][name]])
+            values = merge_parts(batch, parts, [first["arrays"][name], second["arrays"][name]])
             np.testing.assert_allclose(values, alone["arrays"][name], atol=2e-6)
         for name in ("loss", "grad_norm"):
             assert first["metrics"][name] == pytest.approx(alone["metrics"][name], rel=1e-6)

@@ -15,7 +15,7 @@ from mrl.samples import (
     VerdictKind,
 )
 from mrl.training.balance import Dealer, SampleCost
-from mrl.training.batch import ages, first_versions, merge, minibatches, pack
+from mrl.training.batch import ages, first_versions, merge_parts, minibatches, pack
 from tests.support.samples import make_batch, make_sample
 
 
@@ -69,7 +69,7 @@ def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(
         assert shard.microbatches is not None and dealt.microbatches is not None
         assert shard.microbatches.tolist() == dealt.microbatches[positions].tolist()
     values = [shard.tokens.astype(np.float32) for shard in shards]
-    assert (merge(batch, chosen, values) == batch.tokens).all()
+    assert (merge_parts(batch, chosen, values) == batch.tokens).all()
 
 
 def test_all_samples_in_order_are_the_batch_itself() -> None:

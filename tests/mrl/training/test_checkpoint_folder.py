@@ -64,9 +64,9 @@ def test_damage_is_named_and_the_one_before_is_taken(
     spoil, reason = DAMAGES[damage]
     spoil(newer)
     with pytest.raises(CheckpointError, match=reason):
-        folders.verify(newer)
+        folders.verify_files(newer)
     with pytest.raises(CheckpointError, match=reason):
-        _ = [folders.verify(newer, share=share, shares=3) for share in (1, 2, 0)]
+        _ = [folders.verify_files(newer, share=share, shares=3) for share in (1, 2, 0)]
     with caplog.at_level(logging.WARNING):
         assert folders.latest_checkpoint(tmp_path) == older
     assert "step-00000010" in caplog.text
@@ -129,7 +129,7 @@ def test_a_load_verifies_this_ranks_share_before_it_reads_anything(monkeypatch: 
     for name, value in (("get_rank", 2), ("get_world_size", 4)):
         monkeypatch.setattr(loading.dist, name, lambda value=value: value)
     monkeypatch.setattr(loading, "run_everywhere", lambda action: action())
-    monkeypatch.setattr(folders, "verify", verify)
+    monkeypatch.setattr(folders, "verify_files", verify)
     with pytest.raises(CheckpointError, match="enough"):
         loading.load_state(Path("step-1"), {}, about={})
     assert asked == [(Path("step-1"), 2, 4)]
@@ -152,7 +152,7 @@ def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
     for share in range(4):
         expected = pytest.raises(DamagedCheckpoint, match=r"17\.bin") if share == guilty else nullcontext()
         with expected:
-            folders.verify(path, share=share, shares=4)
+            folders.verify_files(path, share=share, shares=4)
 
 
 def test_a_rank_asks_the_file_system_for_its_own_share(
@@ -167,7 +167,7 @@ def test_a_rank_asks_the_file_system_for_its_own_share(
         return is_file(file)
 
     monkeypatch.setattr(Path, "is_file", counted)
-    folders.verify(path, share=1, shares=2)
+    folders.verify_files(path, share=1, shares=2)
     assert asked - {folders.MANIFEST} == set(folders.share_of(manifest, 1, 2)) < set(manifest["files"])
 
 
@@ -177,7 +177,7 @@ def test_a_file_is_digested_as_it_is_written(tmp_path: Path) -> None:
         for part in (b"first", memoryview(bytes(70_000)), b""):
             stream.write(part)
         assert stream.tell() == 70_005
-    assert folders.digest(tmp_path / "file") == stream.hexdigest()
+    assert folders.file_digest(tmp_path / "file") == stream.hexdigest()
 
 
 def test_a_fault_that_is_no_damage_ends_the_search(tmp_path: Path) -> None:
@@ -194,5 +194,6 @@ def test_a_fault_that_is_no_damage_ends_the_search(tmp_path: Path) -> None:
         folders.take_latest(tmp_path, take)
     flip_a_bit(newer)
     assert (
-        folders.take_latest(tmp_path, lambda path: folders.verify(path) and path.name)[1] == "step-00000001"
+        folders.take_latest(tmp_path, lambda path: folders.verify_files(path) and path.name)[1]
+        == "step-00000001"
     )

@@ -90,7 +90,7 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
     inner = torch.optim.SGD(masters, lr=1.0, momentum=0.9)
     named = {"model_float16_groups": [masters], "shard_fp32_from_float16_groups": [masters]}
     part = SimpleNamespace(optimizer=inner, model_fp32_groups=[], shard_fp32_groups=[], **named)
-    piece = host_state.Piece(part, masters[:2], DEVICE)
+    piece = host_state.OptimizerShard(part, masters[:2], DEVICE)
     piece.leave()
     away = ["side waits for current", "on side", "off side", "synchronize side"]
     assert cuda.take() == ["pin", *away]
