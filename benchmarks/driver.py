@@ -209,7 +209,7 @@ def _loop(
     rng = np.random.default_rng(0)
     rows = [Prompt(n, rng.integers(3, 7000, 200).astype(np.int32), "", None) for n in range(1000)]
     prompts = PromptStream(rows, seed=0)
-    store = group_pool.opened(config, prompts)
+    store = group_pool.open_group_store(config, prompts)
     stack.callback(store.remove)
     rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
     record = ScheduleFile(run_folder.path, Header(config.model_dump(mode="json"), 1, "", []))

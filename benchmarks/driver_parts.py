@@ -25,12 +25,20 @@ from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.screen import Screen
-from mrl.pool.group_bytes import encode, size_of
+from mrl.pool.group_bytes import encode_group, size_of
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rollout.drafts import Drafts, whole_sample
-from mrl.rollout.request import Request, Response, ResponseBatch, Round, Sampling, prompt_digest, sample_of
+from mrl.rollout.request import (
+    GenerationRequest,
+    Response,
+    ResponseBatch,
+    Round,
+    Sampling,
+    prompt_digest,
+    sample_of,
+)
 from mrl.rollout.texts import Decode, Texts
-from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import ages, merge_parts, pack
 
@@ -68,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = Parts(options.told_for / options.prompts)
     groups = _generated(parts, config, options.prompts, options.tokens)
     parts("a group's size in memory", lambda: [size_of(group) for group in groups])
-    parts("a group as bytes (files alone)", lambda: [encode(group) for group in groups])
+    parts("a group as bytes (files alone)", lambda: [encode_group(group) for group in groups])
     _screened(parts, config, groups)
     _trained(parts, config, groups)
 
@@ -97,14 +105,14 @@ def _generated(parts: Parts, config: Config, num_prompts: int, num_tokens: int) 
     ]
 
 
-def _answers(requests: Sequence[Request], rng: np.random.Generator) -> list[Response]:
+def _answers(requests: Sequence[GenerationRequest], rng: np.random.Generator) -> list[Response]:
     tokens = rng.integers(3, VOCABULARY, 1 << 20).astype(np.int32)
     logprobs = -rng.exponential(0.5, 1 << 20).astype(np.float32)
     answers = []
     for request in requests:
         start, length = request.seed % (len(tokens) - request.max_tokens), request.max_tokens
         part, digest = slice(start, start + length), prompt_digest(request.prompt_tokens)
-        segments = (Segment(0, length, 0, 0, 0, digest),)
+        segments = (ResponseSegment(0, length, 0, 0, 0, digest),)
         answers.append(Response(request.request_id, tokens[part], logprobs[part], segments, Status.TRUNCATED))
     return answers
 
@@ -141,7 +149,7 @@ def _trained(parts: Parts, config: Config, groups: list[Group]) -> None:
     logprobs = [shard.arrays["rollout_logprobs"] for _, shard in shards]
     found = parts("ranks' answers", lambda: merge_parts(batch, [part for part, _ in shards], logprobs))
     measured: dict[str, Any] = {"served": batch.arrays["age"] == 0, "margin": 1e-5}
-    parts("engine against trainer", lambda: mismatch.measure(batch, found, None, **measured))
+    parts("engine against trainer", lambda: mismatch.measure_mismatch(batch, found, None, **measured))
 
 
 def _shards(batch: TrainBatch) -> list[tuple[np.ndarray, TrainBatch]]:

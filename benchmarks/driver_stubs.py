@@ -20,10 +20,10 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.rollout.pace import Pace as EnginePace
-from mrl.rollout.request import Request, Response, prompt_digest, sample_of
+from mrl.rollout.request import GenerationRequest, Response, prompt_digest, sample_of
 from mrl.rollout.texts import Texts
-from mrl.rollout.waiting import Waiting
-from mrl.samples import Segment, Status, TrainBatch
+from mrl.rollout.waiting import WaitingQueue
+from mrl.samples import ResponseSegment, Status, TrainBatch
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.pass_options import PassOptions
 
@@ -50,10 +50,10 @@ class StubEngine:
         self._pace, self._index, self._seats = pace, index, seats
         self._tokens = rng.integers(0, pace.vocab_size, POOL_TOKENS).astype(np.int32)
         self._logprobs = -rng.exponential(0.5, POOL_TOKENS).astype(np.float32)
-        self._waiting, self._running = Waiting(), dict[str, tuple[Request, int]]()
+        self._waiting, self._running = WaitingQueue(), dict[str, tuple[GenerationRequest, int]]()
         self.version, self.pace = -1, EnginePace()
 
-    def submit(self, requests: Iterable[Request]) -> None:
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
         self._waiting.add(requests)
 
     def step(self, max_steps: int) -> list[Response]:
@@ -84,11 +84,11 @@ class StubEngine:
     def go_on(self) -> None:
         self._waiting.go_on()
 
-    def _response(self, request: Request, done: int, status: Status) -> Response:
+    def _response(self, request: GenerationRequest, done: int, status: Status) -> Response:
         length = min(done, request.max_tokens)
         start = request.seed % (POOL_TOKENS - length)
         digest = prompt_digest(request.engine_prompt())
-        segment = Segment(0, length, self.version, request.attempt, self._index, digest)
+        segment = ResponseSegment(0, length, self.version, request.attempt, self._index, digest)
         part = slice(start, start + length)
         segments = (segment,) if length else ()
         return Response(request.request_id, self._tokens[part], self._logprobs[part], segments, status)

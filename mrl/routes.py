@@ -13,7 +13,7 @@ Keep = Callable[[np.ndarray], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
+class RouteRows:
     """Consecutive rows of a block."""
 
     block: Any
@@ -27,7 +27,7 @@ class Rows:
 class Routes:
     """The routes of a sample: row t is what position t visited when token t + 1 was predicted; its last token has none."""
 
-    pieces: tuple[Rows, ...]
+    pieces: tuple[RouteRows, ...]
     """In the order of positions."""
     missing: int = 0
     """Positions whose experts nobody recorded; their rows mean nothing, and the sample is not trained on."""
@@ -58,11 +58,11 @@ def in_one_block(routes: Sequence[Routes | None], keep: Keep) -> tuple[Routes | 
     for each in routes:
         if each is not None:
             ends += len(each)
-            each = Routes((Rows(block, ends - len(each), ends),), each.missing)
+            each = Routes((RouteRows(block, ends - len(each), ends),), each.missing)
         moved.append(each)
     return tuple(moved)
 
 
-def kind_of(num_experts: int) -> type[np.unsignedinteger]:
+def expert_dtype(num_experts: int) -> type[np.unsignedinteger]:
     """The narrowest type of expert numbers that vLLM, too, returns them in."""
     return np.uint8 if num_experts <= 256 else np.uint16

@@ -92,7 +92,7 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Segment:
+class ResponseSegment:
     """Consecutive tokens of a response that one engine produced with one version of the weights, from a KV cache that this
     version alone computed."""
 
@@ -161,7 +161,7 @@ class Sample:
     response_text: str = ""
     domain: str = "default"
     tag: str = ""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[ResponseSegment, ...] = ()
     """Which engine produced which tokens, in order; empty where no engine did."""
     routes: Routes | None = None
     """Of prompt and response, where the engine recorded them."""

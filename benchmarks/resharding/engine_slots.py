@@ -19,7 +19,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request
+from mrl.rollout.request import GenerationRequest
 
 _LENGTH = 64
 
@@ -69,7 +69,8 @@ class EngineSlots:
         """Log-probs of a few greedy continuations: what the processed weights compute."""
         prompts = np.random.default_rng(0).integers(2, self._vocab, (4, 8)).astype(np.int32)
         asked = [
-            Request(f"{i}.0", prompt, i, 8, greedy=True, ignore_stop=True) for i, prompt in enumerate(prompts)
+            GenerationRequest(f"{i}.0", prompt, i, 8, greedy=True, ignore_stop=True)
+            for i, prompt in enumerate(prompts)
         ]
         return [
             response.logprobs.tolist()

@@ -168,7 +168,7 @@ def assembled(
         )
         prompts, store = inputs.dataset.stream(config.run.seed), None
         if config.loop.schedule == "stream":
-            store = group_pool.opened(config, prompts)
+            store = group_pool.open_group_store(config, prompts)
             stack.callback(store.remove)
         overdue = stack.enter_context(Overdue(clock, config.loop.phase_deadline_seconds))
         with clock.phase("cluster"):

@@ -15,7 +15,7 @@ from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool
-from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.rollout.texts import Texts
 from mrl.training.hf.folder import read_config
@@ -63,7 +63,7 @@ class _OneEngine(Rollout):
         self._engine, self._texts = engine, texts
         self._ended: list[Response] = []
 
-    def submit(self, requested: Iterable[Round | Request]) -> None:
+    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None:
         for each in requested:
             requests = each.requests() if isinstance(each, Round) else [each]
             self._texts.expect(requests)

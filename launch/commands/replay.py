@@ -14,7 +14,7 @@ from mrl.launch.commands.assemble import Parts, assembled
 from mrl.loops.arrivals.replaying import Replaying
 from mrl.loops.arrivals.schedule_file import ScheduleRecord, code_digest, read_record
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.learn import Trainer
+from mrl.loops.learn import TrainerRanks
 from mrl.loops.recorder import Recorder
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.folder import name_of, verify_sizes
@@ -97,7 +97,7 @@ def _run(parts: Parts, folder: RunFolder, order: Replaying, start: Path | None, 
 class _Unsaved(Checkpoints):
     """The cut of a checkpoint is made where the run made it; nothing is written."""
 
-    def save(self, trainer: Trainer, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
+    def save(self, trainer: TrainerRanks, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
         pass
 
 

@@ -17,7 +17,7 @@ from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, Response, ResponseBatch, Round
+from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.stint import Bell, Stint
 from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
@@ -122,7 +122,7 @@ class RolloutActor:
 
     @_blames
     def tick(
-        self, asked: Sequence[Round | Request], beat_steps: int, goes_on: bool, *numbers: Any
+        self, asked: Sequence[Round | GenerationRequest], beat_steps: int, goes_on: bool, *numbers: Any
     ) -> ResponseBatch:
         """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine, so often in a beat, for as many
         as the stint of these numbers says, or until nothing is left; what finished, with its text."""
@@ -141,13 +141,13 @@ class RolloutActor:
         return self._told(self.texts.told(finished), beats=beats)
 
     @_blames
-    def park(self, asked: Sequence[Round | Request], max_steps: int) -> ResponseBatch:
+    def park(self, asked: Sequence[Round | GenerationRequest], max_steps: int) -> ResponseBatch:
         """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
         others, `asked` too, wait."""
         self._take(asked)
         return self._told(self.texts.told(self.engine.park(max_steps)))
 
-    def _take(self, asked: Sequence[Round | Request]) -> None:
+    def _take(self, asked: Sequence[Round | GenerationRequest]) -> None:
         for each in asked:
             requests = each.requests() if isinstance(each, Round) else [each]
             self.texts.expect(requests)

@@ -34,9 +34,9 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.rollout.pace import together
+from mrl.rollout.pace import add_up
 from mrl.rollout.part import schedulers
-from mrl.rollout.request import Request, Response, ResponseBatch, Round
+from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
 from mrl.rollout.stint import Beats, Stint, Stints
 from mrl.training.hf.folder import read_config
@@ -134,7 +134,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def submit(self, requested: Round | Iterable[Round | Request]) -> None:
+    def submit(self, requested: Round | Iterable[Round | GenerationRequest]) -> None:
         """Sends requests to their engines and returns at once; RolloutError, and none is sent, where one cannot be run. A
         deterministic engine takes only what one call of this hands in, until all of it is finished or parked."""
         requested = [requested] if isinstance(requested, Round) else list(requested)
@@ -255,8 +255,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
         self._book.arrived(responses)
-        told = together(batch.pace for batch in batches)
-        self._clock.note(together([self._clock.noted(told), told]))
+        told = add_up(batch.pace for batch in batches)
+        self._clock.note(add_up([self._clock.noted(told), told]))
         return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
 
 
@@ -35,7 +35,9 @@ def read_routes(batch: TrainBatch, *, deadline_seconds: float) -> TrainBatch:
 def of_samples(block: Any, lengths: Sequence[int]) -> list[Routes]:
     """The routes of samples of these lengths, whose positions' rows lie one after the other in a block."""
     ends = np.cumsum(lengths).tolist()
-    return [Routes((Rows(block, end - length, end - 1),)) for end, length in zip(ends, lengths, strict=True)]
+    return [
+        Routes((RouteRows(block, end - length, end - 1),)) for end, length in zip(ends, lengths, strict=True)
+    ]
 
 
 def _with_blocks(routes: Routes, blocks: dict[Any, np.ndarray]) -> Routes:

@@ -16,7 +16,7 @@ _STEP_ROLES = {"user", "tool"}
 _MAX_REASON = 600
 
 
-class Fault(enum.Enum):
+class EnvironmentFault(enum.Enum):
     """Why a call has no answer: what is counted."""
 
     RAISED = "raised"
@@ -40,18 +40,18 @@ class Fault(enum.Enum):
 
 
 _ENDS = {
-    Fault.DEADLINE: EndedBy.ENV_DEADLINE,
-    Fault.UNREACHABLE: EndedBy.ENV_UNREACHABLE,
-    Fault.SANDBOX_LOST: EndedBy.SANDBOX_LOST,
-    Fault.TOOL_ERROR: EndedBy.TOOL_ERROR,
-    Fault.TOOL_TIMEOUT: EndedBy.TOOL_TIMEOUT,
+    EnvironmentFault.DEADLINE: EndedBy.ENV_DEADLINE,
+    EnvironmentFault.UNREACHABLE: EndedBy.ENV_UNREACHABLE,
+    EnvironmentFault.SANDBOX_LOST: EndedBy.SANDBOX_LOST,
+    EnvironmentFault.TOOL_ERROR: EndedBy.TOOL_ERROR,
+    EnvironmentFault.TOOL_TIMEOUT: EndedBy.TOOL_TIMEOUT,
 }
 NAMED = {ended_by: fault for fault, ended_by in _ENDS.items()}
 """The fault of an end that has one of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class EnvironmentAnswer:
     """Of one `open` or `step`, exactly one."""
 
     key: str
@@ -63,16 +63,18 @@ class Answer:
     done: bool = False
     ended_by: EndedBy | None = None
     """ENV_DONE where `done`; the end that a fault makes; None where the episode goes on."""
-    fault: Fault | None = None
+    fault: EnvironmentFault | None = None
     reason: str = ""
     seconds: float = 0.0
     """From the call's start in the environment's host to its answer there."""
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def failed(key: str, turn: int, fault: Fault, reason: str, seconds: float = 0.0) -> Answer:
+def failed(
+    key: str, turn: int, fault: EnvironmentFault, reason: str, seconds: float = 0.0
+) -> EnvironmentAnswer:
     """The answer that a fault makes."""
-    return Answer(
+    return EnvironmentAnswer(
         key, turn, ended_by=fault.ended_by, fault=fault, reason=reason[:_MAX_REASON], seconds=seconds
     )
 
@@ -85,11 +87,11 @@ def is_reward(value: Any) -> bool:
         return False
 
 
-def decode(reply: Mapping[str, Any]) -> Answer:
+def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
     """A host's reply. What is none of an answer's makes the fault CONTRACT; nothing is raised."""
     key, turn, seconds = str(reply["key"]), int(reply["turn"]), float(reply["seconds"])
     if "fault" in reply:
-        return failed(key, turn, Fault(reply["fault"]), str(reply.get("reason")), seconds)
+        return failed(key, turn, EnvironmentFault(reply["fault"]), str(reply.get("reason")), seconds)
     messages: Any = reply.get("messages")
     done: Any = reply.get("done")
     info: Any = reply.get("info")
@@ -100,10 +102,12 @@ def decode(reply: Mapping[str, Any]) -> Answer:
     if not isinstance(done, bool) or not isinstance(info, dict):
         wrong = "done is true or false, and info an object"
     if wrong:
-        return failed(key, turn, Fault.CONTRACT, wrong, seconds)
+        return failed(key, turn, EnvironmentFault.CONTRACT, wrong, seconds)
     if reward is not None and not is_reward(reward):
-        return failed(key, turn, Fault.REWARD, f"the reward {reward!r} is no finite number", seconds)
-    return Answer(
+        return failed(
+            key, turn, EnvironmentFault.REWARD, f"the reward {reward!r} is no finite number", seconds
+        )
+    return EnvironmentAnswer(
         key,
         turn,
         messages=tuple(messages),

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mrl.errors import RolloutError
-from mrl.samples import Prompt, Sample, Segment, Status, Transcript, Turn
+from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn
 
 
-class State(enum.Enum):
+class EpisodeState(enum.Enum):
     """What an episode waits for."""
 
     WANTS_TOKENS = "wants_tokens"
@@ -97,10 +97,10 @@ class Episode:
         self._logprobs: list[np.ndarray] = []
         self._versions: list[np.ndarray] = []
         self._masks: list[np.ndarray] = []
-        self._segments: list[Segment] = []
+        self._segments: list[ResponseSegment] = []
         self._length = self._bad_calls = 0
         self.turns: list[Turn] = []
-        self.state = State.WANTS_TOKENS
+        self.state = EpisodeState.WANTS_TOKENS
         self.ended_by: EndedBy | None = None
         self.reason = ""
         """The environment's words for its end, where it has any."""
@@ -133,14 +133,14 @@ class Episode:
         self,
         tokens: np.ndarray,
         logprobs: np.ndarray,
-        segments: Sequence[Segment],
+        segments: Sequence[ResponseSegment],
         *,
         text: str = "",
         is_cut: bool = False,
     ) -> None:
         """What the policy wrote: [n] ids, their log-probs, and whose they are, counted from the turn's start. `is_cut`: it
         reached the limit of its tokens before its end. RolloutError for an empty turn, or out of turn."""
-        self._require(State.WANTS_TOKENS, "a turn of the policy")
+        self._require(EpisodeState.WANTS_TOKENS, "a turn of the policy")
         if not len(tokens):
             raise RolloutError("an engine returned a turn without tokens")
         start = self._length
@@ -150,13 +150,13 @@ class Episode:
         self._segments += [
             dataclasses.replace(s, start=s.start + start, end=s.end + start) if start else s for s in segments
         ]
-        self.state = State.WANTS_STEP
+        self.state = EpisodeState.WANTS_STEP
         if is_cut:
             self.end(EndedBy.TOKEN_LIMIT)
 
     def answered(self, observation: str, *, reward: float | None = None, seconds: float = 0.0) -> None:
         """Notes what the environment answered to the last turn. RolloutError for a reward that is not finite."""
-        self._require(State.WANTS_STEP, "an answer of the environment")
+        self._require(EpisodeState.WANTS_STEP, "an answer of the environment")
         if reward is not None and not math.isfinite(reward):
             raise RolloutError(f"an environment gave the reward {reward} to turn {len(self.turns)}")
         self.turns[-1] = dataclasses.replace(
@@ -166,7 +166,7 @@ class Episode:
     def observe(self, tokens: np.ndarray) -> None:
         """What the environment says, as the renderer made it: [n] ids that are read and never trained on. The limits may end the
         episode here, with nothing appended. RolloutError out of turn."""
-        self._require(State.WANTS_STEP, "an answer of the environment")
+        self._require(EpisodeState.WANTS_STEP, "an answer of the environment")
         if len(self.turns) >= self._limits.max_turns:
             self.end(EndedBy.TURN_LIMIT)
         elif self._left <= len(tokens):
@@ -174,7 +174,7 @@ class Episode:
         else:
             count = len(tokens)
             self._grow(tokens, np.zeros(count), np.full(count, -1), trains=False)
-            self.state = State.WANTS_TOKENS
+            self.state = EpisodeState.WANTS_TOKENS
 
     def bad_call(self) -> None:
         """The last turn made a call that cannot be carried out; one too many ends the episode."""
@@ -184,8 +184,8 @@ class Episode:
 
     def end(self, by: EndedBy, reason: str = "") -> None:
         """Ends it; an episode that has ended keeps its first reason."""
-        if self.state is not State.ENDED:
-            self.state, self.ended_by, self.reason = State.ENDED, by, reason
+        if self.state is not EpisodeState.ENDED:
+            self.state, self.ended_by, self.reason = EpisodeState.ENDED, by, reason
 
     # -- the sample it makes -------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Episode:
         self._masks.append(np.full(len(tokens), trains))
         self._length += len(tokens)
 
-    def _require(self, state: State, what: str) -> None:
+    def _require(self, state: EpisodeState, what: str) -> None:
         if self.state is not state:
             raise RolloutError(f"{what} came for an episode that is {self.state.value}")
 

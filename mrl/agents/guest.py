@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import NAMED, Fault, is_reward
+from mrl.agents.answer import NAMED, EnvironmentFault, is_reward
 from mrl.agents.environment import EpisodeEnded, Step
 from mrl.agents.tool_calls import ToolCall
 from mrl.own_code import place_of
@@ -28,7 +28,7 @@ from mrl.processes.framing import frame, read_frame
 class _Wrong(Exception):
     """The environment answered with what is none."""
 
-    def __init__(self, fault: Fault, reason: str) -> None:
+    def __init__(self, fault: EnvironmentFault, reason: str) -> None:
         super().__init__(reason)
         self.fault = fault
 
@@ -64,17 +64,17 @@ class _Guest:
         except _Wrong as wrong:
             return _fault(wrong.fault, str(wrong))
         except EpisodeEnded as ended:
-            return _fault(NAMED.get(ended.ended_by, Fault.RAISED), _described(ended))
+            return _fault(NAMED.get(ended.ended_by, EnvironmentFault.RAISED), _described(ended))
         except ConnectionError as error:
-            return _fault(Fault.UNREACHABLE, _described(error))
+            return _fault(EnvironmentFault.UNREACHABLE, _described(error))
         except Exception as error:
-            return _fault(Fault.RAISED, _described(error))
+            return _fault(EnvironmentFault.RAISED, _described(error))
 
     def _describe(self) -> dict[str, Any]:
         self._environment = self._make()
         tools = getattr(self._environment, "tools", None) or []
         if any(not isinstance(tool, Mapping) for tool in tools):
-            raise _Wrong(Fault.CONTRACT, "tools is a list of JSON schemas")
+            raise _Wrong(EnvironmentFault.CONTRACT, "tools is a list of JSON schemas")
         replayable = getattr(self._environment, "replayable", True)
         return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable)}
 
@@ -88,9 +88,9 @@ class _Guest:
     def _step(self, text: str, calls: list[list[Any]]) -> dict[str, Any]:
         step = self._awaited(self._environment.step(text, [ToolCall(*call) for call in calls]))
         if not isinstance(step, Step):
-            raise _Wrong(Fault.CONTRACT, f"step answers with a Step, not {type(step).__name__}")
+            raise _Wrong(EnvironmentFault.CONTRACT, f"step answers with a Step, not {type(step).__name__}")
         if step.reward is not None and not is_reward(step.reward):
-            raise _Wrong(Fault.REWARD, f"the reward {step.reward!r} is no finite number")
+            raise _Wrong(EnvironmentFault.REWARD, f"the reward {step.reward!r} is no finite number")
         return {
             "messages": _messages(step.observation),
             "reward": None if step.reward is None else float(step.reward),
@@ -116,7 +116,9 @@ def _messages(said: Any) -> list[dict[str, str]]:
     if isinstance(said, str):
         return [{"role": "user", "content": said}] if said else []
     if not isinstance(said, list | tuple) or any(not isinstance(message, Mapping) for message in said):
-        raise _Wrong(Fault.CONTRACT, f"an observation is a text or messages, not {type(said).__name__}")
+        raise _Wrong(
+            EnvironmentFault.CONTRACT, f"an observation is a text or messages, not {type(said).__name__}"
+        )
     return [dict(message) for message in said]
 
 
@@ -124,10 +126,10 @@ def _json(reply: dict[str, Any]) -> bytes:
     try:
         return json.dumps(reply, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise _Wrong(Fault.CONTRACT, f"what is no JSON in an answer: {error}") from error
+        raise _Wrong(EnvironmentFault.CONTRACT, f"what is no JSON in an answer: {error}") from error
 
 
-def _fault(fault: Fault, reason: str) -> bytes:
+def _fault(fault: EnvironmentFault, reason: str) -> bytes:
     return json.dumps({"fault": fault.value, "reason": reason[:500]}).encode()
 
 

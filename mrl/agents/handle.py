@@ -22,7 +22,7 @@ LONGEST = 1.75
 
 
 @dataclasses.dataclass(slots=True)
-class Call:
+class _Call:
     """What a guest is at work on."""
 
     operation: str
@@ -61,12 +61,12 @@ class GuestHandle(Line):
         os.close(errors_in)
         super().__init__(self._child.requests, self._child.replies, limit=deadlines.answer_kib * 1024)
         self._tail = ErrorTail(errors, kept_bytes=1000)
-        self.call: Call | None = None
+        self.call: _Call | None = None
 
     def begin(self, operation: str, turn: int, payload: bytes) -> None:
         """Hands it a call; its time counts from now."""
         limit = self._deadlines.of(operation)
-        self.call = Call(operation, turn, time.monotonic(), limit, OwnTime(self._child.pid))
+        self.call = _Call(operation, turn, time.monotonic(), limit, OwnTime(self._child.pid))
         self.send_bytes(payload)
 
     @property

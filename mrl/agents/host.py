@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mrl.agents.answer import Fault
+from mrl.agents.answer import EnvironmentFault
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.handle import GuestHandle
 from mrl.agents.messages import read_call, read_opening
@@ -103,7 +103,7 @@ class Host:
         if one is not None:
             one.begin(operation, turn, payload)
         elif operation != "close":
-            self._reply(key, turn, 0.0, {"fault": Fault.EXITED.value, "reason": lost})
+            self._reply(key, turn, 0.0, {"fault": EnvironmentFault.EXITED.value, "reason": lost})
 
     def _begin(self, key: str) -> GuestHandle:
         descriptors = [fd for fd in self._selector.get_map() if isinstance(fd, int)]
@@ -140,16 +140,16 @@ class Host:
                 if not self._is_here(one):
                     return  # what it said after its last reply is not read
         except EOFError:
-            self._lose(one, Fault.EXITED)
+            self._lose(one, EnvironmentFault.EXITED)
         except OversizedReply as error:
-            self._lose(one, Fault.OVERSIZED, str(error))
+            self._lose(one, EnvironmentFault.OVERSIZED, str(error))
         except BadReply as error:
-            self._lose(one, Fault.CONTRACT, str(error))
+            self._lose(one, EnvironmentFault.CONTRACT, str(error))
 
     def _answered(self, one: GuestHandle, reply: dict[str, Any]) -> None:
         call, one.call = one.call, None
         if call is None:
-            self._lose(one, Fault.CONTRACT, "an answer that nobody asked for")
+            self._lose(one, EnvironmentFault.CONTRACT, "an answer that nobody asked for")
             return
         if call.operation in ("close", "describe") or "fault" in reply:
             self._end(one)
@@ -163,9 +163,9 @@ class Host:
         for one in list(self._guests.values()):
             if one.call is not None and one.call.is_overdue(now):
                 reason = f"{one.call.operation}: no answer within {one.call.limit:g} s (agent.{one.call.operation}_seconds)"
-                self._lose(one, Fault.DEADLINE, reason)
+                self._lose(one, EnvironmentFault.DEADLINE, reason)
 
-    def _lose(self, one: GuestHandle, fault: Fault, reason: str = "") -> None:
+    def _lose(self, one: GuestHandle, fault: EnvironmentFault, reason: str = "") -> None:
         """Ends a guest that has ended already, or has to for the fault."""
         end = self._end(one)
         call = one.call

@@ -24,7 +24,7 @@ from typing import Any
 
 import jsonschema
 
-from mrl.agents.answer import Answer, Fault, decode, failed
+from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer, failed
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.messages import call_message, opening_message
 from mrl.agents.registry import EnvironmentSpec
@@ -121,10 +121,10 @@ class EnvironmentPool:
         self._shares: collections.Counter[str] = collections.Counter()
         """Open episodes of each place."""
         self._episodes: dict[str, _Open] = {}
-        self._answers: collections.deque[Answer] = collections.deque()
+        self._answers: collections.deque[EnvironmentAnswer] = collections.deque()
         self._causes = CauseLog(_log)
         self._descriptions: dict[str, Any] = {}
-        self._faults: collections.Counter[Fault] = collections.Counter()
+        self._faults: collections.Counter[EnvironmentFault] = collections.Counter()
 
     @classmethod
     def of(cls, section: AgentSection, places: Mapping[str, Place] | None = None) -> EnvironmentPool:
@@ -193,7 +193,7 @@ class EnvironmentPool:
                 episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
-    def poll(self, timeout_seconds: float) -> list[Answer]:
+    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
         """All answers that are there; waits up to `timeout_seconds` for the first one."""
         until = time.monotonic() + timeout_seconds
         while True:
@@ -266,7 +266,9 @@ class EnvironmentPool:
         if self._is_alive(episode.host):
             episode.host.process.send_bytes(call_message(key, episode.turn, operation, payload))
         else:
-            self._note(failed(key, episode.turn, Fault.HOST_LOST, "the environment's host is gone"))
+            self._note(
+                failed(key, episode.turn, EnvironmentFault.HOST_LOST, "the environment's host is gone")
+            )
 
     def _lose(self, host: _Host, reason: str) -> None:
         """A host that has died or has to: all that wait for it are answered."""
@@ -275,7 +277,7 @@ class EnvironmentPool:
         _log.warning("environment %s: its host is lost: %s", host.environment, words)
         for key, episode in self._episodes.items():
             if episode.host is host and episode.waits_since is not None:
-                self._note(failed(key, episode.turn, Fault.HOST_LOST, words))
+                self._note(failed(key, episode.turn, EnvironmentFault.HOST_LOST, words))
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -320,9 +322,9 @@ class EnvironmentPool:
             return
         episode = self._episodes.get(key)
         if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:
-            self._note(decode(reply))
+            self._note(decode_answer(reply))
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: EnvironmentAnswer) -> None:
         episode = self._episodes[answer.key]
         episode.waits_since, episode.ended = None, answer.ended_by is not None
         if answer.fault is not None:

@@ -43,7 +43,7 @@ def unmet(
         lambda: check_replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
         lambda: engines_over_nodes(config, nodes),
-        lambda: engine_arguments.faults(config.rollout.engine_args),
+        lambda: engine_arguments.argument_faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
         lambda: [] if gpus else cpu_engines(config, hf),
     ]

@@ -26,7 +26,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from mrl.errors import RolloutError
-from mrl.routes import kind_of
+from mrl.routes import expert_dtype
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,7 +69,7 @@ class CapturedRoutes:
         self._capturer = _Capturer(batched, vllm_config)
         bind_routed_experts_capturer(model, self._capturer)
         self._shape = len(self._layers), self._capturer.shape_per_token[1]
-        self._kind = kind_of(vllm_config.model_config.get_num_experts())
+        self._kind = expert_dtype(vllm_config.model_config.get_num_experts())
         self._table = _attention_blocks(runner)
         slots = runner.kv_cache_config.num_blocks * self._table.block_size
         self._by_slot = _Filed.of(slots, self._shape, self._kind)

@@ -11,7 +11,7 @@ from mrl.config.root import Config
 from mrl.config.sections.export import ExportSection
 from mrl.errors import CheckpointError
 from mrl.loops.exports import Exports
-from mrl.loops.learn import Trainer
+from mrl.loops.learn import TrainerRanks
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint import folder as checkpoint_folder
 
@@ -29,7 +29,7 @@ class Checkpoints:
         self.pending: int | None = None
         """The step whose checkpoint is written beside training."""
 
-    def save(self, trainer: Trainer, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
+    def save(self, trainer: TrainerRanks, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
         """One checkpoint; CheckpointError after loop.checkpoint.max_failed failures in a row.
 
         It is committed on return, unless training goes on and loop.checkpoint.beside_training is set.
@@ -51,12 +51,12 @@ class Checkpoints:
         else:
             self._committed(step)
 
-    def poll(self, trainer: Trainer) -> None:
+    def poll(self, trainer: TrainerRanks) -> None:
         """Commits the checkpoint that is written beside training if its files are there; without waiting."""
         if self.pending is not None and trainer.checkpoint_is_written():
             self.finish(trainer)
 
-    def finish(self, trainer: Trainer) -> None:
+    def finish(self, trainer: TrainerRanks) -> None:
         """Commits the checkpoint that is written beside training, if there is one; waits for its files."""
         step, self.pending = self.pending, None
         if step is not None and self._succeeds(step, trainer.commit_checkpoint):

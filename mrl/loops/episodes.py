@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import Answer
-from mrl.agents.episode import EndedBy, Episode, Limits, State
+from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.episode import EndedBy, Episode, EpisodeState, Limits
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
 from mrl.loops.arrivals.as_they_come import Environments
 from mrl.rewards.thoughts import as_thought
 from mrl.rollout.drafts import require_ran
-from mrl.rollout.request import Request, Response, request_id, sample_of, seed_of_request
+from mrl.rollout.request import GenerationRequest, Response, request_id, sample_of, seed_of_request
 from mrl.samples import Prompt, Sample, Status, Transcript, Turn
 
 
@@ -52,7 +52,7 @@ class _Open:
 
     prompt: Prompt
     rules: Rules
-    asked: Request
+    asked: GenerationRequest
     """How its turns are drawn."""
     episode: Episode
     record: Sample | None
@@ -72,7 +72,7 @@ class _Open:
         """As it is now."""
         transcript = self.episode.transcript(faults=self.faults, restarts=self.restarts)
         number = sample_of(self.asked.request_id)[1]
-        made = self.episode.sample(self.prompt, number, status=status, text=text_of(transcript))
+        made = self.episode.sample(self.prompt, number, status=status, text=_text_of(transcript))
         return dataclasses.replace(made, transcript=transcript)
 
 
@@ -97,7 +97,7 @@ class Episodes:
         self._num_open = {True: 0, False: 0}
         self._open: dict[str, _Open] = {}
         self._by_key: dict[str, _Open] = {}
-        self._asked: list[tuple[Request, Response | None]] = []
+        self._asked: list[tuple[GenerationRequest, Response | None]] = []
         self._ended: list[Sample] = []
 
     def include(self, prompt: Prompt) -> bool:
@@ -106,7 +106,7 @@ class Episodes:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def begin(self, prompt: Prompt, request: Request, record: Sample | None = None) -> None:
+    def begin(self, prompt: Prompt, request: GenerationRequest, record: Sample | None = None) -> None:
         """Opens the environment of a sample, or puts it in line. `request` says how its turns are drawn; `record` is what
         `partial` gave of it."""
         rules = self._rules_of(prompt.domain)
@@ -126,7 +126,7 @@ class Episodes:
         self._put_in_line(opened)
         self._open_next()
 
-    def answered(self, answers: Iterable[Answer]) -> None:
+    def answered(self, answers: Iterable[EnvironmentAnswer]) -> None:
         """Takes answers of environments."""
         for answer in answers:
             if (opened := self._by_key.get(answer.key)) is not None:
@@ -144,7 +144,7 @@ class Episodes:
             opened.attempt = response.segments[-1].attempt + 1
             self._turn(opened, response)
 
-    def take_asked(self) -> list[tuple[Request, Response | None]]:
+    def take_asked(self) -> list[tuple[GenerationRequest, Response | None]]:
         """The turns to ask for, each with what came of it before the run was resumed."""
         asked, self._asked = self._asked, []
         return asked
@@ -205,7 +205,7 @@ class Episodes:
         task = dict(opened.prompt.metadata)
         self.environments.open(opened.key, opened.rules.environment, task, seed)
 
-    def _answer(self, opened: _Open, answer: Answer) -> None:
+    def _answer(self, opened: _Open, answer: EnvironmentAnswer) -> None:
         if answer.ended_by is not None and answer.ended_by.is_ours:
             self._fault(opened, answer.ended_by, answer.reason)
         elif not answer.turn:
@@ -218,7 +218,7 @@ class Episodes:
                 opened.episode.end(answer.ended_by, answer.reason)
             self._observe(opened, said or [Observation("")])
 
-    def _opened(self, opened: _Open, answer: Answer) -> None:
+    def _opened(self, opened: _Open, answer: EnvironmentAnswer) -> None:
         """The first observation, where there is one, is the prompt."""
         if answer.messages:
             tokens = opened.rules.renderer.opening(answer.messages)
@@ -234,7 +234,7 @@ class Episodes:
             text = as_thought(text)
         cut = response.status is Status.TRUNCATED
         episode.add_turn(response.tokens, response.logprobs, response.segments, text=text, is_cut=cut)
-        if episode.state is State.ENDED:
+        if episode.state is EpisodeState.ENDED:
             self._end(opened)
             return
         calls = calls_in(text, rules.format, rules.tools) if rules.tools else []
@@ -249,7 +249,7 @@ class Episodes:
 
     def _observe(self, opened: _Open, said: Sequence[Observation]) -> None:
         episode = opened.episode
-        if episode.state is not State.ENDED:
+        if episode.state is not EpisodeState.ENDED:
             episode.observe(opened.rules.renderer.after(episode.last_token, said))
         self._go_on(opened)
 
@@ -259,7 +259,7 @@ class Episodes:
         if record is not None and not _repeats(episode, record):
             opened.record, opened.restarts = None, opened.restarts + 1
             self._begin_anew(opened)
-        elif episode.state is State.ENDED:
+        elif episode.state is EpisodeState.ENDED:
             self._end(opened)
         elif record is not None and len(episode.turns) < len(_turns(record)):
             turn = _turns(record)[len(episode.turns)]
@@ -312,7 +312,7 @@ class Episodes:
         self.environments.close(opened.key)
 
 
-def text_of(transcript: Transcript) -> str:
+def _text_of(transcript: Transcript) -> str:
     """What was said, one after the other, as a judge reads it."""
     said = (part for turn in transcript.turns for part in (turn.text, turn.observation))
     return "\n".join(part for part in said if part)

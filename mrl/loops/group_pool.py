@@ -29,7 +29,7 @@ def check_pool(config: Config) -> None:
         )
 
 
-def opened(config: Config, prompts: PromptStream) -> FileStore:
+def open_group_store(config: Config, prompts: PromptStream) -> FileStore:
     """The store without a group; what an earlier attempt left is dropped. PoolError where the folder cannot be used."""
     folder, owner = _folder(config), _owner(config)
     if dropped := clear(folder, owner):

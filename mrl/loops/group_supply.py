@@ -16,7 +16,7 @@ from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import newest_version
 from mrl.observe.ledger_log import Standing
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.samples import Group, Prompt
 
 
@@ -78,14 +78,14 @@ class GroupSupply:
     def state(self) -> dict[str, Any]:
         """Position in the data, as JSON values, and the bytes of surplus groups; without samples those that are asked anew."""
         surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._again)]
-        return {"stream": self._stream.state(), "surplus": [encode(group) for group in surplus]}
+        return {"stream": self._stream.state(), "surplus": [encode_group(group) for group in surplus]}
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
         """Goes on there with weights of this version. Surplus groups with tokens of later ones, which no longer exist, are asked
         anew; how many. So are those of another number of samples, and all where passes take the engines' routes, which end with the
         processes that have them."""
         self._stream.restore(state["stream"])
-        groups = [decode(data, self._stream.prompt_at) for data in state["surplus"]]
+        groups = [decode_group(data, self._stream.prompt_at) for data in state["surplus"]]
         anew = self._config.routing.replay == "engine"
         newer = [group.prompt.index for group in groups if newest_version(group) > version]
         size = self._config.loop.samples_per_prompt

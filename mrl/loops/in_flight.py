@@ -25,7 +25,7 @@ from mrl.loops.arrivals.as_they_come import (
 from mrl.loops.episodes import Episodes
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
-from mrl.rollout.request import Lengths, Request, Response, Round, Sampling, request_id, sample_of
+from mrl.rollout.request import GenerationRequest, Lengths, Response, Round, Sampling, request_id, sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict
 
 CALL_SHARE, MOST_CALL_SECONDS = 0.05, 10.0
@@ -74,7 +74,7 @@ class InFlight:
         """Responses and verdicts, from the start."""
         self._resting: set[int] = set()
         """Groups that were in the making at a park: no turn of theirs is asked before `go_on`."""
-        self._put_off: list[tuple[Request, Response | None]] = []
+        self._put_off: list[tuple[GenerationRequest, Response | None]] = []
         """Such turns."""
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
@@ -114,7 +114,9 @@ class InFlight:
         turns = self._draft(self._turns_to_ask())
         self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
 
-    def _submit(self, parked: Sequence[Request], prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    def _submit(
+        self, parked: Sequence[GenerationRequest], prompts: Sequence[Prompt], sampling: Sampling
+    ) -> None:
         acting = [prompt for prompt in prompts if self._acts(prompt)]
         requested = self._remember([prompt for prompt in prompts if not self._acts(prompt)], sampling)
         self._drafts.ask_round(requested)
@@ -128,7 +130,7 @@ class InFlight:
     def _is_episode(self, name: str) -> bool:
         return self._acts(self._making[sample_of(name)[0]].prompt)
 
-    def _begin_episodes(self, requests: Iterable[Request], before: Mapping[str, Sample]) -> None:
+    def _begin_episodes(self, requests: Iterable[GenerationRequest], before: Mapping[str, Sample]) -> None:
         """Those that were begun `before` go on from there."""
         for request in requests:
             assert self._episodes is not None, "only where samples are episodes"
@@ -209,7 +211,7 @@ class InFlight:
             self._rollout.submit(requests)
         self._arrived(self._episodes.take_ended())
 
-    def _turns_to_ask(self) -> list[tuple[Request, Response | None]]:
+    def _turns_to_ask(self) -> list[tuple[GenerationRequest, Response | None]]:
         """Of groups that do not rest; the others' are put off."""
         if self._episodes is None:
             return []
@@ -217,7 +219,7 @@ class InFlight:
         self._put_off = [turn for turn in turns if sample_of(turn[0].request_id)[0] in self._resting]
         return [turn for turn in turns if sample_of(turn[0].request_id)[0] not in self._resting]
 
-    def _draft(self, turns: Sequence[tuple[Request, Response | None]]) -> list[Request]:
+    def _draft(self, turns: Sequence[tuple[GenerationRequest, Response | None]]) -> list[GenerationRequest]:
         """Notes turns that are asked, with what came of them before; the requests to hand in."""
         self._drafts.ask(request for request, _ in turns)
         begun = [so_far for _, so_far in turns if so_far is not None]
@@ -371,7 +373,7 @@ class InFlight:
     def _is_whole(self, name: str) -> bool:
         return name in self._making[sample_of(name)[0]].samples
 
-    def _go_on_from(self, before: Mapping[str, Sample], requests: Sequence[Request]) -> None:
+    def _go_on_from(self, before: Mapping[str, Sample], requests: Sequence[GenerationRequest]) -> None:
         """What these requests are to become was so far in `before`."""
         acting = [request for request in requests if self._is_episode(request.request_id)]
         self._begin_episodes(acting, before)

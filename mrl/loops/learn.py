@@ -36,7 +36,7 @@ METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
 """The first word of the metrics of a role's optimizer steps."""
 
 
-class Trainer(Protocol):
+class TrainerRanks(Protocol):
     """All trainer ranks as one object."""
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]: ...
@@ -73,7 +73,7 @@ class Trainer(Protocol):
 
 
 @dataclasses.dataclass
-class Step:
+class TrainingStep:
     """What one step has made so far; its phases read it and add to it."""
 
     number: int
@@ -94,7 +94,7 @@ class Step:
 class Learner:
     """The three phases over the trainer, and the state of the algorithm that moves with them."""
 
-    def __init__(self, config: Config, train: Trainer, clock: PhaseClock) -> None:
+    def __init__(self, config: Config, train: TrainerRanks, clock: PhaseClock) -> None:
         self._config, self._train, self._clock = config, train, clock
         self._algorithm = AlgorithmState.of(config.algorithm)
         self._plain = PassOptions(temperature=config.rollout.temperature)
@@ -106,7 +106,7 @@ class Learner:
         )
         """The pass that measures the engine; it brings the reference's log-probs if the algorithm needs them."""
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: TrainingStep) -> None:
         """The three phases once; nothing where the step has no groups. BadNumbers where a number is NaN or infinite."""
         if step.groups:
             self._recompute(step)
@@ -122,7 +122,7 @@ class Learner:
 
     # -- phases --------------------------------------------------------------------------------------------------
 
-    def _recompute(self, step: Step) -> None:
+    def _recompute(self, step: TrainingStep) -> None:
         """The packed batch with log-probs of teachers, and values, by the trainer; where the policy needs a pass, also with old
         log-probs, the engine's distance from those, and log-probs of the reference."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
@@ -142,7 +142,7 @@ class Learner:
             step.batch = batch.with_arrays(**arrays)
             nan_guard.check_batch(step.batch, step.batch.arrays)
 
-    def _estimate(self, step: Step) -> None:
+    def _estimate(self, step: TrainingStep) -> None:
         """Rewards become advantages of the batch's tokens."""
         assert step.batch is not None
         given = step.batch.arrays
@@ -155,7 +155,7 @@ class Learner:
             if self._config.algorithm.needs_values:
                 step.metrics["critic/explained_variance"] = explained_variance(step.batch)
 
-    def _update(self, step: Step) -> None:
+    def _update(self, step: TrainingStep) -> None:
         """One optimizer step of each role per minibatch and epoch; metrics are means over them."""
         batch, rows = step.batch, []
         assert batch is not None
@@ -195,7 +195,7 @@ class Learner:
 
     # -- parts of phases -----------------------------------------------------------------------------------------
 
-    def _update_part(self, step: Step, part: TrainBatch) -> dict[str, float]:
+    def _update_part(self, step: TrainingStep, part: TrainBatch) -> dict[str, float]:
         """The optimizer steps of one minibatch; none, and that counted, where it has nothing to train on."""
         if not part.loss_mask.any():
             return {"optim/skipped": 1.0}
@@ -212,7 +212,7 @@ class Learner:
         return metrics
 
     def _measured_update(
-        self, step: Step, batch: TrainBatch, divisors: Mapping[str, float]
+        self, step: TrainingStep, batch: TrainBatch, divisors: Mapping[str, float]
     ) -> dict[str, float]:
         """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
         policy, metrics = self._train.accumulate(batch, divisors, self._measuring)
@@ -221,21 +221,23 @@ class Learner:
         nan_guard.check_batch(step.batch, kept)
         return metrics | self._train.step()
 
-    def _mismatch(self, step: Step, batch: TrainBatch, policy: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def _mismatch(
+        self, step: TrainingStep, batch: TrainBatch, policy: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
         """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
         loop, served = self._config.loop, batch.arrays["age"] == step.version - step.served_version
         if self._takes_routes_of_engine:
             # What comes before a token has the routes of the version that sampled it, not of a later one.
             served &= first_versions(step.groups) == step.served_version
         nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]), ["logprobs"])
-        measured = mismatch.measure(
+        measured = mismatch.measure_mismatch(
             batch,
             policy["logprobs"],
             policy.get("router_margin"),
             served=served,
             margin=mismatch.ROUTER_MARGIN,
         )
-        mismatch.check(measured, loop.max_rollout_mismatch, version=step.version)
+        mismatch.check_mismatch(measured, loop.max_rollout_mismatch, version=step.version)
         return measured | staleness.by_age(batch, policy["logprobs"])
 
     @property
@@ -243,11 +245,11 @@ class Learner:
         """Whether passes choose the engine's experts."""
         return self._config.routing.replay == "engine"
 
-    def _recomputes_policy(self, step: Step) -> bool:
+    def _recomputes_policy(self, step: TrainingStep) -> bool:
         """Whether the step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""
         return self._config.algorithm.recomputes_policy or "policy" not in self._updated_roles(step)
 
-    def _updated_roles(self, step: Step) -> list[Role]:
+    def _updated_roles(self, step: TrainingStep) -> list[Role]:
         """The policy after the critic's warm-up, and the critic where there is one.
 
         The policy first: an update of it that is refused leaves both as they were.

@@ -18,7 +18,7 @@ ROUTER_MARGIN = 1e-5
 """Tokens whose (prefix's) router margin is below this count as near-ties."""
 
 
-def measure(
+def measure_mismatch(
     batch: TrainBatch,
     trainer_logprobs: np.ndarray,
     router_margins: np.ndarray | None,
@@ -64,7 +64,7 @@ class _Gaps:
         self.largest = float(np.maximum(self.largest, diff.max(initial=0.0)))
 
 
-def check(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
+def check_mismatch(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
     """Raises WeightSyncError when the engines do not serve the trainer's weights."""
     found = metrics.get("policy/rollout_logprob_diff_max", 0.0)
     if limit is not None and not found <= limit:

@@ -28,7 +28,7 @@ class BadNumbers(NumericError):
         return self.args[0]
 
 
-def check_rewards(groups: Sequence[Group]) -> None:
+def check_finite_rewards(groups: Sequence[Group]) -> None:
     """BadNumbers for verdicts whose value or token values are not finite; a missing value is not wrong."""
     bad = [s.sample_id for g in groups for s in g.samples if s.verdict and not _finite_verdict(s.verdict)]
     if bad:

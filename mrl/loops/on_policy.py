@@ -22,8 +22,8 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.learn import Step
-from mrl.loops.schedule import Engines, Schedule
+from mrl.loops.learn import TrainingStep
+from mrl.loops.schedule import Schedule, TrainerAndEngines
 
 
 class OnPolicyLoop(Schedule):
@@ -32,7 +32,7 @@ class OnPolicyLoop(Schedule):
     def __init__(
         self,
         config: Config,
-        engines: Engines,
+        engines: TrainerAndEngines,
         collector: Collector,
         supply: GroupSupply,
         *rest: Any,
@@ -54,7 +54,7 @@ class OnPolicyLoop(Schedule):
         self._measure(step)
         self._write_row(step.number, step.metrics)
 
-    def _collect(self, step: Step) -> None:
+    def _collect(self, step: TrainingStep) -> None:
         """Phases generate, reward and filter: the step's groups, after which the engines rest."""
         supplied = self._supply.take(self._collector, version=step.version)
         self._engines.rest()
@@ -62,7 +62,7 @@ class OnPolicyLoop(Schedule):
         step.metrics |= supplied.metrics
         self.on_batch(step.groups)
 
-    def _sync(self, step: Step) -> None:
+    def _sync(self, step: TrainingStep) -> None:
         with self._clock.phase("sync"):
             step.metrics |= self._engines.sync(self.version)
 

@@ -2,9 +2,9 @@
 
 | done in a pump | by |
 |---|---|
-| prompts are admitted and asked | Admission, Ledger, InFlight |
+| prompts are admitted and asked | Admission, GroupLedger, InFlight |
 | responses go to the reward workers, verdicts come back | InFlight |
-| whole groups are filtered; those worth training on are stored, the others give their slot back | Screen, FileStore, Ledger |
+| whole groups are filtered; those worth training on are stored, the others give their slot back | Screen, FileStore, GroupLedger |
 
 A pump does what can be done now and returns. Around a weight sync the producer is paused: unfinished responses are parked,
 nothing is asked, and `resume` goes on with both.
@@ -28,8 +28,8 @@ from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, newest_version
 from mrl.observe.ledger_log import Standing
 from mrl.pool.file_store import FileStore
-from mrl.pool.group_bytes import decode, encode
-from mrl.pool.ledger import End, Entry, Ledger, State
+from mrl.pool.group_bytes import decode_group, encode_group
+from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
 from mrl.pool.room import admission_of
 from mrl.samples import Group, Prompt
 
@@ -50,7 +50,7 @@ HOLDERS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
+class StepGroups:
     """The groups of one step and what is told of them."""
 
     groups: list[Group]
@@ -67,7 +67,7 @@ class Producer:
     def __init__(self, config: Config, prompts: PromptStream, in_flight: InFlight, store: FileStore) -> None:
         self._config, self._prompts, self._in_flight, self._store = config, prompts, in_flight, store
         self._screen, self._sampling = Screen(config), sampling_of(config)
-        self._ledger, self._admission = Ledger(), admission_of(config)
+        self._ledger, self._admission = GroupLedger(), admission_of(config)
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._paused, self._beside = True, False
@@ -114,7 +114,7 @@ class Producer:
         finally:
             self._beside = False
 
-    def take(self, version: int) -> Batch | None:
+    def take(self, version: int) -> StepGroups | None:
         """The next groups, given to the step that trains `version`; None while they are on their way."""
         indices = self._admission.next_batch(self._ledger)
         if indices is None:
@@ -131,11 +131,11 @@ class Producer:
         metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
         metrics |= {
             "group/resampled": float(dropped),
-            "group/surplus": float(len(self._ledger.entries(State.KEPT))),
+            "group/surplus": float(len(self._ledger.entries(GroupState.KEPT))),
             "stream/slots_used": float(used),
         }
         served = self._in_flight.newest_version if version == self._served else -1
-        return Batch(groups, served, metrics | kept | ages_of(groups, version) | self._take_counts())
+        return StepGroups(groups, served, metrics | kept | ages_of(groups, version) | self._take_counts())
 
     @property
     def stranded(self) -> bool:
@@ -234,21 +234,21 @@ class Producer:
 
     def take_standing(self) -> Standing:
         """Where the prompts are; what was dropped is told once."""
-        on_the_way = [entry.index for entry in self._ledger.entries(State.MAKING, State.KEPT)]
+        on_the_way = [entry.index for entry in self._ledger.entries(GroupState.MAKING, GroupState.KEPT)]
         return self._screen.take_standing(on_the_way, self._ledger.next_index)
 
     def state(self) -> dict[str, Any]:
         """Position in the data and ledger as JSON values, and the bytes of the groups that wait for their step and of those
         in the making, with what came of them. While it is paused."""
         assert self._paused, "responses that an engine has are in no checkpoint"
-        kept = self._store.get([entry.handle for entry in self._ledger.entries(State.KEPT)])
-        making = [self._in_flight.partial(entry.index) for entry in self._ledger.entries(State.MAKING)]
+        kept = self._store.get([entry.handle for entry in self._ledger.entries(GroupState.KEPT)])
+        making = [self._in_flight.partial(entry.index) for entry in self._ledger.entries(GroupState.MAKING)]
         return {
             "stream": self._prompts.state(),
             "ledger": self._ledger.state(),
             "dropped": [(index, end.value) for index, end in self._screen.dropped.items()],
-            "kept": [encode(group) for group in kept],
-            "making": [encode(group) for group in making],
+            "kept": [encode_group(group) for group in kept],
+            "making": [encode_group(group) for group in making],
         }
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
@@ -257,18 +257,19 @@ class Producer:
         which end with the processes that have them."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
-        self._screen.dropped = {index: End(name) for index, name in state.get("dropped", ())}
-        for entry in self._ledger.entries(State.TAKEN):
+        self._screen.dropped = {index: GroupEnd(name) for index, name in state.get("dropped", ())}
+        for entry in self._ledger.entries(GroupState.TAKEN):
             entry.handle = -1  # its samples are trained
         kept, making = (
-            [decode(data, self._prompts.prompt_at) for data in state[name]] for name in ("kept", "making")
+            [decode_group(data, self._prompts.prompt_at) for data in state[name]]
+            for name in ("kept", "making")
         )
         anew = self._config.routing.replay == "engine"
         newer = {group.prompt.index for group in kept + making if newest_version(group) > version}
         lost, size = set(newer), self._sampling.num_samples
         lost |= {group.prompt.index for group in kept if len(group.samples) != size}
         lost |= {g.prompt.index for g in making if any(s.sample_index >= size for s in g.samples)}
-        for entry, group in zip(self._ledger.entries(State.KEPT), kept, strict=True):
+        for entry, group in zip(self._ledger.entries(GroupState.KEPT), kept, strict=True):
             if anew or entry.index in lost:
                 self._ledger.make_again([entry])
                 making.append(group)
@@ -282,7 +283,7 @@ class Producer:
     def _tell_age(self, version: int) -> None:
         """A warning where more groups are on their way, or older ones, than these settings admit."""
         batch, bound = self._admission.batch, self._admission.age_bound
-        open_ = self._ledger.entries(State.MAKING, State.KEPT)
+        open_ = self._ledger.entries(GroupState.MAKING, GroupState.KEPT)
         ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
         if ages and max(ages) > bound:
             log.warning(

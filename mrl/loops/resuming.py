@@ -14,7 +14,7 @@ FIXED = ("loop.schedule", "agent")
 """Groups on their way are of another form where one of these is another."""
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def kept_settings(config: Config) -> dict[str, Any]:
     """What a checkpoint keeps of them, by name."""
     return {
         "loop.schedule": config.loop.schedule,
@@ -47,7 +47,7 @@ def require_resumable(state: Mapping[str, Any], config: Config) -> None:
             )
 
 
-def told(state: Mapping[str, Any], config: Config) -> str:
+def changed_settings(state: Mapping[str, Any], config: Config) -> str:
     """The settings that are others than the state's, as a sentence; empty where none is."""
     changed = [f"{name} = {now} ({before} before)" for name, before, now in _changed(state, config)]
     return f"resumed with other settings: {', '.join(changed)}" if changed else ""
@@ -57,5 +57,5 @@ def _changed(state: Mapping[str, Any], config: Config) -> list[tuple[str, Any, A
     """(name, before, now); a state of a release that kept no settings tells its schedule alone."""
     schedule = "stream" if "ledger" in state["supply"] else "on_policy"
     before = {"loop.schedule": schedule, **state.get("settings", {})}
-    now = settings_of(config)
+    now = kept_settings(config)
     return [(name, before[name], now[name]) for name in now if name in before and before[name] != now[name]]

@@ -17,7 +17,7 @@ from mrl.config.root import Config
 from mrl.loops import nan_guard, resuming
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
-from mrl.loops.learn import Learner, Step, Trainer
+from mrl.loops.learn import Learner, TrainerRanks, TrainingStep
 from mrl.loops.recorder import Recorder
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.validate import validate
@@ -25,11 +25,11 @@ from mrl.observe.ledger_log import Standing
 from mrl.samples import Group, Prompt
 
 
-class Engines(Protocol):
+class TrainerAndEngines(Protocol):
     """Trainer and engines, on the same slots or on slots of their own."""
 
     @property
-    def train(self) -> Trainer: ...
+    def train(self) -> TrainerRanks: ...
 
     def sync(self, version: int) -> dict[str, float]: ...
 
@@ -57,7 +57,7 @@ class Schedule(abc.ABC):
     def __init__(
         self,
         config: Config,
-        engines: Engines,
+        engines: TrainerAndEngines,
         collector: Collector,
         supply: Supply,
         validation_prompts: Sequence[Prompt],
@@ -148,14 +148,14 @@ class Schedule(abc.ABC):
 
     # -- parts of a step -----------------------------------------------------------------------------------------
 
-    def _begin(self) -> Step:
+    def _begin(self) -> TrainingStep:
         self._clock.step = self.next_step
         self._clock.take_waited()
         resumed, self._resumed = self._resumed, {}
-        return Step(self.next_step, self.version, metrics=resumed)
+        return TrainingStep(self.next_step, self.version, metrics=resumed)
 
     @contextlib.contextmanager
-    def _bad_samples_named(self, step: Step) -> Iterator[None]:
+    def _bad_samples_named(self, step: TrainingStep) -> Iterator[None]:
         """Writes the samples down whose numbers end the run."""
         try:
             yield
@@ -169,7 +169,7 @@ class Schedule(abc.ABC):
             with self._clock.phase("save"):
                 self._checkpoints.poll(self._train)
 
-    def _save(self, step: Step) -> None:
+    def _save(self, step: TrainingStep) -> None:
         """The ledger's line, samples, and then a checkpoint where one is due: before the sync, because the trainer's memory may
         be the engines' after it."""
         with self._clock.phase("save"):
@@ -178,13 +178,13 @@ class Schedule(abc.ABC):
             if self._save_due(step.number):
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 
-    def _measure(self, step: Step) -> None:
+    def _measure(self, step: TrainingStep) -> None:
         """The step's times, and the validation where one is due."""
         self._measure_time(step)
         if self._validation_due(step.number):
             step.metrics |= self._validate(step.number)
 
-    def _measure_time(self, step: Step) -> None:
+    def _measure_time(self, step: TrainingStep) -> None:
         """Seconds of the phases and of the step, without saving; rates; and what the driver's thread did itself: a step,
         saving and the row before it included, less the waits for others."""
         metrics, seconds = step.metrics, time.monotonic() - step.started
@@ -238,7 +238,7 @@ class Schedule(abc.ABC):
         """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
         state = {
             "next_step": self.next_step,
-            "settings": resuming.settings_of(self._config),
+            "settings": resuming.kept_settings(self._config),
             "supply": self._source.state(),
             "algorithm": self._learner.state(),
             "row": dict(row),
@@ -247,7 +247,7 @@ class Schedule(abc.ABC):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from a checkpoint's state, and says with which other settings."""
-        if told := resuming.told(state, self._config):
+        if told := resuming.changed_settings(state, self._config):
             self._recorder.progress.message(told)
         self.next_step = int(state["next_step"])
         self._newer_groups = self._source.restore(state["supply"], version=self.version)

@@ -21,7 +21,7 @@ from mrl.loops.missing_rewards import MissingRewards
 from mrl.loops.staleness import newest_version, oldest
 from mrl.loops.witnesses import Witnesses
 from mrl.observe.ledger_log import Standing
-from mrl.pool.ledger import End
+from mrl.pool.ledger import GroupEnd
 from mrl.samples import Group, Sample, Status, VerdictKind
 
 log = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ class Screened:
     kept: list[Group]
     """The scored groups that the run's filter keeps."""
 
-    def dropped(self) -> dict[int, End]:
+    def dropped(self) -> dict[int, GroupEnd]:
         """How the groups end that are not kept, by their prompts' indices."""
         kept, scored = ({group.prompt.index for group in groups} for groups in (self.kept, self.scored))
         left = [group.prompt.index for group in self.judged if group.prompt.index not in kept]
-        return {index: End.FILTERED if index in scored else End.GIVEN_UP for index in left}
+        return {index: GroupEnd.FILTERED if index in scored else GroupEnd.GIVEN_UP for index in left}
 
 
 class Screen:
@@ -56,7 +56,7 @@ class Screen:
         self._missing = MissingRewards()
         self._witnesses = Witnesses(config.reward)
         self._account = filtering.Account()
-        self.dropped: dict[int, End] = {}
+        self.dropped: dict[int, GroupEnd] = {}
         """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
 
     @property
@@ -70,7 +70,7 @@ class Screen:
 
     def look(self, groups: Sequence[Group]) -> Screened:
         """What judged groups are worth. BadNumbers for rewards that are no numbers."""
-        nan_guard.check_rewards(groups)
+        nan_guard.check_finite_rewards(groups)
         scored, section = trainable(groups), self._config.algorithm.filter
         decisions = filtering.keep(section or FilterSection(), [_values(group) for group in scored])
         pairs = zip(scored, decisions, strict=True)
@@ -87,7 +87,8 @@ class Screen:
         """Where a run's prompts are; what was dropped is told once."""
         dropped, self.dropped = self.dropped, {}
         filtered, given_up = (
-            [index for index, end in dropped.items() if end is kind] for kind in (End.FILTERED, End.GIVEN_UP)
+            [index for index, end in dropped.items() if end is kind]
+            for kind in (GroupEnd.FILTERED, GroupEnd.GIVEN_UP)
         )
         return Standing(on_the_way, next_index, filtered, given_up)
 

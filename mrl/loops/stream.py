@@ -25,9 +25,9 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.errors import RolloutError, WorkerLost
 from mrl.loops.collect import Collector
-from mrl.loops.learn import Step
+from mrl.loops.learn import TrainingStep
 from mrl.loops.produce import Producer
-from mrl.loops.schedule import Engines, Schedule
+from mrl.loops.schedule import Schedule, TrainerAndEngines
 
 
 class StreamLoop(Schedule):
@@ -36,7 +36,7 @@ class StreamLoop(Schedule):
     def __init__(
         self,
         config: Config,
-        engines: Engines,
+        engines: TrainerAndEngines,
         collector: Collector,
         producer: Producer,
         *rest: Any,
@@ -71,7 +71,7 @@ class StreamLoop(Schedule):
         except WorkerLost as error:
             raise WorkerLost(f"{error}; {self._producer.waiting_for()}") from error
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: TrainingStep) -> None:
         with self._bad_samples_named(step):
             self._take(step)
             self._commit_pending()
@@ -91,7 +91,7 @@ class StreamLoop(Schedule):
             self._go_on()
         self._write_row(step.number, step.metrics)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: TrainingStep) -> None:
         """Phase generate: pumps until the next groups are there, in order."""
         self._go_on()
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
@@ -111,7 +111,7 @@ class StreamLoop(Schedule):
         step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}
         self.on_batch(step.groups)
 
-    def _sync_early(self, step: Step) -> None:
+    def _sync_early(self, step: TrainingStep) -> None:
         """Sync the weights inside phase generate, which brings in the engines that are started again after every engine was
         lost since the last weight sync."""
         self._producer.pause()
@@ -120,7 +120,7 @@ class StreamLoop(Schedule):
         self._steps_since_sync = 0
         self._producer.resume()
 
-    def _learn(self, step: Step) -> None:
+    def _learn(self, step: TrainingStep) -> None:
         """The engines rest where they share the trainer's slots, and go on where they have their own."""
         if self._shares_slots:
             self._leave_engines()
@@ -129,7 +129,7 @@ class StreamLoop(Schedule):
             with self._producer.beside_training(), self._train.meanwhile(self._producer.pump):
                 self._learner.learn(step)
 
-    def _tell_trained(self, step: Step) -> None:
+    def _tell_trained(self, step: TrainingStep) -> None:
         indices = [group.prompt.index for group in step.groups]
         with self._clock.phase("save"):
             self._producer.arrivals.trained(step.number, indices, self._train.weights_digests)
@@ -139,7 +139,7 @@ class StreamLoop(Schedule):
         due = self._producer.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
         return due or self._save_due(number) or self._validation_due(number)
 
-    def _sync(self, step: Step) -> None:
+    def _sync(self, step: TrainingStep) -> None:
         with self._clock.phase("sync"):
             step.metrics |= self._engines.sync(self.version)
         self._producer.commit(self.version)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mrl.errors import PoolError
 from mrl.pool.folder import MARK, claim, clear
-from mrl.pool.frames import Frame, append, read
-from mrl.pool.group_bytes import decode, encode, size_of
+from mrl.pool.frames import Frame, append, read_bytes
+from mrl.pool.group_bytes import decode_group, encode_group, size_of
 from mrl.routes import Routes
 from mrl.samples import Group, Prompt
 
@@ -92,7 +92,7 @@ class FileStore:
             self._memory[handle] = group
             self._held += size
         else:
-            self._write(handle, encode(group))
+            self._write(handle, encode_group(group))
             self._routes[handle] = tuple(sample.routes for sample in group.samples)
         self._num_put += 1
         return handle
@@ -135,7 +135,7 @@ class FileStore:
         if handle not in self._frames:
             raise PoolError(f"the pool does not keep group {handle}")
         file, frame = self._frames[handle]
-        group = decode(read(file.descriptor, frame, file.path), self._prompt_at)
+        group = decode_group(read_bytes(file.descriptor, frame, file.path), self._prompt_at)
         pairs = zip(group.samples, self._routes[handle], strict=True)
         return Group(group.prompt, tuple(dataclasses.replace(sample, routes=own) for sample, own in pairs))
 

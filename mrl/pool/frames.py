@@ -46,7 +46,7 @@ def append(descriptor: int, at: int, number: int, data: bytes) -> Frame:
     return frame
 
 
-def read(descriptor: int, frame: Frame, path: Path) -> bytes:
+def read_bytes(descriptor: int, frame: Frame, path: Path) -> bytes:
     """A frame's bytes. PoolError where they are not those that were written."""
     whole = os.pread(descriptor, _HEADER.size + frame.num_bytes, frame.start - _HEADER.size)
     data = whole[_HEADER.size :]

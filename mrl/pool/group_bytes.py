@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import PoolError
-from mrl.samples import Group, Prompt, Sample, Segment, Status, Transcript, Turn, Verdict, VerdictKind
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
 
 TOKEN_BYTES = 20
 """About the most that a token of a response takes: 8 of arrays, the rest of text."""
@@ -39,7 +39,7 @@ def _sample_size(sample: Sample) -> int:
     return sum(array.nbytes for array in arrays if array is not None) + len(sample.response_text)
 
 
-def encode(group: Group) -> bytes:
+def encode_group(group: Group) -> bytes:
     """The bytes of a group. TypeError for a value of a verdict that JSON does not have."""
     arrays: list[np.ndarray] = []
     header = [_told(sample, arrays) for sample in group.samples]
@@ -47,8 +47,8 @@ def encode(group: Group) -> bytes:
     return b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, *(a.tobytes() for a in arrays)])
 
 
-def decode(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
-    """The group of `encode`'s bytes; its arrays lie in them. PoolError where another release wrote them, whose
+def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
+    """The group of `encode_group`'s bytes; its arrays lie in them. PoolError where another release wrote them, whose
     samples have other fields."""
     end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:
@@ -126,7 +126,7 @@ def _sample(told: dict[str, Any], reader: _Reader) -> Sample:
         **fields,  # type: ignore[arg-type] arrays by their names
         **{name: told[name] for name in _TEXTS},
         status=Status(told["status"]),
-        segments=tuple(Segment(*segment) for segment in told["segments"]),
+        segments=tuple(ResponseSegment(*segment) for segment in told["segments"]),
         verdict=None if verdict is None else Verdict(**verdict),
         transcript=_transcript(told["transcript"]),
     )

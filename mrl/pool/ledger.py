@@ -27,7 +27,7 @@ from typing import Any
 from mrl.errors import PoolError
 
 
-class State(enum.Enum):
+class GroupState(enum.Enum):
     """What a group that holds a slot is."""
 
     MAKING = "making"
@@ -35,7 +35,7 @@ class State(enum.Enum):
     TAKEN = "taken"
 
 
-class End(enum.Enum):
+class GroupEnd(enum.Enum):
     """How a group gave its slot back."""
 
     TRAINED = "trained"
@@ -51,14 +51,14 @@ class Entry:
     """Of its prompt."""
     admitted_at: int
     """The version that the engines served then: no token of the group is older."""
-    state: State = State.MAKING
+    state: GroupState = GroupState.MAKING
     handle: int = -1
     """Of its samples in the store; -1 before it is kept."""
     trained_at: int = -1
     """The version that its step trains; -1 before it is taken."""
 
 
-class Ledger:
+class GroupLedger:
     """The groups that hold a slot, by prompt index, and counts of those that gave theirs back."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Ledger:
         self._num_taken = 0
         self.next_index = 0
         """Of the prompt that is admitted next."""
-        self.ends: Counter[End] = Counter()
+        self.ends: Counter[GroupEnd] = Counter()
         """Groups that gave their slot back, since the run began."""
         self.fruitless = 0
         """Of these, the filtered and given up since a batch was taken."""
@@ -84,7 +84,7 @@ class Ledger:
     def __contains__(self, index: int) -> bool:
         return index in self._entries
 
-    def entries(self, *states: State) -> list[Entry]:
+    def entries(self, *states: GroupState) -> list[Entry]:
         """Those in these states, in index order."""
         return [entry for entry in self._entries.values() if entry.state in states]
 
@@ -94,14 +94,14 @@ class Ledger:
 
     def unready(self, count: int) -> Iterator[Entry]:
         """Those in the making of the `count` groups that a step would take next, the oldest first."""
-        return (e for e in itertools.islice(self._untaken(), count) if e.state is State.MAKING)
+        return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.MAKING)
 
     def last_of(self, count: int) -> int:
         """Index of the last of the `count` groups that a step would take next, as many as there are; -1 without any."""
         return max((e.index for e in itertools.islice(self._untaken(), count)), default=-1)
 
     def _untaken(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries.values() if entry.state is not State.TAKEN)
+        return (entry for entry in self._entries.values() if entry.state is not GroupState.TAKEN)
 
     # -- a group's way -------------------------------------------------------------------------------------------
 
@@ -114,23 +114,23 @@ class Ledger:
 
     def keep(self, index: int, handle: int) -> None:
         """The group is worth training on; its samples lie in the store."""
-        self._move(index, State.MAKING, State.KEPT)
+        self._move(index, GroupState.MAKING, GroupState.KEPT)
         self._entries[index].handle = handle
 
-    def drop(self, index: int, end: End) -> None:
+    def drop(self, index: int, end: GroupEnd) -> None:
         """A judged group that is not trained on."""
-        self._free(self._expect(index, State.MAKING), end)
+        self._free(self._expect(index, GroupState.MAKING), end)
         self.fruitless += 1
 
     def batch(self, count: int) -> list[int]:
         """Return the indices, at most `count`, that a step would take now. Only verdicts and indices decide."""
-        ready = itertools.takewhile(lambda entry: entry.state is State.KEPT, self._untaken())
+        ready = itertools.takewhile(lambda entry: entry.state is GroupState.KEPT, self._untaken())
         return [entry.index for entry in itertools.islice(ready, count)]
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
         """Gives groups of `batch` to the step that trains `version`; their handles."""
         for index in indices:
-            self._move(index, State.KEPT, State.TAKEN)
+            self._move(index, GroupState.KEPT, GroupState.TAKEN)
             self._entries[index].trained_at = version
         self.fruitless = 0
         self.uncommitted.append(version)
@@ -138,32 +138,32 @@ class Ledger:
 
     def commit(self, version: int) -> list[int]:
         """The engines serve `version`: the groups that it was made of give their slots back; their handles."""
-        trained = [e for e in self.entries(State.TAKEN) if e.trained_at < version]
+        trained = [e for e in self.entries(GroupState.TAKEN) if e.trained_at < version]
         for entry in trained:
-            self._free(entry, End.TRAINED)
+            self._free(entry, GroupEnd.TRAINED)
         self.uncommitted = [trained_at for trained_at in self.uncommitted if trained_at >= version]
         return [entry.handle for entry in trained]
 
     def make_again(self, entries: Iterable[Entry]) -> None:
         """Kept groups whose samples a checkpoint does not hold are in the making again; their slots are their own still."""
         for entry in entries:
-            self._move(entry.index, State.KEPT, State.MAKING)
+            self._move(entry.index, GroupState.KEPT, GroupState.MAKING)
             entry.handle = -1
 
-    def _move(self, index: int, old: State, new: State) -> None:
+    def _move(self, index: int, old: GroupState, new: GroupState) -> None:
         self._expect(index, old).state = new
-        self._num_taken += new is State.TAKEN
+        self._num_taken += new is GroupState.TAKEN
 
-    def _expect(self, index: int, state: State) -> Entry:
+    def _expect(self, index: int, state: GroupState) -> Entry:
         entry = self._entries.get(index)
         if entry is None or entry.state is not state:
             found = entry.state.value if entry else "not admitted, or freed"
             raise PoolError(f"group {index} is {found}; it should be {state.value}")
         return entry
 
-    def _free(self, entry: Entry, end: End) -> None:
+    def _free(self, entry: Entry, end: GroupEnd) -> None:
         del self._entries[entry.index]
-        self._num_taken -= entry.state is State.TAKEN
+        self._num_taken -= entry.state is GroupState.TAKEN
         self.ends[end] += 1
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
@@ -179,14 +179,14 @@ class Ledger:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         entries = [
-            Entry(e["index"], e["admitted_at"], State(e["state"]), e["handle"], e["trained_at"])
+            Entry(e["index"], e["admitted_at"], GroupState(e["state"]), e["handle"], e["trained_at"])
             for e in state["entries"]
         ]
         self._entries = {entry.index: entry for entry in entries}
-        self._num_taken = len(self.entries(State.TAKEN))
+        self._num_taken = len(self.entries(GroupState.TAKEN))
         self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
         self.uncommitted = [int(version) for version in state["uncommitted"]]
-        self.ends = Counter({End(name): count for name, count in state["ends"].items()})
+        self.ends = Counter({GroupEnd(name): count for name, count in state["ends"].items()})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,24 +211,24 @@ class Admission:
         """Versions that a trained token may be behind at most."""
         return self.max_age + self.sync_every - 1
 
-    def room(self, ledger: Ledger) -> int:
+    def room(self, ledger: GroupLedger) -> int:
         """Groups that may be admitted now."""
         return 0 if self.is_spent(ledger) else max(0, self.slots - self.used(ledger))
 
-    def used(self, ledger: Ledger) -> int:
+    def used(self, ledger: GroupLedger) -> int:
         """Slots in use."""
         return ledger.on_the_way + self.batch * len(ledger.uncommitted)
 
-    def is_spent(self, ledger: Ledger) -> bool:
+    def is_spent(self, ledger: GroupLedger) -> bool:
         """Whether too many groups were dropped since the last batch."""
         return ledger.fruitless > self.most_fruitless
 
-    def sync_due(self, ledger: Ledger, *, shared: bool) -> bool:
+    def sync_due(self, ledger: GroupLedger, *, shared: bool) -> bool:
         """Whether the engines are to take the weights of the step that ended. `shared`: they have the trainer's slots, and
         so must go on where the next groups are not there."""
         return len(ledger.uncommitted) >= self.sync_every or (shared and self.next_batch(ledger) is None)
 
-    def next_batch(self, ledger: Ledger) -> list[int] | None:
+    def next_batch(self, ledger: GroupLedger) -> list[int] | None:
         """Indices of the next step's groups; None while they are on their way.
 
         They are fewer than a batch, possibly none, only where the budget is spent and no group is on its way.
@@ -236,5 +236,5 @@ class Admission:
         ready = ledger.batch(self.batch)
         if len(ready) == self.batch:
             return ready
-        finished = self.is_spent(ledger) and not ledger.entries(State.MAKING)
+        finished = self.is_spent(ledger) and not ledger.entries(GroupState.MAKING)
         return ready if finished else None

@@ -15,7 +15,7 @@ import numpy as np
 from mrl.errors import RolloutError
 from mrl.rollout.request import (
     MAX_ATTEMPTS,
-    Request,
+    GenerationRequest,
     Response,
     Round,
     prompt_digest,
@@ -31,7 +31,7 @@ class Drafts:
 
     def __init__(self, run_seed: int) -> None:
         self._run_seed = run_seed
-        self._asked: dict[str, Request | tuple[Round, int, int]] = {}
+        self._asked: dict[str, GenerationRequest | tuple[Round, int, int]] = {}
         """Or a round, and the places of prompt and sample in it: most requests end without another, and need not be made."""
         self._so_far: dict[str, Response] = {}
         self._parked: set[str] = set()
@@ -39,7 +39,7 @@ class Drafts:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def ask(self, requests: Iterable[Request]) -> None:
+    def ask(self, requests: Iterable[GenerationRequest]) -> None:
         """Takes requests as they were first made, without tokens of their own."""
         self._asked |= {request.request_id: request for request in requests}
 
@@ -47,9 +47,9 @@ class Drafts:
         """`ask` of all requests of a round."""
         self._asked |= zip(requested.request_ids(), requested.places(), strict=True)
 
-    def _request(self, name: str) -> Request:
+    def _request(self, name: str) -> GenerationRequest:
         asked = self._asked[name]
-        return asked if isinstance(asked, Request) else asked[0].request(*asked[1:])
+        return asked if isinstance(asked, GenerationRequest) else asked[0].request(*asked[1:])
 
     def take(self, responses: Iterable[Response]) -> list[Response]:
         """The whole responses that these end; a parked one stays here. RolloutError for a response to nothing asked."""
@@ -58,7 +58,7 @@ class Drafts:
             name = response.request_id
             if name not in self._asked:
                 raise RolloutError(f"a response to request {name} came, which is not among those asked")
-            draft = joined(self._so_far.pop(name), response) if name in self._so_far else response
+            draft = join_responses(self._so_far.pop(name), response) if name in self._so_far else response
             if draft.status is Status.PARKED:
                 self._so_far[name] = draft
                 self._parked.add(name)
@@ -84,14 +84,14 @@ class Drafts:
         """What came so far of a request; None where nothing did, or where its response is whole."""
         return self._so_far.get(request_id)
 
-    def resubmit(self, names: Collection[str] | None = None) -> list[Request]:
+    def resubmit(self, names: Collection[str] | None = None) -> list[GenerationRequest]:
         """The next request of each parked one, or of these, by prompt and sample; none of them is parked any more."""
         parked = [r for r in self.parked() if names is None or r.request_id in names]
         self._parked -= {r.request_id for r in parked}
         return [next_request(self._request(r.request_id), r, self._run_seed) for r in parked]
 
 
-def next_request(asked: Request, so_far: Response, run_seed: int) -> Request:
+def next_request(asked: GenerationRequest, so_far: Response, run_seed: int) -> GenerationRequest:
     """The request that goes on where `so_far` stopped: its own tokens are before it, the rest of the budget is left.
 
     A request that was parked before its first token is made again as it was: nothing was drawn from its stream.
@@ -112,7 +112,7 @@ def next_request(asked: Request, so_far: Response, run_seed: int) -> Request:
     )
 
 
-def joined(so_far: Response, more: Response) -> Response:
+def join_responses(so_far: Response, more: Response) -> Response:
     """One response of what was parked and what went on after it; it ended as the later one did."""
     moved = tuple(
         dataclasses.replace(s, start=s.start + len(so_far.tokens), end=s.end + len(so_far.tokens))

@@ -25,8 +25,8 @@ from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.kept import Kept
 from mrl.rollout.pace import Pace
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, Response, sample_of
-from mrl.rollout.waiting import Waiting
+from mrl.rollout.request import GenerationRequest, Response, sample_of
+from mrl.rollout.waiting import WaitingQueue
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
@@ -44,7 +44,7 @@ class _Running:
 
     name: str
     """vLLM's."""
-    request: Request
+    request: GenerationRequest
     first: int = 0
     """Tokens of it that vLLM had drawn for the requests before this one."""
 
@@ -98,13 +98,13 @@ class RolloutEngine:
                 routes=routes,
             )
         self._scratch.note_segments()
-        self._routes = engine_routes.told(model_path, self._ask_workers) if routes else None
+        self._routes = engine_routes.route_source(model_path, self._ask_workers) if routes else None
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
         """The last version of the weights that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
-        self._waiting = Waiting()
+        self._waiting = WaitingQueue()
         self._running: dict[str, _Running] = {}
         """What vLLM works at, by its id; at most rollout.max_num_seqs."""
         self._keeps, self._kept = keeps, Kept()
@@ -124,7 +124,7 @@ class RolloutEngine:
         """Requests to work at: those that wait for `go_on` are not among them."""
         return len(self._running) + len(self._waiting)
 
-    def submit(self, requests: Iterable[Request]) -> None:
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
         """Takes requests, which are begun in the order of prompts where vLLM has room; RolloutError when the engine may not
         serve or a request cannot be run."""
         requests = list(requests)
@@ -151,11 +151,11 @@ class RolloutEngine:
             self._engine.abort_request(self._kept.drop(), internal=True)
         return begun_tokens
 
-    def _add(self, request: Request) -> str:
+    def _add(self, request: GenerationRequest) -> str:
         """vLLM's name of a request that is new to it."""
-        parameters = exchange.parameters(request, stop=self._stop, texts=self._rollout.stop)
+        parameters = exchange.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
         salt = str(self.policy_version) if self._keeps else ""
-        name = self._engine.add_request(request.request_id, exchange.prompt(request, salt), parameters)
+        name = self._engine.add_request(request.request_id, exchange.engine_prompt(request, salt), parameters)
         if parameters.stop and len(request.own_tokens):
             exchange.remember_text(self._state(name), self._engine.tokenizer, parameters, request)
         return name
@@ -175,7 +175,7 @@ class RolloutEngine:
         """At most so many steps of the engine, fewer where nothing is left to do; what finished in them. All dp ranks of an
         engine call it equally often with the same number."""
         finished, self._ended = self._ended, []
-        with lockstep.together(self.part.name, alone=self.part.is_whole):
+        with lockstep.in_lockstep(self.part.name, alone=self.part.is_whole):
             for _ in range(max_steps):
                 begun_tokens, started = 0, time.monotonic()
                 if self.num_unfinished:
@@ -201,7 +201,7 @@ class RolloutEngine:
         """Whether there is work for another step() and that is wanted; the dp ranks of an engine all call it, and agree."""
         if self.part.dp == 1:
             return wanted and bool(self.num_unfinished)
-        with lockstep.together(self.part.name, alone=False):
+        with lockstep.in_lockstep(self.part.name, alone=False):
             return self._busy and not lockstep.largest(int(not wanted), self._engine.dp_group)
 
     def park(self, max_steps: int = 0) -> list[Response]:
@@ -214,7 +214,7 @@ class RolloutEngine:
         self._waiting.hold()
         left = max((exchange.num_left(self._state(own.name)) for own in self._running.values()), default=0)
         if self.part.dp > 1:
-            with lockstep.together(self.part.name, alone=False):
+            with lockstep.in_lockstep(self.part.name, alone=False):
                 left = lockstep.largest(left, self._engine.dp_group)
         ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
         outputs = [exchange.unfinished(self._state(own.name)) for own in self._running.values()]
@@ -242,7 +242,7 @@ class RolloutEngine:
         self._ended += [Response.empty(i, Status.ABORTED) for i in stopped]
         self._round_started &= bool(self.num_unfinished)
 
-    def generate(self, requests: Sequence[Request], *, deadline: float) -> list[Response]:
+    def generate(self, requests: Sequence[GenerationRequest], *, deadline: float) -> list[Response]:
         """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted. All dp ranks of
         an engine call it, also with no requests."""
         self.submit(requests)
@@ -260,7 +260,7 @@ class RolloutEngine:
         self._busy = self._engine.has_unfinished_requests() if self.part.dp > 1 else own
         return self._busy
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: GenerationRequest) -> None:
         if request.request_id in self._running or request.request_id in self._waiting:
             raise RolloutError(f"request {request.request_id} is already running on {self.part.name}")
         request.require_fits(self._max_length)

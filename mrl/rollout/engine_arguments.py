@@ -114,7 +114,7 @@ _KINDS = {"int": {int}, "float": {float, int}, "bool": {bool}, "str": {str}, "No
 """Types of fields whose values are checked here; vLLM checks the others when the engine starts."""
 
 
-def faults(arguments: Mapping[str, Any]) -> list[str]:
+def argument_faults(arguments: Mapping[str, Any]) -> list[str]:
     """One sentence for each entry of rollout.engine_args that cannot be passed on; nothing where vLLM is not
     installed."""
     known = fields()
@@ -127,7 +127,7 @@ def faults(arguments: Mapping[str, Any]) -> list[str]:
 
 def require(arguments: Mapping[str, Any]) -> None:
     """ConfigError with all faults."""
-    if found := faults(arguments):
+    if found := argument_faults(arguments):
         raise ConfigError("\n".join(found))
 
 

@@ -15,7 +15,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError, RolloutError
 from mrl.models.families import family_of
 from mrl.models.hf_config import field
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.training.hf.folder import read_config
 
 Ask = Callable[..., list[dict[str, Any]]]
@@ -39,7 +39,7 @@ class RoutesOnCpu:
         """Of requests that end or leave the engine, which forgets them."""
         asked = [(name, first, _stop(first, output)) for name, first, output in parts]
         first_rank = self._ask("mrl_take_routes", asked)[0] if asked else {"routes": []}
-        return [Routes((Rows(rows, 0, len(rows)),), missing) for rows, missing in first_rank["routes"]]
+        return [Routes((RouteRows(rows, 0, len(rows)),), missing) for rows, missing in first_rank["routes"]]
 
 
 class RoutesOnGpu:
@@ -59,10 +59,10 @@ class RoutesOnGpu:
         if rows is None or not wanted:
             return Routes((), wanted)
         rows = np.ascontiguousarray(rows[:wanted, self._layers])
-        return Routes((Rows(rows, 0, len(rows)),), wanted - len(rows))
+        return Routes((RouteRows(rows, 0, len(rows)),), wanted - len(rows))
 
 
-def told(model_path: str, ask: Ask) -> RoutesOnCpu | RoutesOnGpu:
+def route_source(model_path: str, ask: Ask) -> RoutesOnCpu | RoutesOnGpu:
     """Whoever tells them on this machine."""
     import torch
 

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import RolloutError
-from mrl.rollout.request import Request, Response, prompt_digest
-from mrl.samples import Segment, Status
+from mrl.rollout.request import GenerationRequest, Response, prompt_digest
+from mrl.samples import ResponseSegment, Status
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _COUNTS = ("token_ids", "prompt_len")
 """By which a detokeniser of vLLM's tells the tokens that were drawn for its request from those before them."""
 
 
-def prompt(request: Request, salt: str = "") -> dict[str, Any]:
+def engine_prompt(request: GenerationRequest, salt: str = "") -> dict[str, Any]:
     """What the engine computes before it draws a token: the prompt, and the response so far. It finds in the prefix cache
     what requests of the same salt left there."""
     inputs = {"type": "token", "prompt_token_ids": request.engine_prompt().tolist()}
     return inputs | ({"cache_salt": salt} if salt else {})
 
 
-def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
+def sampling_params(request: GenerationRequest, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
     """vLLM's SamplingParams; `stop`, `texts`: what ends every response of the engine."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -53,7 +53,7 @@ def parameters(request: Request, *, stop: Sequence[int], texts: Sequence[str]) -
     )
 
 
-def remember_text(state: Any, tokenizer: Any, parameters: Any, request: Request) -> None:
+def remember_text(state: Any, tokenizer: Any, parameters: Any, request: GenerationRequest) -> None:
     """Gives a request that goes on the text of its own tokens, so that a stop text which begins there ends it.
 
     vLLM's detokeniser reads them as those of the first request were read, one by one behind the prompt: begun behind half a
@@ -97,7 +97,7 @@ def response(output: Any, *, version: int, engine: int, attempt: int, first: int
     _require_version(output.request_id, result.weight_versions or [], first, len(drawn), version)
     before = np.concatenate([np.asarray(output.prompt_token_ids, np.int32), drawn[:first]])
     tokens, digest = drawn[first:], prompt_digest(before)
-    segment = Segment(0, len(tokens), version, attempt, engine, digest)
+    segment = ResponseSegment(0, len(tokens), version, attempt, engine, digest)
     return Response(
         output.request_id,
         tokens,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.rollout.request import Request
+from mrl.rollout.request import GenerationRequest
 
 
 class Kept:
@@ -26,7 +26,7 @@ class Kept:
         context = np.concatenate([np.asarray(prompt, np.int32), np.asarray(drawn, np.int32)])
         self._of[request_id] = name, context, len(drawn)
 
-    def again(self, request: Request) -> tuple[str, int] | None:
+    def again(self, request: GenerationRequest) -> tuple[str, int] | None:
         """(vLLM's name, tokens that it has drawn before) of what goes on as this request and is kept no more; None without any."""
         if request.request_id not in self._of:
             return None

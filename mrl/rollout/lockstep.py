@@ -19,7 +19,7 @@ _BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer", re.IGNORECA
 
 
 @contextlib.contextmanager
-def together(name: str, *, alone: bool) -> Iterator[None]:
+def in_lockstep(name: str, *, alone: bool) -> Iterator[None]:
     """Around what ranks do together: PeerLost where another one is late or gone, so that the one to blame is looked for
     elsewhere (launch/workers/actor_group.py). `alone`: there is no other."""
     try:

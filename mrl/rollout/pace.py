@@ -60,7 +60,7 @@ class Pace:
         return sums
 
 
-def together(parts: Iterable[Sums]) -> dict[str, float]:
+def add_up(parts: Iterable[Sums]) -> dict[str, float]:
     """Of several processes and calls."""
     sums: dict[str, float] = {}
     for part in parts:

@@ -18,7 +18,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.training.hf.folder import tensor_files
 
 
-def overrides(
+def quantised_overrides(
     rollout: RolloutSection, model_path: str, *, on_cpu: bool, real_weights: bool
 ) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""

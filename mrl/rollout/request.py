@@ -22,7 +22,7 @@ from mrl.rollout.fingerprint import fingerprint
 from mrl.rollout.pace import Sums
 from mrl.rollout.stint import Address
 from mrl.routes import Keep, Routes, in_one_block
-from mrl.samples import Prompt, Segment, Status
+from mrl.samples import Prompt, ResponseSegment, Status
 
 MAX_ATTEMPTS = 1 << 10
 """Requests that one sample may take: each has a seed of its own."""
@@ -34,7 +34,7 @@ _MASK_32 = (1 << 32) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """One response to produce, or to go on with."""
 
     request_id: str
@@ -126,7 +126,7 @@ class Round:
         """The number of requests."""
         return len(self.prompts) * self.sampling.num_samples
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[GenerationRequest]:
         """One for each response, each with a seed of its own."""
         return [self.request(*place) for _, *place in self.places()]
 
@@ -134,11 +134,11 @@ class Round:
         """This, and what `request` takes, in the order of `requests`."""
         return itertools.product((self,), range(len(self.prompts)), range(self.sampling.num_samples))
 
-    def request(self, place: int, number: int) -> Request:
+    def request(self, place: int, number: int) -> GenerationRequest:
         """That of a sample of the prompt at a place."""
         (index, tokens), s = self.prompts[place], self.sampling
         name = request_id(index, number)
-        return Request(
+        return GenerationRequest(
             request_id=name,
             prompt_tokens=tokens,
             seed=seed_of_request(s.seed, name),
@@ -185,7 +185,7 @@ class Response:
     """[T] int32, the stopping token included when the policy produced it."""
     logprobs: np.ndarray
     """[T] float32, of the whole vocabulary at the sampling temperature (what top_p, top_k and min_p leave out included)."""
-    segments: tuple[Segment, ...]
+    segments: tuple[ResponseSegment, ...]
     """Whose tokens these are; one segment out of an engine, none where there is no token."""
     status: Status
     text: str = ""
@@ -224,7 +224,7 @@ class ResponseBatch:
     num_segments: np.ndarray
     """[R] segments of each response."""
     segments: np.ndarray
-    """[sum of num_segments, fields of a Segment] int64."""
+    """[sum of num_segments, fields of a ResponseSegment] int64."""
     texts: tuple[str, ...]
     routes: tuple[Routes | None, ...]
     """[R] in one block."""
@@ -254,7 +254,7 @@ class ResponseBatch:
             logprobs=join([r.logprobs for r in responses], np.float32),
             num_segments=np.array([len(r.segments) for r in responses], np.int64),
             segments=np.array([_segment_fields(s) for r in responses for s in r.segments], np.int64).reshape(
-                -1, len(dataclasses.fields(Segment))
+                -1, len(dataclasses.fields(ResponseSegment))
             ),
             texts=tuple(r.text for r in responses),
             routes=in_one_block([r.routes for r in responses], keep),
@@ -272,7 +272,7 @@ class ResponseBatch:
             self.lengths.tolist(),
             self.num_segments.tolist(),
         )
-        segments = iter([Segment(*row) for row in self.segments.tolist()])
+        segments = iter([ResponseSegment(*row) for row in self.segments.tolist()])
         return [
             Response(
                 request_id,
@@ -298,7 +298,7 @@ class ResponseBatch:
         ]
 
 
-_segment_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(Segment)))
+_segment_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(ResponseSegment)))
 
 
 def prompt_digest(tokens: np.ndarray) -> int:

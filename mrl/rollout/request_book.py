@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from mrl.rollout.request import Request, Response, Round, sample_of
+from mrl.rollout.request import GenerationRequest, Response, Round, sample_of
 from mrl.rollout.routing import Router
 from mrl.samples import Status
 
-Requested = Round | Request
+Requested = Round | GenerationRequest
 
 
 class RequestBook:
@@ -44,7 +44,7 @@ class RequestBook:
             self._homeless = waiting
             return
         for each in waiting:
-            if isinstance(each, Request):
+            if isinstance(each, GenerationRequest):
                 engine = self._router.send(sample_of(each.request_id)[0], 1)
                 self._note(engine, each, [each.request_id])
                 continue

@@ -38,7 +38,7 @@ class Scratch:
 
     def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
         root = root or Path(folder_for_sockets())
-        sweep(root, segments)
+        remove_stale_scratch(root, segments)
         own = ProcessId.own()
         self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(mode=0o700)
@@ -89,7 +89,7 @@ class Scratch:
         self._remover_output.close()
 
 
-def sweep(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
+def remove_stale_scratch(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
     """Removes what this user's dead engines' folders name, and the folders; those of living processes stay, and what another user
     or a link calls so. Returns the folders."""
     dead = []

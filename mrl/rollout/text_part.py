@@ -9,7 +9,7 @@ from typing import Any
 from mrl.models.families import family_of
 
 
-def overrides(model_path: str) -> dict[str, Any]:
+def text_part_overrides(model_path: str) -> dict[str, Any]:
     """What vLLM's reading of config.json is overridden with: the class of the model of text, in the place of one
     that would also make the other and take images."""
     hf = json.loads((Path(model_path) / "config.json").read_text())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import GenerationRequest, Response
 from mrl.samples import Status
 
 Decode = Callable[[list[np.ndarray]], list[str]]
@@ -22,7 +22,7 @@ class Texts:
         self._before: dict[str, np.ndarray] = {}
         """The tokens of earlier requests, of each response that goes on here."""
 
-    def expect(self, requests: Iterable[Request]) -> None:
+    def expect(self, requests: Iterable[GenerationRequest]) -> None:
         """Notes what the responses to these requests go on from."""
         self._before |= {r.request_id: r.own_tokens for r in requests if len(r.own_tokens)}
 

@@ -113,8 +113,8 @@ def arguments(
     import mrl.resharding.vllm.plugin as plugin
 
     seqs = rollout.max_num_seqs
-    overrides = quantised.overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
-    overrides |= text_part.overrides(model_path)
+    overrides = quantised.quantised_overrides(rollout, model_path, on_cpu=on_cpu, real_weights=real_weights)
+    overrides |= text_part.text_part_overrides(model_path)
     if on_cpu:
         overrides |= vllm_limits.cpu_overrides(model_path)
     return EngineArgs(

@@ -8,16 +8,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable
 
-from mrl.rollout.request import Request, sample_of
+from mrl.rollout.request import GenerationRequest, sample_of
 
 
-class Waiting:
+class WaitingQueue:
     """In the order of prompts and samples, whenever they came: a request that goes on comes before those that begin, and
     a validation's, whose prompts have negative indices, before all."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], int, Request]] = []
-        self._held: list[tuple[tuple[int, int], int, Request]] = []
+        self._heap: list[tuple[tuple[int, int], int, GenerationRequest]] = []
+        self._held: list[tuple[tuple[int, int], int, GenerationRequest]] = []
         self._ids: set[str] = set()
         self._num_added = 0
 
@@ -28,7 +28,7 @@ class Waiting:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
 
-    def add(self, requests: Iterable[Request]) -> None:
+    def add(self, requests: Iterable[GenerationRequest]) -> None:
         for request in requests:
             self._num_added += 1
             self._ids.add(request.request_id)
@@ -38,7 +38,7 @@ class Waiting:
         """The next one's id, where there is one."""
         return [request.request_id for *_, request in self._heap[:1]]
 
-    def take(self, count: int) -> list[Request]:
+    def take(self, count: int) -> list[GenerationRequest]:
         """The next `count`, fewer where fewer may be begun."""
         taken = [heapq.heappop(self._heap)[-1] for _ in range(min(count, len(self._heap)))]
         self._ids.difference_update(request.request_id for request in taken)

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mrl.errors import RoutingError
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.replay import Given, Recorded
-from mrl.routes import kind_of
+from mrl.routes import expert_dtype
 from mrl.samples import TrainBatch
 from mrl.training.prepared import Prepared
 
@@ -84,7 +84,7 @@ class Replay:
 
     def rows(self, batch: TrainBatch, prepared: Sequence[Prepared]) -> np.ndarray:
         """[N, layers, k] what the positions of the batch visited, inside recorded(); a collective of the model's ranks."""
-        kind = kind_of(self._config.num_moe_experts or 0)
+        kind = expert_dtype(self._config.num_moe_experts or 0)
         flat = np.zeros((batch.num_tokens, self._num_layers, self._config.moe_router_topk), kind)
         for number, item in enumerate(prepared):
             own = torch.zeros(len(item.real), *flat.shape[1:], dtype=torch.int32, device=self._device)
@@ -123,7 +123,7 @@ class Replay:
         size, lengths = len(item.plan.tokens), batch.lengths()
         in_turn = (np.arange(size)[:, None] * topk + np.arange(topk)) % count
         # torch computes with no unsigned 16 bits
-        kind = np.uint8 if kind_of(count) is np.uint8 else np.int16
+        kind = np.uint8 if expert_dtype(count) is np.uint8 else np.int16
         experts = np.repeat(in_turn[:, None].astype(kind), len(self._own), axis=1)
         known, at = np.zeros(size, bool), 0
         for sample in item.plan.samples.tolist():

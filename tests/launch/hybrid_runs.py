@@ -18,7 +18,7 @@ from mrl.errors import MrlError
 from mrl.launch.commands.assemble import hybrid_engine
 from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.learn import denominators
-from mrl.loops.mismatch import measure
+from mrl.loops.mismatch import measure_mismatch
 from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner import engine_manifests
@@ -127,7 +127,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         served = ages(groups, version=version) == 0
         margins = None if replays else forward["router_margin"]
-        found = measure(batch, forward["logprobs"], margins, served=served, margin=1e-5)
+        found = measure_mismatch(batch, forward["logprobs"], margins, served=served, margin=1e-5)
         assert found["policy/rollout_logprob_diff_max"] < limit, found
         batch = batch.with_arrays(old_logprobs=forward["logprobs"])
         batch, _ = shape_and_estimate(config.algorithm, batch, groups)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from mrl.agents.answer import Answer, Fault
+from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.load import load
@@ -70,8 +70,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
-    found: list[Answer] = []
+def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
+    found: list[EnvironmentAnswer] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} answers"
@@ -80,7 +80,7 @@ def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
     return {answer.key: answer for answer in found}
 
 
-def opened(pool: EnvironmentPool, environment: str, *keys: str, **task: Any) -> dict[str, Answer]:
+def opened(pool: EnvironmentPool, environment: str, *keys: str, **task: Any) -> dict[str, EnvironmentAnswer]:
     for key in keys:
         pool.open(key, environment, task, 7)
     return answers(pool, len(keys))
@@ -146,13 +146,17 @@ def test_what_a_lost_node_had_is_lost_and_the_last_one_ends_the_run(tmp_path: Pa
         pool.step("b", "")
         host(nodes, 1).kill()
         lost = answers(pool, 1)["b"]
-        assert (lost.fault, lost.turn) == (Fault.HOST_LOST, 1) and lost.ended_by and lost.ended_by.is_ours
+        assert (
+            (lost.fault, lost.turn) == (EnvironmentFault.HOST_LOST, 1)
+            and lost.ended_by
+            and lost.ended_by.is_ours
+        )
         ended = (
             r"its process ended on environments of node 1: status -9, its words are in environments-1\.log"
         )
         assert re.fullmatch(ended, lost.reason)
         pool.step("d", "")
-        assert answers(pool, 1)["d"].fault is Fault.HOST_LOST
+        assert answers(pool, 1)["d"].fault is EnvironmentFault.HOST_LOST
         for key in ("b", "d"):
             pool.close(key)
         opened(pool, environment, "e", "f", fault="hang")
@@ -160,13 +164,13 @@ def test_what_a_lost_node_had_is_lost_and_the_last_one_ends_the_run(tmp_path: Pa
         for key in ("e", "f"):
             pool.step(key, "")
         actor(nodes, 1).kill()
-        assert {a.fault for a in answers(pool, 2).values()} == {Fault.HOST_LOST}
+        assert {a.fault for a in answers(pool, 2).values()} == {EnvironmentFault.HOST_LOST}
         for key in ("e", "f"):
             pool.close(key)
         opened(pool, environment, "g", "h")
         assert len(host(nodes, 0).children()) == 4, "all that is opened now is there"
         os.kill(actor(nodes, 0).pid, signal.SIGKILL)
-        assert answers(pool, 1)["a"].fault is Fault.HOST_LOST
+        assert answers(pool, 1)["a"].fault is EnvironmentFault.HOST_LOST
         with pytest.raises(WorkerLost, match=r"environments of node 0 .*; no place is left for environments"):
             opened(pool, environment, "i")
 

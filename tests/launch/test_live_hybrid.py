@@ -23,7 +23,7 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
-from mrl.loops.mismatch import measure
+from mrl.loops.mismatch import measure_mismatch
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
@@ -136,7 +136,7 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     loads = [batch.lengths()[part].sum() for part in hybrid.train.dealer(batch)[1]]
     assert max(loads) > min(loads), "the lengths were to be uneven"
     forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
-    found = measure(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
+    found = measure_mismatch(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
     assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
     hybrid.sync(hybrid.version + 1)
     with pytest.raises(RolloutError, match="together at most model"):
@@ -247,13 +247,13 @@ def gaps(
         forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
         margins = forward["router_margin"]
         for tokens_of in saved:
-            found[version, tokens_of] = measure(
+            found[version, tokens_of] = measure_mismatch(
                 batch, forward["logprobs"], margins, served=age == newest - tokens_of, margin=1e-5
             )
         began = (age == newest - version) & (first_versions(groups) == version)
         taken = hybrid.train.forward(pack(groups, with_routes=True), PassOptions())
         if began.any():  # the last version began none
-            routed = measure(batch, taken["logprobs"], None, served=began, margin=0.0)
+            routed = measure_mismatch(batch, taken["logprobs"], None, served=began, margin=0.0)
             assert routed["policy/rollout_logprob_diff_max"] < 1e-5, (version, routed)
     return found
 

@@ -22,7 +22,7 @@ from mrl.errors import ConfigError, DataError
 from mrl.launch.commands import started
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.train import Run
-from mrl.loops.resuming import settings_of
+from mrl.loops.resuming import kept_settings
 from mrl.observe.metrics_log import MetricsLog
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.checkpoint import folder as checkpoints
@@ -51,7 +51,7 @@ def save(config: Config, *, step: int, stream: dict[str, Any] | None = None) -> 
     state = {
         "next_step": step + 1,
         "supply": {"stream": stream} if stream else {},
-        "settings": settings_of(config),
+        "settings": kept_settings(config),
     }
     (path / checkpoints.EXTRA_FILE).write_bytes(plain.dumps({"user": state}))
     digest = base.combined_digest(base.file_digests(config.model.path))

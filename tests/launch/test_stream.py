@@ -16,7 +16,7 @@ import torch
 from mrl.data.tokenise import decoder
 from mrl.loops.arrivals.schedule_file import read_record
 from mrl.observe.metrics_log import read, without_volatile
-from mrl.pool.group_bytes import decode
+from mrl.pool.group_bytes import decode_group
 from mrl.report.audit import audit, audit_text
 from mrl.samples import Prompt, Status
 from mrl.training.checkpoint.folder import read_extra
@@ -251,7 +251,7 @@ def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
 
     supply = read_extra(checkpoint)["user"]["supply"]
     prompt = Prompt(0, np.zeros(1, np.int32), "", None)
-    groups = [decode(data, lambda index: prompt) for data in supply["making"]]
+    groups = [decode_group(data, lambda index: prompt) for data in supply["making"]]
     samples = [s for group in groups for s in group.samples if s.status is Status.PARKED]
     samples = [sample for sample in samples if len(sample.response_tokens)]
     texts = decoder(AutoTokenizer.from_pretrained(task / "model"))([s.response_tokens for s in samples])

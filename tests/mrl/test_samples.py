@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mrl.loops.staleness import newest_version, token_counts
-from mrl.samples import Group, Sample, Segment, Transcript
+from mrl.samples import Group, ResponseSegment, Sample, Transcript
 from mrl.training.batch import ages
 from tests.support.samples import make_sample
 
@@ -18,7 +18,7 @@ def drawn(rng: np.random.Generator, *, episode: bool, with_segments: bool) -> Sa
     versions, masks, segments, at = [], [], [], 0
     for _ in range(int(rng.integers(0, 4))):
         length, version = int(rng.integers(1, 5)), int(rng.integers(0, 4))
-        segments.append(Segment(at, at + length, version, 0, 0, 0))
+        segments.append(ResponseSegment(at, at + length, version, 0, 0, 0))
         versions += [version] * length
         masks += [True] * length
         observed = int(rng.integers(0, 3)) if episode else 0

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from mrl.samples import Group, Prompt, Segment, Status
+from mrl.samples import Group, Prompt, ResponseSegment, Status
 from tests.support.samples import make_sample, verdict_of
 
 
@@ -36,7 +36,7 @@ def group_of(index: int, *, num_samples: int = 4, tokens: int = 50) -> Group:
                 policy_versions=np.repeat([3, 4], [half, length - half]).astype(np.int32),
                 status=list(Status)[number % 3],
                 response_text="Ü🙂" * number,
-                segments=(Segment(0, half, 3, 0, 1, 2**63 + 5),) if half else (),
+                segments=(ResponseSegment(0, half, 3, 0, 1, 2**63 + 5),) if half else (),
                 verdict=verdict if number else None,
             )
         )

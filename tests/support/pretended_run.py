@@ -32,7 +32,7 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.group_supply import Supplied
 from mrl.loops.on_policy import OnPolicyLoop
-from mrl.loops.produce import Batch
+from mrl.loops.produce import StepGroups
 from mrl.loops.stream import StreamLoop
 from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
@@ -189,8 +189,8 @@ class StreamSupply(Supply):
 
     stranded, arrivals = False, Arrivals()
 
-    def take(self, version: int) -> Batch:  # type: ignore[override]
-        return Batch(self._serve(version), version, {})
+    def take(self, version: int) -> StepGroups:  # type: ignore[override]
+        return StepGroups(self._serve(version), version, {})
 
     def pump(self, timeout_seconds: float = 0.0) -> list[Any]:
         self._serve(0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mrl.rollout.request import Request, Response, prompt_digest
-from mrl.samples import Group, Prompt, Sample, Segment, Status, TrainBatch, Verdict, VerdictKind
+from mrl.rollout.request import GenerationRequest, Response, prompt_digest
+from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.batch import pack
 
 
@@ -32,7 +32,7 @@ def make_sample(
 
 
 def make_response(
-    request: Request,
+    request: GenerationRequest,
     tokens: Sequence[int],
     *,
     logprobs: Sequence[float] | None = None,
@@ -42,7 +42,7 @@ def make_response(
 ) -> Response:
     """What an engine answers to the request; log-probs are -0.5 unless given."""
     digest = prompt_digest(request.engine_prompt())
-    segment = Segment(0, len(tokens), version, request.attempt, 0, digest)
+    segment = ResponseSegment(0, len(tokens), version, request.attempt, 0, digest)
     return Response(
         request.request_id,
         np.array(tokens, np.int32),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import ToolCall
@@ -40,7 +40,7 @@ class TableEnvironments:
         self.open_games: dict[str, _Game] = {}
         self.opened: list[tuple[str, str, Mapping[str, Any], int]] = []
         self.calls: collections.defaultdict[str, list[Sequence[ToolCall]]] = collections.defaultdict(list)
-        self._answers: list[tuple[int, Answer]] = []
+        self._answers: list[tuple[int, EnvironmentAnswer]] = []
         self._polls = 0
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
@@ -48,32 +48,34 @@ class TableEnvironments:
         self.open_games[key] = _Game(rng, rng.randint(1, 4))
         self.opened.append((key, environment, task, seed))
         messages = ({"role": "user", "content": self._opens_with},) if self._opens_with else ()
-        self._say(Answer(key, 0, messages))
+        self._say(EnvironmentAnswer(key, 0, messages))
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
         game = self.open_games[key]
         game.turns += 1
         self.calls[key].append(calls)
         if key in self._faults:
-            self._say(Answer(key, game.turns, ended_by=self._faults[key], reason="as the test says"))
+            self._say(
+                EnvironmentAnswer(key, game.turns, ended_by=self._faults[key], reason="as the test says")
+            )
             return
         done = game.turns == game.length
         digit = (game.rng.randrange(6) + len(text)) % 6
         said = () if done else ({"role": "tool" if calls else "user", "content": str(digit)},)
         ended_by = EndedBy.ENV_DONE if done else None
-        self._say(Answer(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
+        self._say(EnvironmentAnswer(key, game.turns, said, len(text) / 8, done, ended_by, seconds=0.5))
 
     def close(self, key: str) -> None:
         del self.open_games[key]
         self._answers = [(due, answer) for due, answer in self._answers if answer.key != key]
 
-    def poll(self, timeout_seconds: float) -> list[Answer]:
+    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
         self._polls += 1
         ready = [answer for due, answer in self._answers if due <= self._polls]
         self._answers = [(due, answer) for due, answer in self._answers if due > self._polls]
         return ready
 
-    def _say(self, answer: Answer) -> None:
+    def _say(self, answer: EnvironmentAnswer) -> None:
         self._answers.append((self._polls + self._lateness, answer))
 
 

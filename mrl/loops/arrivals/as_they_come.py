@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.tool_calls import ToolCall
-from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.rollout.stint import Beats
 from mrl.samples import Prompt, Sample, Verdict
 
@@ -22,7 +22,7 @@ Digests = Callable[[], Sequence[int]]
 class Rollout(Protocol):
     """The engines as a schedule needs them. Those whose calls cannot last (mrl/rollout/stint.py) inherit the last three."""
 
-    def submit(self, requested: Iterable[Round | Request]) -> None: ...
+    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None: ...
 
     def at_work(self) -> Sequence[int]:
         """The engines that have calls under way."""
@@ -83,7 +83,7 @@ class Environments(Protocol):
 
     def close(self, key: str) -> None: ...
 
-    def poll(self, timeout_seconds: float) -> list[Answer]: ...
+    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]: ...
 
 
 class Arrivals:
@@ -119,11 +119,11 @@ class Arrivals:
         """Whether a look goes on until no environment owes an answer."""
         return False
 
-    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[EnvironmentAnswer]:
         """Those that the driver sees now; at least one environment owes one."""
         return environments.poll(timeout_seconds)
 
-    def said(self, answers: Sequence[Answer]) -> None:
+    def said(self, answers: Sequence[EnvironmentAnswer]) -> None:
         """What environments said in this look."""
 
     def answered(self, names: Sequence[str], *, rests: bool) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.errors import RewardError
 from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
 from mrl.rollout.request import Response, sample_of
@@ -68,7 +68,7 @@ class EngineTime(Arrivals):
     def awaits_environments(self) -> bool:
         return True
 
-    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[EnvironmentAnswer]:
         return environments.poll(1.0)
 
     def answered(self, names: Sequence[str], *, rests: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.loops.arrivals.as_they_come import (
     Arrivals,
     Digests,
@@ -57,10 +57,10 @@ class Recording(Arrivals):
     def awaits_environments(self) -> bool:
         return self._inner.awaits_environments
 
-    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[EnvironmentAnswer]:
         return self._inner.answers(environments, timeout_seconds)
 
-    def said(self, answers: Sequence[Answer]) -> None:
+    def said(self, answers: Sequence[EnvironmentAnswer]) -> None:
         self._inner.said(answers)
         if answers:
             self._add("answers", [told_answer(answer) for answer in answers])

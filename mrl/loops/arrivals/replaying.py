@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ReplayError, RewardError
 from mrl.loops.arrivals.as_they_come import Arrivals, Digests, Environments, RewardWorkers, Rollout
@@ -15,7 +15,7 @@ from mrl.loops.arrivals.schedule_file import (
     Event,
     ScheduleRecord,
     answer_told,
-    difference,
+    describe_difference,
     told_response,
     told_verdict,
     verdict_told,
@@ -50,7 +50,7 @@ class NoEnvironments(Environments):
     def close(self, key: str) -> None:
         pass
 
-    def poll(self, timeout_seconds: float) -> list[Answer]:
+    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
         return []
 
 
@@ -118,7 +118,7 @@ class Replaying(Arrivals):
         """As the run that was recorded."""
         return self._is_logical
 
-    def answers(self, environments: Environments, timeout_seconds: float) -> list[Answer]:
+    def answers(self, environments: Environments, timeout_seconds: float) -> list[EnvironmentAnswer]:
         if self._peek() != "answers":
             return []
         (told,) = self._next("answers", "answers of environments")
@@ -163,7 +163,7 @@ class Replaying(Arrivals):
 
     def _compare(self, recorded: Sequence[Event], responses: Sequence[Response]) -> None:
         for theirs, response in zip(recorded, responses, strict=False):
-            if said := difference(theirs, told_response(response)):
+            if said := describe_difference(theirs, told_response(response)):
                 raise self._parted(said)
             self.compared["responses"] += 1
             self.compared["tokens"] += len(response.tokens)

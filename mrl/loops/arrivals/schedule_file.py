@@ -33,7 +33,7 @@ import numpy as np
 import xxhash
 
 import mrl
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.episode import EndedBy
 from mrl.errors import ReplayError
 from mrl.files import highest_number
@@ -189,7 +189,7 @@ def told_response(response: Response) -> Event:
     return [response.request_id, attempt, response.status.value, len(response.tokens), *digests]
 
 
-def difference(recorded: Event, came: Event) -> str:
+def describe_difference(recorded: Event, came: Event) -> str:
     """How a response is another one than the record says, as words; empty where it is not."""
     if recorded == came:
         return ""
@@ -216,18 +216,20 @@ def _where(recorded: Event, came: Event) -> str:
     return f" from {place} of {came[3]} on (counted from 0)"
 
 
-def told_answer(answer: Answer) -> Event:
+def told_answer(answer: EnvironmentAnswer) -> Event:
     """All of it that an episode reads."""
     ended_by = answer.ended_by and answer.ended_by.value
     said = [list(answer.messages), answer.reward, ended_by]
     return [answer.key, answer.turn, *said, answer.reason, answer.seconds]
 
 
-def answer_told(told: Event) -> Answer:
+def answer_told(told: Event) -> EnvironmentAnswer:
     """The answer that `told_answer` told."""
     key, turn, messages, reward, name, reason, seconds = told
     ended_by = None if name is None else EndedBy(name)
-    return Answer(key, turn, tuple(messages), reward, ended_by=ended_by, reason=reason, seconds=seconds)
+    return EnvironmentAnswer(
+        key, turn, tuple(messages), reward, ended_by=ended_by, reason=reason, seconds=seconds
+    )
 
 
 def told_verdict(name: str, verdict: Verdict) -> Event:

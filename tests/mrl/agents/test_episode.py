@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.agents.episode import EndedBy, Episode, Limits, State
+from mrl.agents.episode import EndedBy, Episode, EpisodeState, Limits
 from mrl.errors import RolloutError
-from mrl.samples import Prompt, Segment, Status, Turn
+from mrl.samples import Prompt, ResponseSegment, Status, Turn
 
 WIDE = Limits(max_turns=100, max_context=10_000, max_tokens=10_000, max_turn_tokens=10_000)
 PROMPT = Prompt(4, np.asarray([1, 2], np.int32), "", None, domain="games", tag="t")
@@ -19,7 +19,7 @@ PROMPT = Prompt(4, np.asarray([1, 2], np.int32), "", None, domain="games", tag="
 
 def _turn(episode: Episode, tokens: list[int], *, version: int = 3, is_cut: bool = False) -> None:
     count = len(tokens)
-    segments = [Segment(0, count, version, 0, 0, 0)] if count else []
+    segments = [ResponseSegment(0, count, version, 0, 0, 0)] if count else []
     logprobs = np.full(count, -0.5, np.float32)
     episode.add_turn(np.asarray(tokens, np.int32), logprobs, segments, text=str(tokens), is_cut=is_cut)
 
@@ -31,11 +31,11 @@ def _observe(episode: Episode, tokens: list[int], **answer: Any) -> None:
 
 def test_two_turns() -> None:
     episode = Episode(PROMPT.tokens, WIDE, opening="begin")
-    assert episode.state is State.WANTS_TOKENS and episode.context().tolist() == [1, 2]
+    assert episode.state is EpisodeState.WANTS_TOKENS and episode.context().tolist() == [1, 2]
     _turn(episode, [5, 6])
-    assert episode.state is State.WANTS_STEP
+    assert episode.state is EpisodeState.WANTS_STEP
     _observe(episode, [7, 8, 9], reward=0.25, seconds=2.0)
-    assert episode.state is State.WANTS_TOKENS and episode.context().tolist() == [1, 2, 5, 6, 7, 8, 9]
+    assert episode.state is EpisodeState.WANTS_TOKENS and episode.context().tolist() == [1, 2, 5, 6, 7, 8, 9]
     _turn(episode, [10], version=4)
     episode.answered("", reward=1.0)
     episode.end(EndedBy.ENV_DONE, "right")

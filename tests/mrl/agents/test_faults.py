@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
@@ -31,10 +31,10 @@ def faults_of(episodes: int) -> list[str]:
     return faults
 
 
-def played(pool: EnvironmentPool, faults: list[str], open_at_once: int) -> dict[str, list[Answer]]:
+def played(pool: EnvironmentPool, faults: list[str], open_at_once: int) -> dict[str, list[EnvironmentAnswer]]:
     """All episodes to their ends; the answers of each."""
     waiting = collections.deque(enumerate(faults))
-    found: dict[str, list[Answer]] = {}
+    found: dict[str, list[EnvironmentAnswer]] = {}
     heard = time.monotonic()
     while waiting or pool.num_open:
         while waiting and pool.num_open < open_at_once:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.agents.answer import Answer, Fault, decode
+from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
@@ -44,8 +44,8 @@ def hasty() -> Iterator[EnvironmentPool]:
         yield made
 
 
-def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
-    found: list[Answer] = []
+def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
+    found: list[EnvironmentAnswer] = []
     until = time.monotonic() + PATIENCE
     while len(found) < count:
         assert time.monotonic() < until, f"{len(found)} of {count} answers"
@@ -54,7 +54,7 @@ def answers(pool: EnvironmentPool, count: int) -> dict[str, Answer]:
     return {answer.key: answer for answer in found}
 
 
-def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> Answer:
+def begun(pool: EnvironmentPool, key: str, environment: str, **task: Any) -> EnvironmentAnswer:
     pool.open(key, environment, task, 7)
     return answers(pool, 1)[key]
 
@@ -94,25 +94,25 @@ def test_the_seed_is_that_of_the_process_too(pool: EnvironmentPool) -> None:
 @pytest.mark.parametrize(
     ("fault", "counted", "ended_by"),
     [
-        ("raise", Fault.RAISED, EndedBy.ENV_CRASHED),
-        ("exit", Fault.EXITED, EndedBy.ENV_CRASHED),
-        ("sys.exit", Fault.EXITED, EndedBy.ENV_CRASHED),
-        ("huge", Fault.OVERSIZED, EndedBy.ENV_CRASHED),
-        ("nan", Fault.REWARD, EndedBy.ENV_CRASHED),
-        ("text reward", Fault.REWARD, EndedBy.ENV_CRASHED),
-        ("object", Fault.CONTRACT, EndedBy.ENV_CRASHED),
-        ("role", Fault.CONTRACT, EndedBy.ENV_CRASHED),
-        ("tuple", Fault.CONTRACT, EndedBy.ENV_CRASHED),
-        ("unreachable", Fault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
-        ("refused", Fault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
-        ("sandbox", Fault.SANDBOX_LOST, EndedBy.SANDBOX_LOST),
-        ("tool", Fault.TOOL_TIMEOUT, EndedBy.TOOL_TIMEOUT),
-        ("memory", Fault.RAISED, EndedBy.ENV_CRASHED),
-        ("a reply of its own", Fault.RAISED, EndedBy.ENV_CRASHED),
+        ("raise", EnvironmentFault.RAISED, EndedBy.ENV_CRASHED),
+        ("exit", EnvironmentFault.EXITED, EndedBy.ENV_CRASHED),
+        ("sys.exit", EnvironmentFault.EXITED, EndedBy.ENV_CRASHED),
+        ("huge", EnvironmentFault.OVERSIZED, EndedBy.ENV_CRASHED),
+        ("nan", EnvironmentFault.REWARD, EndedBy.ENV_CRASHED),
+        ("text reward", EnvironmentFault.REWARD, EndedBy.ENV_CRASHED),
+        ("object", EnvironmentFault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("role", EnvironmentFault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("tuple", EnvironmentFault.CONTRACT, EndedBy.ENV_CRASHED),
+        ("unreachable", EnvironmentFault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
+        ("refused", EnvironmentFault.UNREACHABLE, EndedBy.ENV_UNREACHABLE),
+        ("sandbox", EnvironmentFault.SANDBOX_LOST, EndedBy.SANDBOX_LOST),
+        ("tool", EnvironmentFault.TOOL_TIMEOUT, EndedBy.TOOL_TIMEOUT),
+        ("memory", EnvironmentFault.RAISED, EndedBy.ENV_CRASHED),
+        ("a reply of its own", EnvironmentFault.RAISED, EndedBy.ENV_CRASHED),
     ],
 )
 def test_a_fault_has_a_name_and_ends_its_episode_alone(
-    pool: EnvironmentPool, fault: str, counted: Fault, ended_by: EndedBy
+    pool: EnvironmentPool, fault: str, counted: EnvironmentFault, ended_by: EndedBy
 ) -> None:
     before = pool.faults().get(counted.value, 0)
     pool.open("good", "faulty", {}, 0)
@@ -155,7 +155,7 @@ def test_a_fault_at_reset(pool: EnvironmentPool) -> None:
 
 def test_an_opening_of_another_shape_is_a_fault(pool: EnvironmentPool) -> None:
     for key, says in (("number", 5), ("tool", [{"role": "tool", "content": "x"}]), ("bare", [{"text": "x"}])):
-        assert begun(pool, key, "counting", turns=1, says=says).fault is Fault.CONTRACT
+        assert begun(pool, key, "counting", turns=1, says=says).fault is EnvironmentFault.CONTRACT
         pool.close(key)
     row = begun(pool, "row", "counting", turns=1, says="")
     assert row.messages == () and row.fault is None
@@ -184,7 +184,7 @@ def test_a_host_that_is_killed_is_replaced(pool: EnvironmentPool) -> None:
     assert not left and gone
     pool.step("first", "hello")
     answer = answers(pool, 1)["first"]
-    assert answer.fault is Fault.HOST_LOST and answer.ended_by is EndedBy.ENV_CRASHED
+    assert answer.fault is EnvironmentFault.HOST_LOST and answer.ended_by is EndedBy.ENV_CRASHED
     pool.close("first")
     assert begun(pool, "second", "counting", turns=9).fault is None
     pool.close("second")
@@ -198,7 +198,7 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
         os.kill(stopped.pid, signal.SIGSTOP)
         pool.step("first", "hello")
         answer = answers(pool, 1)["first"]
-    assert answer.fault is Fault.HOST_LOST and "says nothing" in answer.reason
+    assert answer.fault is EnvironmentFault.HOST_LOST and "says nothing" in answer.reason
 
 
 def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
@@ -276,6 +276,9 @@ def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
     ],
 )
 def test_a_reply_of_another_shape_is_never_an_answer(reply: dict[str, Any]) -> None:
-    answer = decode(reply | {"key": "k", "turn": 1, "seconds": 0.1})
-    assert answer.fault in (Fault.CONTRACT, Fault.REWARD) and answer.ended_by is EndedBy.ENV_CRASHED
+    answer = decode_answer(reply | {"key": "k", "turn": 1, "seconds": 0.1})
+    assert (
+        answer.fault in (EnvironmentFault.CONTRACT, EnvironmentFault.REWARD)
+        and answer.ended_by is EndedBy.ENV_CRASHED
+    )
     assert answer.reward is None and not answer.messages

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mrl.agents.answer import Answer
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.deadlines import Deadlines
 from mrl.agents.environment import Unreachable
 from mrl.agents.pool import EnvironmentPool
@@ -138,6 +138,6 @@ def test_an_environment_with_a_server_is_hosted() -> None:
         assert said(pool).reward == 1.0
 
 
-def said(pool: EnvironmentPool) -> Answer:
+def said(pool: EnvironmentPool) -> EnvironmentAnswer:
     (answer,) = pool.poll(120.0)
     return answer

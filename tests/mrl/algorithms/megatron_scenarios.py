@@ -17,7 +17,7 @@ from mrl.algorithms.losses import PerToken, Tokens, kimi15
 from mrl.algorithms.objective import Objective, cross_entropy
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.policy_loss import Kimi15Loss
-from mrl.loops.mismatch import measure
+from mrl.loops.mismatch import measure_mismatch
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
@@ -106,7 +106,8 @@ def _without_a_pass(
     assert metrics.keys() == before.keys()
     own = _of_all_ranks(at, arrays)
     measured = [
-        measure(shard, a["logprobs"], a["router_margin"], served=served, margin=1e-4) for a in (passed, own)
+        measure_mismatch(shard, a["logprobs"], a["router_margin"], served=served, margin=1e-4)
+        for a in (passed, own)
     ]
     mask, margins = shard.loss_mask, passed["router_margin"][shard.loss_mask]
     differences = {

@@ -175,7 +175,7 @@ def test_what_a_sleeping_engine_keeps_can_be_given_back() -> None:
     )
     arguments = yaml.safe_load(line.removeprefix("rollout.engine_args=").partition("}")[0] + "}")
     assert set(arguments.values()) == {True}
-    assert engine_arguments.faults(arguments) == []
+    assert engine_arguments.argument_faults(arguments) == []
 
 
 def test_the_recipes_layout_stays_on_its_rails() -> None:

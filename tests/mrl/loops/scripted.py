@@ -15,7 +15,7 @@ from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.routes import Routes
 from mrl.samples import Prompt, Sample, Status, Verdict
 from tests.mrl.loops.table_policy import config_of
@@ -49,7 +49,7 @@ class ScriptedRollout(Rollout):
         self.routes: Routes | None = None
         """What every response brings."""
         self._at_once, self._status = at_once, status
-        self._open: list[Request] = []
+        self._open: list[GenerationRequest] = []
 
     def submit(self, asked: Iterable[Round]) -> None:
         assert not self._open, "a round is handed in while another one runs"

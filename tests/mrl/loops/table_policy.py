@@ -42,9 +42,9 @@ from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.request import Request, Response, Round, sample_of, seed_of_request
+from mrl.rollout.request import GenerationRequest, Response, Round, sample_of, seed_of_request
 from mrl.rollout.stint import Beats
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.samples import (
     Group,
     Prompt,
@@ -125,7 +125,7 @@ class TableRanks:
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
         """The routes of sample b are one row, b."""
         block = np.arange(batch.num_samples)[:, None, None]
-        routes = tuple(Routes((Rows(block, b, b + 1),)) for b in range(batch.num_samples))
+        routes = tuple(Routes((RouteRows(block, b, b + 1),)) for b in range(batch.num_samples))
         return self.forward(batch, options), dataclasses.replace(batch, routes=routes)
 
     def update(
@@ -198,7 +198,7 @@ class TableRanks:
 class _Open:
     """A request that the engines hold."""
 
-    request: Request
+    request: GenerationRequest
     rng: np.random.Generator
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
@@ -247,7 +247,7 @@ class TableEngines:
         assert not self.open and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
-    def submit(self, requested: Iterable[Round | Request]) -> None:
+    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None:
         assert not self.rests, "the engines gave their memory away"
         for each in requested:
             for request in each.requests() if isinstance(each, Round) else [each]:
@@ -415,7 +415,7 @@ class TableRun:
         more: dict[str, Any] = {"should_stop": should_stop, "stop_rules": rules}
         self.loop: OnPolicyLoop | StreamLoop
         if config.loop.schedule == "stream":
-            self.store = group_pool.opened(config, prompts)
+            self.store = group_pool.open_group_store(config, prompts)
             self.producer = Producer(config, prompts, in_flight, self.store)
             self.loop = StreamLoop(config, self.engines, collector, self.producer, *common, **more)
         else:

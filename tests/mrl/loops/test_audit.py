@@ -14,7 +14,7 @@ from mrl.cli import main
 from mrl.errors import WorkerLost
 from mrl.loops.episodes import Episodes
 from mrl.observe.ledger_log import LedgerLog, Standing
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.report.audit import Audit, audit, audit_text
 from mrl.samples import Group, Sample
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -116,8 +116,8 @@ def test_what_came_from_weights_that_are_gone_is_dropped_and_counted(
 
     def later(supply: dict[str, Any]) -> None:
         name = "kept" if supply["kept"] else "making"
-        group = decode(supply[name][0], prompts.prompt_at)
-        supply[name][0] = encode(Group(group.prompt, tuple(map(aged, group.samples))))
+        group = decode_group(supply[name][0], prompts.prompt_at)
+        supply[name][0] = encode_group(Group(group.prompt, tuple(map(aged, group.samples))))
         changed.append(group.prompt.index)
 
     changed: list[int] = []
@@ -160,7 +160,7 @@ def test_a_prompt_that_is_trained_again_is_named(tmp_path: Path, capsys: pytest.
     def again(supply: dict[str, Any]) -> None:
         entry = next(e for e in supply["ledger"]["entries"] if e["state"] == "making")
         supply["ledger"]["entries"].insert(0, entry | {"index": 5})
-        supply["making"].insert(0, encode(Group(run.prompt_at(5), ())))
+        supply["making"].insert(0, encode_group(Group(run.prompt_at(5), ())))
 
     run = TableRun(config_of(tmp_path, {}, "run.name=other", *STREAM)).prompts
     died_thrice(tmp_path, *STREAM, tamper=again)

@@ -17,9 +17,9 @@ from mrl.loops.collect import sampling_of
 from mrl.loops.episodes import Episodes
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.rewards.visible import visible_text
-from mrl.rollout.request import Request, Response, Round
+from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.samples import Group, Prompt, Sample, Status
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
 from tests.support.table_environment import (
@@ -187,7 +187,7 @@ def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
             ]
             super().submit([self._shortened(r) if r.attempt else r for r in requests])
 
-        def _shortened(self, request: Request) -> Request:
+        def _shortened(self, request: GenerationRequest) -> GenerationRequest:
             return dataclasses.replace(request, prompt_tokens=request.prompt_tokens[1:])
 
     config = config_of(tmp_path, {})
@@ -243,9 +243,9 @@ def halves(
     one.park()
     made = [one.partial(prompt.index) for prompt in PROMPTS]
     other, _ = in_flight_over(config, second, **rules)
-    other.restore([decode(encode(group), PROMPTS.__getitem__) for group in made], sampling)
+    other.restore([decode_group(encode_group(group), PROMPTS.__getitem__) for group in made], sampling)
     again = [other.partial(prompt.index) for prompt in PROMPTS]
-    assert [encode(g) for g in again] == [encode(g) for g in made] or rules, (
+    assert [encode_group(g) for g in again] == [encode_group(g) for g in made] or rules, (
         "what was restored is saved alike"
     )
     one.go_on([], sampling)
@@ -265,7 +265,7 @@ def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None
         if s.transcript and s.segments and s.segments[-1].end > max([0, *(t.end for t in s.transcript.turns)])
     ]
     assert begun, "no turn was parked"
-    assert [encode(group) for group in ours] == [encode(group) for group in theirs]
+    assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
     for group in theirs:
         for sample in group.samples:
             check_tokens(sample)
@@ -353,7 +353,9 @@ def test_rows_without_an_environment_beside_others(tmp_path: Path) -> None:
     alone.ask(MIXED[PLAIN:], sampling_of(config))
     for _ in range(60):
         alone.poll(0.0)
-    assert [encode(alone.take(p.index)) for p in MIXED[PLAIN:]] == [encode(g) for g in groups[PLAIN:]]
+    assert [encode_group(alone.take(p.index)) for p in MIXED[PLAIN:]] == [
+        encode_group(g) for g in groups[PLAIN:]
+    ]
 
 
 def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -370,12 +372,14 @@ def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     parked = [s for group in made for s in group.samples if s.status is Status.PARKED]
     assert {s.domain for s in parked} == {"game", "plain"}
     other = mixed_over(config, TableEnvironments(lateness=3))
-    other.restore([decode(encode(group), MIXED.__getitem__) for group in made], sampling_of(config))
+    other.restore(
+        [decode_group(encode_group(group), MIXED.__getitem__) for group in made], sampling_of(config)
+    )
     one.go_on([], sampling_of(config))
     other.go_on([], sampling_of(config))
     ours, theirs = finished(one), finished(other)
     check_mixed(theirs)
-    assert [encode(group) for group in ours] == [encode(group) for group in theirs]
+    assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
 
 
 def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:

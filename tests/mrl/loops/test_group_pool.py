@@ -10,8 +10,8 @@ import pytest
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.errors import ConfigError
-from mrl.loops.group_pool import check_pool, opened
-from mrl.pool.group_bytes import encode, size_of
+from mrl.loops.group_pool import check_pool, open_group_store
+from mrl.pool.group_bytes import encode_group, size_of
 from mrl.pool.room import admission_of, most_bytes
 from mrl.samples import Group, Prompt
 from tests.mrl.loops.table_policy import config_of
@@ -44,14 +44,14 @@ def a_group(config: Config) -> Group:
 def test_what_groups_may_come_to_covers_longest_ones(tmp_path: Path) -> None:
     given = config(tmp_path, "rollout.max_response_tokens=500", "model.max_length=700", "stream.sync_every=2")
     groups = admission_of(given).slots
-    size = groups * len(encode(a_group(given)))
+    size = groups * len(encode_group(a_group(given)))
     assert groups == 3 * 4 and size < most_bytes(given) < 2 * size
     assert groups * size_of(a_group(given)) < most_bytes(given), "in memory too"
 
 
 def test_a_folder_that_cannot_do_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     pool = tmp_path / "pool"
-    other = opened(config(tmp_path, "run.name=other", f"stream.pool.folder={pool}"), PROMPTS)
+    other = open_group_store(config(tmp_path, "run.name=other", f"stream.pool.folder={pool}"), PROMPTS)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("")
     found = sorted(tmp_path.rglob("*"))
@@ -85,12 +85,12 @@ def test_a_killed_attempt_leaves_its_run_what_the_next_one_drops(named: bool, tm
     words = (f"stream.pool.folder={tmp_path}/pool",) if named else ()
     given = config(tmp_path, "stream.pool.memory_bytes=0", *words)
     folder = tmp_path / ("pool" if named else "run/pool")
-    killed = opened(given, PROMPTS)
+    killed = open_group_store(given, PROMPTS)
     killed.put(a_group(given))
     (folder / "00000001.groups").write_bytes(b"of no use to anyone")
     killed.close()
     check_pool(given)
-    store = opened(given, PROMPTS)
+    store = open_group_store(given, PROMPTS)
     assert store.handles == [] and [path.name for path in folder.iterdir()] == ["run"]
     store.put(a_group(given))
     store.remove()

@@ -11,7 +11,7 @@ import pytest
 from mrl.errors import RewardError
 from mrl.loops.collect import sampling_of
 from mrl.loops.nan_guard import BadNumbers
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.samples import Prompt, Status
 from tests.mrl.loops.scripted import Scripted, mixed, useful
 
@@ -96,7 +96,7 @@ def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path:
     words = "routing.replay=engine"
     first, resumed, again = (Scripted(tmp_path, FILTER, words, reward=reward) for _ in range(3))
     for script in (first, resumed, again):
-        script.rollout.routes = Routes((Rows(object(), 0, 2),))
+        script.rollout.routes = Routes((RouteRows(object(), 0, 2),))
     chosen, metrics = first.step()
     assert chosen == [2, 4, 5, 6] and metrics["routing/rows_missing"] == 0
     resumed.supply.restore(first.supply.state(), version=9)
@@ -109,7 +109,7 @@ def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path:
 
 def test_samples_whose_routes_are_not_whole_failed(tmp_path: Path) -> None:
     script = Scripted(tmp_path, {}, "loop.max_no_reward_fraction=1.0")
-    script.rollout.routes = Routes((Rows(object(), 0, 2),), missing=1)
+    script.rollout.routes = Routes((RouteRows(object(), 0, 2),), missing=1)
     groups = script.collector.round(
         [Prompt(0, np.array([3], np.int32), "", None)], sampling_of(script.config)
     )

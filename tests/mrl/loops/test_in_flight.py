@@ -9,7 +9,7 @@ import numpy as np
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Status, Verdict
 from tests.mrl.loops.table_policy import EvenIsRight, TableEngines, config_of
@@ -57,9 +57,9 @@ def test_half_made_groups_go_on_from_their_bytes(tmp_path: Path) -> None:
     samples = [sample for group in made for sample in group.samples]
     kinds = {(s.status is Status.PARKED, s.verdict is None) for s in samples}
     assert kinds == {(True, True), (False, True), (False, False)} and len(samples) < 16
-    second.restore([decode(encode(group), PROMPTS.__getitem__) for group in made], sampling)
+    second.restore([decode_group(encode_group(group), PROMPTS.__getitem__) for group in made], sampling)
     for _, rewards in parts:
         rewards.keeps_back = False
     ours, theirs = (groups_of(in_flight, sampling) for in_flight, _ in parts)
-    assert [encode(group) for group in ours] == [encode(group) for group in theirs]
+    assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
     assert any(len(sample.segments) > 1 for group in ours for sample in group.samples)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mrl.report.audit import audit, audit_text
-from mrl.rollout.request import Request, Response, Round, sample_of
+from mrl.rollout.request import GenerationRequest, Response, Round, sample_of
 from mrl.samples import Status
 from tests.mrl.loops.table_policy import TableRun, config_of
 
@@ -28,12 +28,12 @@ class Mortal:
         self._submit, self._take, self._park, self._sync = (
             getattr(run.engines, name) for name in ("submit", "take", "park", "sync")
         )
-        self._homeless: list[Round | Request] = []
+        self._homeless: list[Round | GenerationRequest] = []
         self.none_left, self.num_lost = False, 0
         for name in ("submit", "take", "park", "sync", "at_work"):
             setattr(run.engines, name, getattr(self, name))
 
-    def submit(self, requested: Iterable[Round | Request]) -> None:
+    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None:
         if self.none_left:
             self._homeless += requested
         else:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mrl.errors import WeightSyncError
-from mrl.loops.mismatch import check, measure
+from mrl.loops.mismatch import check_mismatch, measure_mismatch
 from tests.support.samples import make_batch
 
 
@@ -15,7 +15,7 @@ def test_near_ties_are_counted_apart() -> None:
     trainer[5] -= 1e-3
     margins = np.full(batch.num_tokens, 1.0, np.float32)
     margins[2:4] = 1e-7
-    measured = measure(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
+    measured = measure_mismatch(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
     assert measured["policy/rollout_logprob_near_ties"] == 2
     assert measured["policy/rollout_logprob_diff_max"] == pytest.approx(1e-3, rel=1e-3)
     assert measured["policy/rollout_logprob_near_tie_diff_max"] == pytest.approx(0.5, rel=1e-3)
@@ -26,7 +26,7 @@ def test_tokens_of_an_earlier_version_are_left_out() -> None:
     trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
     trainer[4:] += 1.0
     versions = np.array([0, 1, 1, 1, 0, 0, 0])
-    measured = measure(batch, trainer, None, served=versions == 1, margin=1e-5)
+    measured = measure_mismatch(batch, trainer, None, served=versions == 1, margin=1e-5)
     assert measured["policy/rollout_logprob_diff_max"] == pytest.approx(0.25)
     assert measured["policy/rollout_logprob_diff_mean"] == pytest.approx(0.25)
 
@@ -37,12 +37,12 @@ def test_where_no_token_is_measured_no_difference_is_told() -> None:
     trainer = batch.arrays["rollout_logprobs"] + np.float32(0.25)
     none, near = np.zeros(batch.num_tokens, bool), np.zeros(batch.num_tokens, np.float32)
     for measured, ties in (
-        (measure(batch, trainer, None, served=none, margin=1e-5), 0.0),
-        (measure(batch, trainer, near, served=~none, margin=1e-5), 5.0),
+        (measure_mismatch(batch, trainer, None, served=none, margin=1e-5), 0.0),
+        (measure_mismatch(batch, trainer, near, served=~none, margin=1e-5), 5.0),
     ):
         assert not {name for name in measured if name.startswith("policy/rollout_logprob_diff_")}
         assert measured["policy/rollout_logprob_near_ties"] == ties
-        check(measured, 1e-4, version=3)
+        check_mismatch(measured, 1e-4, version=3)
 
 
 def test_a_long_batch_is_measured_piece_by_piece() -> None:
@@ -50,7 +50,7 @@ def test_a_long_batch_is_measured_piece_by_piece() -> None:
     batch = make_batch([(1, 20_000)] * 4)
     trainer = batch.arrays["rollout_logprobs"] + np.linspace(-1, 1, batch.num_tokens, dtype=np.float32)
     margins = np.where(np.arange(batch.num_tokens) % 7, 1.0, 0.0).astype(np.float32)
-    measured = measure(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
+    measured = measure_mismatch(batch, trainer, margins, served=batch.loss_mask, margin=1e-5)
     diff, near = np.abs(batch.arrays["rollout_logprobs"] - trainer), margins == 0
     clear = diff[batch.loss_mask & ~near]
     assert measured["policy/rollout_logprob_diff_max"] == clear.max()
@@ -59,12 +59,14 @@ def test_a_long_batch_is_measured_piece_by_piece() -> None:
     assert measured["policy/rollout_logprob_near_tie_diff_max"] == diff[batch.loss_mask & near].max()
     trainer[5] = np.nan
     assert np.isnan(
-        measure(batch, trainer, None, served=batch.loss_mask, margin=1e-5)["policy/rollout_logprob_diff_max"]
+        measure_mismatch(batch, trainer, None, served=batch.loss_mask, margin=1e-5)[
+            "policy/rollout_logprob_diff_max"
+        ]
     )
 
 
 @pytest.mark.parametrize("found", [2e-4, float("nan")])
 def test_the_check_names_the_version(found: float) -> None:
-    check({"policy/rollout_logprob_diff_max": 1e-5}, 1e-4, version=3)
+    check_mismatch({"policy/rollout_logprob_diff_max": 1e-5}, 1e-4, version=3)
     with pytest.raises(WeightSyncError, match="version 3"):
-        check({"policy/rollout_logprob_diff_max": found}, 1e-4, version=3)
+        check_mismatch({"policy/rollout_logprob_diff_max": found}, 1e-4, version=3)

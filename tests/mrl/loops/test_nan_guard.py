@@ -15,7 +15,7 @@ from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
 from mrl.loops.collect import trainable
-from mrl.loops.nan_guard import BadNumbers, check_batch, check_rewards, check_update
+from mrl.loops.nan_guard import BadNumbers, check_batch, check_finite_rewards, check_update
 from mrl.observe.samples_log import write_named
 from mrl.samples import (
     Group,
@@ -42,7 +42,7 @@ def group(number: int, *samples: Sample) -> Group:
 def test_a_reward_that_is_no_number_is_named_and_written_down(value: float, tmp_path: Path) -> None:
     groups = [group(4, sample(4, 0, 1.0), sample(4, 1, value), sample(4, 2, None))]
     with pytest.raises(NumericError, match=r"reward is not finite in 1 sample\(s\): 4\.1;") as caught:
-        check_rewards(groups)
+        check_finite_rewards(groups)
     error: BadNumbers = pickle.loads(pickle.dumps(caught.value))
     assert error.sample_ids == ("4.1",) and str(error) == str(caught.value)
     write_named(tmp_path / "bad.jsonl", 3, error.groups, error.sample_ids, reason=str(error))
@@ -58,10 +58,10 @@ def test_an_infinite_process_reward_is_named_and_a_missing_one_is_fine() -> None
         verdict = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array(values, np.float32))
         groups = [group(0, dataclasses.replace(sample(0, 0, 1.0), verdict=verdict))]
         if name == "fine":
-            check_rewards(groups)
+            check_finite_rewards(groups)
         else:
             with pytest.raises(BadNumbers, match=r"0\.0"):
-                check_rewards(groups)
+                check_finite_rewards(groups)
 
 
 def test_a_bad_log_prob_counts_only_where_it_is_trained_on() -> None:

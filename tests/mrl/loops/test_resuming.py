@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mrl.errors import CheckpointError, ConfigError
-from mrl.loops.resuming import require_resumable, settings_of
-from mrl.pool.group_bytes import encode
+from mrl.loops.resuming import kept_settings, require_resumable
+from mrl.pool.group_bytes import encode_group
 from mrl.report.audit import audit, audit_text
 from mrl.training.checkpoint import plain
 from mrl.training.checkpoint.folder import PICKLED_EXTRA, candidates, read_extra
@@ -80,7 +80,7 @@ def test_a_checkpoint_needs_no_file_of_the_pool(tmp_path: Path) -> None:
         if name == "gone":
             shutil.rmtree(tmp_path / name / "run/pool")
         again = resumed(run, tmp_path / name, *files)
-        trained.append([[encode(group) for group in groups] for groups in again.groups])
+        trained.append([[encode_group(group) for group in groups] for groups in again.groups])
     assert trained[0] == trained[1]
 
 
@@ -110,7 +110,7 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
     """Whether a domain has an environment is fixed; which one it has is not."""
     plain = "agent={environment: guess, domains: {prose: {}}}"
-    state = {"supply": {}, "settings": settings_of(config_of(tmp_path, FILTER, plain))}
+    state = {"supply": {}, "settings": kept_settings(config_of(tmp_path, FILTER, plain))}
     assert state["settings"]["agent"] == "a section not for prose"
     require_resumable(state, config_of(tmp_path, FILTER, plain, "agent.environment=calculator"))
     for agent in ("{environment: guess}", "{environment: guess, domains: {prose: {environment: guess}}}"):
@@ -119,7 +119,7 @@ def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> Non
         ):
             require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
     alone = config_of(tmp_path, FILTER, "agent={domains: {riddles: {environment: guess}}}")
-    assert settings_of(alone)["agent"] == "a section for riddles"
+    assert kept_settings(alone)["agent"] == "a section for riddles"
 
 
 def test_a_state_of_classes_that_have_no_place_in_one_says_what_can_be_done(tmp_path: Path) -> None:

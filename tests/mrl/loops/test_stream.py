@@ -12,7 +12,7 @@ import torch
 
 from mrl.errors import RolloutError, WorkerLost
 from mrl.observe.metrics_log import without_volatile
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.samples import Prompt, Status
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
@@ -136,7 +136,7 @@ def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path)
     for rows in zip(memory.rows(), files.rows(), strict=True):
         assert without_volatile(rows[0]) == without_volatile(rows[1])
         assert all(row["pool/bytes"] > 0 for row in rows) and rows[0]["pool/spilled_bytes"] == 0
-    trained = [[encode(group) for groups in run.groups for group in groups] for run in (memory, files)]
+    trained = [[encode_group(group) for groups in run.groups for group in groups] for run in (memory, files)]
     assert trained[0] == trained[1]
     assert sum(row["pool/spilled_bytes"] > 0 for row in files.rows()) > 6
     files.store.remove()
@@ -186,7 +186,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     after."""
     words = (*SAVES, *words)
     whole = finished(tmp_path, *words, algorithm=algorithm, per_poll=1, name="whole")
-    expected = [[encode(group) for group in groups] for groups in whole.groups]
+    expected = [[encode_group(group) for group in groups] for groups in whole.groups]
     parked = 0
     for steps in range(1, 9):
         run = TableRun(config_of(tmp_path, algorithm, f"run.name=of-{steps}", "loop.steps=12", *words))
@@ -195,14 +195,14 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
         for _ in range(steps):
             run.loop.step()
         (state, _) = run.train.saved[max(run.train.saved)]
-        begun = [decode(data, lambda index: PROMPT) for data in state["supply"]["making"]]
+        begun = [decode_group(data, lambda index: PROMPT) for data in state["supply"]["making"]]
         samples = [sample for group in begun for sample in group.samples]
         parked += sum(s.status is Status.PARKED and len(s.response_tokens) > 0 for s in samples)
         again = run.resumed()
         again.engines.tokens_per_poll, again.engines.at_once = 1, 10
         again.loop.start()
         assert again.loop.run() == "done"
-        assert [[encode(group) for group in groups] for groups in run.groups + again.groups] == expected
+        assert [[encode_group(group) for group in groups] for groups in run.groups + again.groups] == expected
         assert torch.equal(again.train.table, whole.train.table)
     assert parked > 20, "nothing was interrupted"
 

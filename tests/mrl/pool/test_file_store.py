@@ -16,8 +16,8 @@ import pytest
 from mrl.errors import PoolError
 from mrl.pool import folder as pool_folder
 from mrl.pool.file_store import FileStore
-from mrl.pool.group_bytes import decode, encode, size_of
-from mrl.routes import Routes, Rows
+from mrl.pool.group_bytes import decode_group, encode_group, size_of
+from mrl.routes import RouteRows, Routes
 from mrl.samples import Group
 from tests.support.many_groups import assert_same, group_of, prompt_at
 from tests.support.samples import make_sample
@@ -31,13 +31,13 @@ def store(folder: Path, *, memory_bytes: int = 0, file_bytes: int = 4096, run: s
 
 def test_a_group_comes_back_as_it_was() -> None:
     for index in range(20):
-        assert_same(decode(encode(group_of(index)), prompt_at), group_of(index))
+        assert_same(decode_group(encode_group(group_of(index)), prompt_at), group_of(index))
 
 
 def test_a_group_of_another_release_says_so() -> None:
-    data = encode(group_of(1)).replace(b'"rollout_logprobs"', b'"sampler_logprobs"')
+    data = encode_group(group_of(1)).replace(b'"rollout_logprobs"', b'"sampler_logprobs"')
     with pytest.raises(PoolError, match=r"another release of mrl \('rollout_logprobs'\); finish the run"):
-        decode(data, prompt_at)
+        decode_group(data, prompt_at)
 
 
 def test_a_token_takes_about_eight_bytes() -> None:
@@ -49,7 +49,7 @@ def test_a_token_takes_about_eight_bytes() -> None:
         rollout_logprobs=np.zeros(tokens, np.float32),
         policy_versions=versions,
     )
-    assert len(encode(Group(prompt_at(0), (sample,)))) < 8.1 * tokens
+    assert len(encode_group(Group(prompt_at(0), (sample,)))) < 8.1 * tokens
 
 
 @pytest.mark.parametrize("memory_bytes", [pytest.param(0, marks=pytest.mark.slow), 5_000, 1 << 30])
@@ -58,7 +58,7 @@ def test_random_puts_gets_and_releases_are_those_of_a_dictionary(tmp_path: Path,
     rng, kept = random.Random(memory_bytes), {}
     in_memory, in_files = (
         [size(group_of(index)) for index in range(300)]
-        for size in (size_of, lambda group: len(encode(group)))
+        for size in (size_of, lambda group: len(encode_group(group)))
     )
     pool = store(tmp_path / "pool", memory_bytes=memory_bytes)
     for index in range(300):
@@ -139,12 +139,12 @@ assert_same(pool.get(kept)[1], group_of(2))
 @pytest.mark.parametrize("megabytes", [300, pytest.param(4000, marks=pytest.mark.slow)])
 def test_memory_stays_bounded_while_much_goes_through(tmp_path: Path, megabytes: int) -> None:
     """Through 64 MB of memory: this process grows by at most 128 MB, and every group comes back."""
-    data = encode(group_of(5, num_samples=8, tokens=30_000))
+    data = encode_group(group_of(5, num_samples=8, tokens=30_000))
     size, own = len(data), psutil.Process(os.getpid())
     pool = store(tmp_path, memory_bytes=64 << 20, file_bytes=64 << 20)
     before, handles = own.memory_info().rss, []
     for _ in range(megabytes * 1_000_000 // size):
-        handles.append(pool.put(decode(bytes(bytearray(data)), prompt_at)))
+        handles.append(pool.put(decode_group(bytes(bytearray(data)), prompt_at)))
         if len(handles) > 200:  # about what a step keeps
             (found,) = pool.get([handles[0]])
             assert len(found.samples) == 8
@@ -159,7 +159,7 @@ def test_memory_stays_bounded_while_much_goes_through(tmp_path: Path, megabytes:
 def test_routes_stay_in_memory_as_they_are(tmp_path: Path) -> None:
     """A handle of another process's memory, which no file can hold."""
     handle = object()
-    routes = Routes((Rows(handle, 3, 7),))
+    routes = Routes((RouteRows(handle, 3, 7),))
     group = group_of(1)
     group = Group(group.prompt, (dataclasses.replace(group.samples[0], routes=routes), *group.samples[1:]))
     pool = store(tmp_path)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mrl.pool.ledger import Admission, End, Ledger, State
+from mrl.pool.ledger import Admission, GroupEnd, GroupLedger, GroupState
 from tests.mrl.pool.worlds import Settings, World
 
 
@@ -21,7 +21,7 @@ def test_every_world_keeps_its_promises(count: int) -> None:
     assert batches > 5 * count, "the worlds are too short to show anything"
 
 
-class FreedTooSoon(Ledger):
+class FreedTooSoon(GroupLedger):
     """Gives a group's slot back when it is taken."""
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
@@ -30,12 +30,12 @@ class FreedTooSoon(Ledger):
         return handles
 
 
-class ByFinishingTime(Ledger):
+class ByFinishingTime(GroupLedger):
     """Kept groups in the order of their verdicts."""
 
     def keep(self, index: int, handle: int) -> None:
         super().keep(index, handle)
-        kept = {e.index: e for e in self.entries(State.KEPT)}
+        kept = {e.index: e for e in self.entries(GroupState.KEPT)}
         self._entries = kept | {i: e for i, e in self._entries.items() if i not in kept}
 
 
@@ -45,31 +45,31 @@ class OneTooMany(Admission):
         return Admission.slots.fget(self) + 1  # type: ignore[attr-defined]
 
 
-class Forgetful(Ledger):
+class Forgetful(GroupLedger):
     """Gives what a step takes to the next step too."""
 
     def take(self, indices: list[int], *, version: int) -> list[int]:
         handles = super().take(indices, version=version)
         for index in indices[-1:]:
-            self._entries[index].state = State.KEPT
+            self._entries[index].state = GroupState.KEPT
         return handles
 
 
 FAULTS = {
     "a slot freed before the commit": (FreedTooSoon, Admission, "versions old"),
-    "one slot too many": (Ledger, OneTooMany, "versions old"),
+    "one slot too many": (GroupLedger, OneTooMany, "versions old"),
     "order by finishing time": (ByFinishingTime, Admission, "versions old|order of training"),
     "a group taken twice": (Forgetful, Admission, "twice"),
 }
 
 
 @pytest.mark.parametrize(("ledger", "admission", "message"), FAULTS.values(), ids=FAULTS)
-def test_the_worlds_see_a_fault(ledger: type[Ledger], admission: type[Admission], message: str) -> None:
+def test_the_worlds_see_a_fault(ledger: type[GroupLedger], admission: type[Admission], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run_worlds(300, ledger, admission)
 
 
-def run_worlds(count: int, ledger: type[Ledger], admission: type[Admission]) -> None:
+def run_worlds(count: int, ledger: type[GroupLedger], admission: type[Admission]) -> None:
     for seed in range(count):
         settings = Settings.draw(seed)
         World(settings, ledger(), admission(**dataclasses.asdict(settings.admission))).run()
@@ -88,7 +88,7 @@ def test_length_decides_nothing() -> None:
 
 
 def test_a_ready_group_waits_for_those_before_it() -> None:
-    ledger = Ledger()
+    ledger = GroupLedger()
     ledger.admit(4, version=0)
     for index in (1, 2):
         ledger.keep(index, handle=index)
@@ -100,12 +100,12 @@ def test_a_ready_group_waits_for_those_before_it() -> None:
 
 
 def test_a_spent_budget_ends_in_fewer_groups_when_nobody_is_on_the_way() -> None:
-    ledger, admission = Ledger(), Admission(batch=2, most_fruitless=1)
+    ledger, admission = GroupLedger(), Admission(batch=2, most_fruitless=1)
     ledger.admit(admission.room(ledger), version=0)
-    ledger.drop(0, End.FILTERED)
+    ledger.drop(0, GroupEnd.FILTERED)
     assert admission.room(ledger) == 1 and admission.next_batch(ledger) is None
     (index,) = ledger.admit(1, version=0)
-    ledger.drop(index, End.FILTERED)
+    ledger.drop(index, GroupEnd.FILTERED)
     assert admission.room(ledger) == 0 and admission.next_batch(ledger) is None, "group 1 is on its way"
     ledger.keep(1, handle=0)
     assert admission.next_batch(ledger) == [1]

@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 
-from mrl.pool.ledger import Admission, End, Ledger, State
+from mrl.pool.ledger import Admission, GroupEnd, GroupLedger, GroupState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class World:
     """Runs until its last step; `check` holds what must be true of it. AssertionError where a bound is broken or nothing moves."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger | None = None, admission: Admission | None = None
+        self, settings: Settings, ledger: GroupLedger | None = None, admission: Admission | None = None
     ) -> None:
         self._settings, self._dice = settings, random.Random(settings.seed)
-        self.ledger, self.admission = ledger or Ledger(), admission or settings.admission
+        self.ledger, self.admission = ledger or GroupLedger(), admission or settings.admission
         self.trained_version = self.served_version = 0
         self._left: dict[int, int] = {}
         """Tokens that a group's longest sample still needs."""
@@ -124,12 +124,12 @@ class World:
                 self._gone[index] += 1
                 self.ledger.drop(index, fate)
 
-    def _fate(self, index: int) -> End | None:
+    def _fate(self, index: int) -> GroupEnd | None:
         """What becomes of a group is a fact of its prompt, whenever it is judged."""
         dice = random.Random(f"{self._settings.seed}.{index}").random()
         if dice < self._settings.filtered:
-            return End.FILTERED
-        return End.GIVEN_UP if dice > 0.97 else None
+            return GroupEnd.FILTERED
+        return GroupEnd.GIVEN_UP if dice > 0.97 else None
 
     def _train(self) -> None:
         if self._busy is None:
@@ -170,10 +170,10 @@ class World:
     def check(self) -> None:
         """Order, and each prompt exactly once."""
         taken = [index for batch in self.batches for index in batch]
-        alive = {e.index for e in self.ledger.entries(State.MAKING, State.KEPT)}
+        alive = {e.index for e in self.ledger.entries(GroupState.MAKING, GroupState.KEPT)}
         assert set(self._gone.values()) <= {1}, "a group was trained or dropped twice"
         assert alive | set(self._gone) == set(range(self.ledger.next_index)) and not alive & set(self._gone)
-        for fate in (End.FILTERED, End.GIVEN_UP):
+        for fate in (GroupEnd.FILTERED, GroupEnd.GIVEN_UP):
             dropped = sum(self._fate(index) is fate for index in self._gone)
             assert self.ledger.ends[fate] == dropped
         kept = [index for index in range(max(taken, default=-1) + 1) if self._fate(index) is None]

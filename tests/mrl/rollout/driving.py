@@ -13,7 +13,7 @@ import torch
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import GenerationRequest, Response
 
 SEED = 5
 """Of the run, for requests that go on."""
@@ -30,12 +30,14 @@ SEVERAL: dict[str, Any] = {
 """Settings of a small engine of several processes."""
 
 
-def generate(engine: RolloutEngine, requests: list[Request], seconds: float = 60.0) -> list[Response]:
+def generate(
+    engine: RolloutEngine, requests: list[GenerationRequest], seconds: float = 60.0
+) -> list[Response]:
     return engine.generate(requests, deadline=time.monotonic() + seconds)
 
 
 def steps_and_park(
-    engine: RolloutEngine, requests: list[Request], steps: int, more_steps: int = 0
+    engine: RolloutEngine, requests: list[GenerationRequest], steps: int, more_steps: int = 0
 ) -> list[Response]:
     """What comes of the requests, and of those that wait, in so many steps; vLLM has none afterwards."""
     engine.go_on()
@@ -45,7 +47,7 @@ def steps_and_park(
     return responses
 
 
-def in_segments(engine: RolloutEngine, requests: list[Request], steps: int) -> list[Response]:
+def in_segments(engine: RolloutEngine, requests: list[GenerationRequest], steps: int) -> list[Response]:
     """The whole responses, in the requests' order, parked after every so many steps."""
     drafts, whole, asking = Drafts(SEED), {}, requests
     drafts.ask(requests)
@@ -133,10 +135,10 @@ def release(engine: RolloutEngine) -> None:
 
 def requests(
     count: int, *, length: int = 8, max_tokens: int = 8, seed: int = 0, **fields: Any
-) -> list[Request]:
+) -> list[GenerationRequest]:
     rng = np.random.default_rng(seed)
     return [
-        Request(
+        GenerationRequest(
             f"{seed}.{i}",
             rng.integers(2, 131, length).astype(np.int32),
             1000 * seed + i,
@@ -147,7 +149,7 @@ def requests(
     ]
 
 
-def share_of_own_routes(folder: Path, asked: list[Request], answers: list[Response]) -> float:
+def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: list[Response]) -> float:
     """Share of the experts in responses' rows, one for each position but the last, that transformers' routers choose there in
     float32."""
     import torch
@@ -167,7 +169,7 @@ def share_of_own_routes(folder: Path, asked: list[Request], answers: list[Respon
     return float(np.mean(shares))
 
 
-def worst_gap(folder: Path, asked: list[Request], answers: list[Response]) -> float:
+def worst_gap(folder: Path, asked: list[GenerationRequest], answers: list[Response]) -> float:
     """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
     import torch
 

@@ -14,7 +14,7 @@ from mrl.rollout import vllm_start
 from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.part import Part
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import GenerationRequest, Response
 from mrl.samples import Status
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -46,7 +46,7 @@ class Pair:
         with ThreadPoolExecutor(2) as threads:
             self.hosts = list(threads.map(start, range(2)))
 
-    def both(self, function: Any, *shares: list[Request]) -> list[Any]:
+    def both(self, function: Any, *shares: list[GenerationRequest]) -> list[Any]:
         """The same call of both ranks, each with its share."""
         for host, share in zip(self.hosts, shares, strict=True):
             host.start(function, share)
@@ -71,7 +71,7 @@ def own_experts(engine: RolloutEngine) -> list[int]:
     return maps[-1].tolist()
 
 
-def fifteen_steps(engine: RolloutEngine, requests: list[Request]) -> list[Response]:
+def fifteen_steps(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[Response]:
     """As the driver asks: a share, some steps, what finished."""
     engine.submit(requests)
     return engine.step(15)
@@ -103,7 +103,7 @@ def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> 
     assert pair.both(fifteen_steps, [], []) == [[], []]
 
 
-def two_steps_and_more(engine: RolloutEngine, requests: list[Request]) -> int:
+def two_steps_and_more(engine: RolloutEngine, requests: list[GenerationRequest]) -> int:
     """Ticks of two steps, until another is not wanted; the first rank wants five at most. How many there were."""
     engine.submit(requests)
     engine.step(2)
@@ -151,12 +151,12 @@ def test_ranks_end_what_so_many_steps_surely_end(pair: Pair) -> None:
     assert none == [] and [(r.status, len(r.tokens)) for r in ended] == [(Status.TRUNCATED, 12)] * 3
 
 
-def split(asked: list[Request]) -> tuple[list[Request], list[Request]]:
+def split(asked: list[GenerationRequest]) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
     """Those of prompt 8, and the others."""
     return [r for r in asked if r.request_id[0] == "8"], [r for r in asked if r.request_id[0] != "8"]
 
 
-def six_steps_and_park(engine: RolloutEngine, requests: list[Request]) -> list[Response]:
+def six_steps_and_park(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[Response]:
     """And at most ten steps more, where they end all requests of both ranks."""
     return driving.steps_and_park(engine, requests, 6, 10)
 

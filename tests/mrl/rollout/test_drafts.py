@@ -6,17 +6,25 @@ import numpy as np
 import pytest
 
 from mrl.errors import RolloutError
-from mrl.rollout.drafts import Drafts, joined, next_request, whole_sample
-from mrl.rollout.request import MAX_ATTEMPTS, Request, Response, Round, Sampling, prompt_digest, sample_seed
-from mrl.routes import Routes, Rows
-from mrl.samples import Prompt, Segment, Status
+from mrl.rollout.drafts import Drafts, join_responses, next_request, whole_sample
+from mrl.rollout.request import (
+    MAX_ATTEMPTS,
+    GenerationRequest,
+    Response,
+    Round,
+    Sampling,
+    prompt_digest,
+    sample_seed,
+)
+from mrl.routes import RouteRows, Routes
+from mrl.samples import Prompt, ResponseSegment, Status
 from tests.support.samples import make_response
 
 SEED = 7
 PROMPTS = [Prompt(index, np.arange(2, 5 + index, dtype=np.int32), "", None) for index in (0, 1, 2)]
 
 
-def asked(*, num_samples: int = 2, max_tokens: int = 10) -> list[Request]:
+def asked(*, num_samples: int = 2, max_tokens: int = 10) -> list[GenerationRequest]:
     return Round.of(PROMPTS, Sampling(num_samples, 1.0, max_tokens, SEED)).requests()
 
 
@@ -48,7 +56,7 @@ def test_the_budget_and_the_random_stream_go_on() -> None:
     assert (first.max_tokens, first.attempt, first.seed) == (7, 1, sample_seed(SEED, 1, 1, 1))
     more = make_response(first, [4], status=Status.PARKED)
     second = next_request(
-        request, joined(make_response(request, [1, 2, 3], status=Status.PARKED), more), SEED
+        request, join_responses(make_response(request, [1, 2, 3], status=Status.PARKED), more), SEED
     )
     assert (second.max_tokens, second.attempt, second.own_tokens.tolist()) == (6, 2, [1, 2, 3, 4])
     assert len({request.seed, first.seed, second.seed}) == 3
@@ -60,7 +68,7 @@ def test_a_request_that_had_not_begun_is_made_again_as_it_was() -> None:
     assert (again.seed, again.attempt, again.max_tokens) == (request.seed, 0, request.max_tokens)
     assert again.engine_prompt().tolist() == request.prompt_tokens.tolist()
     begun = make_response(request, [5], status=Status.PARKED)
-    waited = joined(begun, Response.empty(request.request_id, Status.PARKED))
+    waited = join_responses(begun, Response.empty(request.request_id, Status.PARKED))
     assert next_request(request, waited, SEED).attempt == 1
 
 
@@ -72,12 +80,14 @@ def test_routes_of_the_segments_follow_each_other() -> None:
     more = make_response(again, [14, 15])
     assert (request.first_row, again.first_row) == (0, len(PROMPTS[0].tokens) + 2)
     rows = np.zeros((9, 1, 1), np.uint8)
-    parts = Routes((Rows(rows, 0, 5),)), Routes((Rows(rows, 5, 7),), 1)
-    whole = joined(*(dataclasses.replace(r, routes=own) for r, own in zip((first, more), parts, strict=True)))
+    parts = Routes((RouteRows(rows, 0, 5),)), Routes((RouteRows(rows, 5, 7),), 1)
+    whole = join_responses(
+        *(dataclasses.replace(r, routes=own) for r, own in zip((first, more), parts, strict=True))
+    )
     assert whole.routes == Routes((*parts[0].pieces, *parts[1].pieces), 1)
     assert whole.routes is not None and len(whole.routes) == len(PROMPTS[0].tokens) + 5 - 1
     assert whole_sample(PROMPTS[0], 1, whole).status is Status.FAILED
-    waited = joined(Response.empty("0.1", Status.PARKED), dataclasses.replace(first, routes=parts[0]))
+    waited = join_responses(Response.empty("0.1", Status.PARKED), dataclasses.replace(first, routes=parts[0]))
     assert waited.routes == parts[0]
 
 
@@ -128,7 +138,7 @@ def test_too_many_versions_in_one_response_are_refused() -> None:
         request.request_id,
         np.ones(1, np.int32),
         np.zeros(1, np.float32),
-        (Segment(0, 1, 0, MAX_ATTEMPTS - 1, 0, 0),),
+        (ResponseSegment(0, 1, 0, MAX_ATTEMPTS - 1, 0, 0),),
         Status.PARKED,
     )
     with pytest.raises(RolloutError, match=r"request 0\.0 was parked 1024 times"):
@@ -147,16 +157,16 @@ def test_a_response_nobody_asked_for_is_refused() -> None:
 def test_a_sample_of_other_tokens_than_the_engine_ran_is_refused(changed: int) -> None:
     request = asked()[0]
     begun = make_response(request, [1, 2, 3], status=Status.PARKED)
-    whole = joined(begun, make_response(next_request(request, begun, SEED), [4]))
+    whole = join_responses(begun, make_response(next_request(request, begun, SEED), [4]))
     assert whole_sample(PROMPTS[0], 0, whole).segments[1].prompt_digest == prompt_digest(
         np.array([*PROMPTS[0].tokens.tolist(), 1, 2, 3])
     )
     segments = list(whole.segments)
-    segments[changed] = Segment(**{**_fields(segments[changed]), "prompt_digest": 5})
+    segments[changed] = ResponseSegment(**{**_fields(segments[changed]), "prompt_digest": 5})
     wrong = Response(whole.request_id, whole.tokens, whole.logprobs, tuple(segments), whole.status)
     with pytest.raises(RolloutError, match=f"engine 0 ran other tokens before position {3 * changed} "):
         whole_sample(PROMPTS[0], 0, wrong)
 
 
-def _fields(segment: Segment) -> dict[str, int]:
-    return {name: getattr(segment, name) for name in Segment.__slots__}
+def _fields(segment: ResponseSegment) -> dict[str, int]:
+    return {name: getattr(segment, name) for name in ResponseSegment.__slots__}

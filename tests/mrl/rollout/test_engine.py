@@ -10,7 +10,7 @@ import pytest
 from mrl.errors import RolloutError
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.pace import PREFILL, by_size
-from mrl.rollout.request import Request, Response, sample_seed
+from mrl.rollout.request import GenerationRequest, Response, sample_seed
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -46,7 +46,9 @@ def test_greedy_takes_the_most_probable_token(serving: EngineHost, tiny_model: P
 
 def test_samples_of_one_prompt_differ_and_a_seed_repeats(serving: EngineHost) -> None:
     prompt = np.arange(2, 10, dtype=np.int32)
-    asked = [Request(f"0.{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)]
+    asked = [
+        GenerationRequest(f"0.{i}", prompt, sample_seed(5, 0, i), 12, ignore_stop=True) for i in range(32)
+    ]
     first = [a.tokens.tolist() for a in serving.call(driving.generate, asked)]
     assert len({tuple(t) for t in first}) == 32
     assert [a.tokens.tolist() for a in serving.call(driving.generate, asked)] == first
@@ -66,7 +68,7 @@ def test_statuses_say_how_it_ended(serving: EngineHost) -> None:
 
 
 def submit_poll_abort(
-    engine: RolloutEngine, requests: list[Request]
+    engine: RolloutEngine, requests: list[GenerationRequest]
 ) -> tuple[int, list[tuple[str, Status]], int]:
     engine.submit(requests[:2])
     engine.poll()
@@ -87,7 +89,9 @@ def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
     ]
 
 
-def paced(engine: RolloutEngine, requests: list[Request]) -> tuple[list[Response], dict[str, float], float]:
+def paced(
+    engine: RolloutEngine, requests: list[GenerationRequest]
+) -> tuple[list[Response], dict[str, float], float]:
     engine.pace.take()
     started = time.monotonic()
     responses = driving.generate(engine, requests)
@@ -116,14 +120,14 @@ def test_steps_are_told_by_their_sequences(serving: EngineHost) -> None:
     ],
 )
 def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, what: str) -> None:
-    request = Request(
+    request = GenerationRequest(
         **({"request_id": "7.0", "prompt_tokens": np.ones(4, np.int32), "seed": 1, "max_tokens": 4} | fields)
     )
     with pytest.raises(RolloutError, match=rf"request 7\.0: .*{what}"):
         serving.call(driving.generate, [request])
 
 
-def sync_while_busy(engine: RolloutEngine, requests: list[Request]) -> None:
+def sync_while_busy(engine: RolloutEngine, requests: list[GenerationRequest]) -> None:
     from mrl.resharding.transfer.session import Session
 
     engine.submit(requests)

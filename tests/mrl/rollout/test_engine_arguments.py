@@ -12,7 +12,7 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.engine_arguments import OWNED, faults, fields, require
+from mrl.rollout.engine_arguments import OWNED, argument_faults, fields, require
 from tests.engines import EngineHost
 
 
@@ -33,7 +33,7 @@ from tests.engines import EngineHost
     ],
 )
 def test_what_cannot_be_passed_on_says_what_to_do(name: str, value: Any, fault: str) -> None:
-    (found,) = faults({name: value})
+    (found,) = argument_faults({name: value})
     assert found.startswith(f"rollout.engine_args.{name}: ")
     assert fault in found
 

@@ -11,7 +11,7 @@ import pytest
 
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import Request, Response, sample_seed
+from mrl.rollout.request import GenerationRequest, Response, sample_seed
 from mrl.samples import Prompt
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -66,7 +66,9 @@ def test_nobody_else_finds_an_old_cache(keeping: EngineHost, tiny_model: Path, t
     """A new request of a kept one's prompt, a block of the cache long, is computed by the new weights alone, beside it."""
     other = folders_of(tiny_model, tmp_path)[1]
     prompt = np.random.default_rng(3).integers(2, 131, 136).astype(np.int32)
-    kept, new = (Request(f"0.{n}", prompt, sample_seed(5, 0, n), 12, ignore_stop=True) for n in range(2))
+    kept, new = (
+        GenerationRequest(f"0.{n}", prompt, sample_seed(5, 0, n), 12, ignore_stop=True) for n in range(2)
+    )
     drafts = Drafts(driving.SEED)
     drafts.ask([kept])
     assert not drafts.take(keeping.call(driving.steps_and_park, [kept], 4))
@@ -79,7 +81,9 @@ def test_nobody_else_finds_an_old_cache(keeping: EngineHost, tiny_model: Path, t
     synced(keeping, [tiny_model])
 
 
-def displaced(engine: RolloutEngine, requests: list[Request], others: list[Request]) -> Any:
+def displaced(
+    engine: RolloutEngine, requests: list[GenerationRequest], others: list[GenerationRequest]
+) -> Any:
     """Parked, others in between, and asked again: how many were kept after each."""
     drafts = Drafts(driving.SEED)
     drafts.ask(requests)

@@ -10,7 +10,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import RolloutError
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import Request
+from mrl.rollout.request import GenerationRequest
 from mrl.samples import Prompt, Status
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -63,7 +63,7 @@ def test_responses_that_a_tick_surely_ends_are_not_parked(serving: EngineHost) -
     assert {(r.status, len(r.tokens)) for r in parked} == {(Status.PARKED, 3)}
 
 
-def with_batches_in_flight(engine: RolloutEngine, requests: list[Request], steps: int) -> Any:
+def with_batches_in_flight(engine: RolloutEngine, requests: list[GenerationRequest], steps: int) -> Any:
     """vLLM's batch queue, as asynchronous scheduling has it on GPUs: a step begins a batch and does not wait for it."""
     import collections
 
@@ -96,7 +96,7 @@ def test_tokens_of_a_batch_in_flight_are_taken(serving: EngineHost, steps: int) 
     assert serving.call(driving.generate, requests)[0].tokens.tolist() == at_once[0].tokens.tolist()
 
 
-def with_another_label(engine: RolloutEngine, requests: list[Request]) -> Any:
+def with_another_label(engine: RolloutEngine, requests: list[GenerationRequest]) -> Any:
     engine.submit(requests)
     engine.step(2)
     engine._engine.set_weight_version("99")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from benchmarks.resharding.models import TINY
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
-from mrl.rollout.quantised import overrides
+from mrl.rollout.quantised import quantised_overrides
 from tests.published import INT4, publish
 from tests.tiny_models import write_model
 
@@ -25,7 +25,7 @@ def folder(path: Path, **changes: Any) -> str:
 
 
 def told(path: str, *, real_weights: bool = False, **fields: Any) -> dict[str, Any]:
-    return overrides(RolloutSection(**fields), path, on_cpu=False, real_weights=real_weights)
+    return quantised_overrides(RolloutSection(**fields), path, on_cpu=False, real_weights=real_weights)
 
 
 def test_an_engine_of_wide_weights_is_told_nothing(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_folder_of_int4_weights_serves_wide_ones_and_is_read_itself_by_gpus(tm
     assert told(published) == {"quantization_config": None}
     assert told(published, real_weights=True) == {}
     with pytest.raises(ConfigError, match=r"holds compressed-tensors weights, .* on GPUs alone; evaluate"):
-        overrides(RolloutSection(), published, on_cpu=True, real_weights=True)
+        quantised_overrides(RolloutSection(), published, on_cpu=True, real_weights=True)
 
 
 def test_a_folder_of_mxfp4_weights_serves_wide_ones_unless_it_is_read_itself(
@@ -79,7 +79,7 @@ def test_a_folder_of_mxfp4_weights_serves_wide_ones_unless_it_is_read_itself(
         monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda has=has_kernels: has)
         expected = contextlib.nullcontext() if has_kernels else pytest.raises(ConfigError, match="mrl export")
         with expected:
-            assert overrides(RolloutSection(), published, on_cpu=True, real_weights=True) == {}
+            assert quantised_overrides(RolloutSection(), published, on_cpu=True, real_weights=True) == {}
 
 
 def test_a_split_inside_a_block_is_named_with_a_way_out(tmp_path: Path) -> None:

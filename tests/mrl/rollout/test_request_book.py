@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from mrl.rollout.request import Request, Response, Round, Sampling
+from mrl.rollout.request import GenerationRequest, Response, Round, Sampling
 from mrl.rollout.request_book import RequestBook
 from mrl.samples import Status
 
@@ -18,9 +18,9 @@ def round_of(*prompts: int) -> Round:
     return Round(tuple((index, TOKENS) for index in prompts), SAMPLING)
 
 
-def again(name: str) -> Request:
+def again(name: str) -> GenerationRequest:
     """As a parked request is asked for again."""
-    return Request(name, TOKENS, 0, 4, attempt=1)
+    return GenerationRequest(name, TOKENS, 0, 4, attempt=1)
 
 
 def sent(book: RequestBook, engine: int) -> list[str]:

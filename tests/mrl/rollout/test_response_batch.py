@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from mrl.rollout.request import Response, ResponseBatch
-from mrl.routes import Routes, Rows
-from mrl.samples import Segment, Status
+from mrl.routes import RouteRows, Routes
+from mrl.samples import ResponseSegment, Status
 
 
 def response(name: str, lengths: list[int], status: Status, text: str = "") -> Response:
@@ -16,7 +16,7 @@ def response(name: str, lengths: list[int], status: Status, text: str = "") -> R
         np.arange(total, dtype=np.int32) + len(name),
         -np.arange(total, dtype=np.float32) / 3,
         tuple(
-            Segment(end - length, end, 5 + number, number, 1, (1 << 63) - 1 - number)
+            ResponseSegment(end - length, end, 5 + number, number, 1, (1 << 63) - 1 - number)
             for number, (length, end) in enumerate(zip(lengths, ends, strict=True))
         ),
         status,
@@ -60,17 +60,17 @@ def test_routes_of_all_responses_travel_as_one_block() -> None:
 
     rows = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
     made = [
-        dataclasses.replace(response("0.0", [3], Status.FINISHED), routes=Routes((Rows(rows, 1, 5),))),
+        dataclasses.replace(response("0.0", [3], Status.FINISHED), routes=Routes((RouteRows(rows, 1, 5),))),
         response("0.1", [], Status.ABORTED),
-        dataclasses.replace(response("1.0", [2], Status.PARKED), routes=Routes((Rows(rows, 4, 6),), 1)),
+        dataclasses.replace(response("1.0", [2], Status.PARKED), routes=Routes((RouteRows(rows, 4, 6),), 1)),
         dataclasses.replace(response("1.1", [], Status.PARKED), routes=Routes(())),
     ]
     found = [r.routes for r in ResponseBatch.of(made, keep).responses()]
     assert found == [
-        Routes((Rows("handle", 0, 4),)),
+        Routes((RouteRows("handle", 0, 4),)),
         None,
-        Routes((Rows("handle", 4, 6),), 1),
-        Routes((Rows("handle", 6, 6),)),
+        Routes((RouteRows("handle", 4, 6),), 1),
+        Routes((RouteRows("handle", 6, 6),)),
     ]
     (block,) = kept
     np.testing.assert_array_equal(block, np.concatenate([rows[1:5], rows[4:6]]))

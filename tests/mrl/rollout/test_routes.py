@@ -14,7 +14,7 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import Request, Response, ResponseBatch
+from mrl.rollout.request import GenerationRequest, Response, ResponseBatch
 from mrl.samples import TrainBatch
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -26,20 +26,20 @@ pytestmark = pytest.mark.integration
 MAX_TOKENS = 40
 
 
-def asked(*, prompts: int, samples: int, length: int) -> list[Request]:
+def asked(*, prompts: int, samples: int, length: int) -> list[GenerationRequest]:
     """Requests in groups of one prompt; the first 128 tokens of two groups' prompts, blocks of the cache, are the same."""
     rng = np.random.default_rng(0)
     made = rng.integers(2, 131, (prompts, length)).astype(np.int32)
     made[1::2, :128] = made[::2, :128]
     return [
-        Request(f"{i}.{n}", made[i], 1000 * i + n, MAX_TOKENS, ignore_stop=True)
+        GenerationRequest(f"{i}.{n}", made[i], 1000 * i + n, MAX_TOKENS, ignore_stop=True)
         for i in range(prompts)
         for n in range(samples)
     ]
 
 
 def answered(
-    engine: RolloutEngine, requests: list[Request], steps: int
+    engine: RolloutEngine, requests: list[GenerationRequest], steps: int
 ) -> tuple[list[Response], dict[str, int]]:
     """The whole responses, parked after every so many steps; how often a prompt was seen half computed, how often requests were
     preempted, and by how many at once the prefix cache's blocks were used."""
@@ -64,7 +64,7 @@ def answered(
     return [whole[r.request_id] for r in requests], seen | {"preempted": sum(preemptions.values())}
 
 
-def batch_of(requests: list[Request], responses: list[Response]) -> TrainBatch:
+def batch_of(requests: list[GenerationRequest], responses: list[Response]) -> TrainBatch:
     """All tokens, with the engine's log-probs and routes."""
     tokens = [
         np.concatenate([r.prompt_tokens, a.tokens]).tolist() for r, a in zip(requests, responses, strict=True)

@@ -18,7 +18,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.data.tokenise import decoder
 from mrl.prepare.tokenizer import write_characters
 from mrl.rollout import exchange
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import GenerationRequest, Response
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -63,7 +63,7 @@ def truncating(model: Path) -> Iterator[EngineHost]:
 
 
 def ranks_and_mass(
-    model: Path, request: Request, answer: Response
+    model: Path, request: GenerationRequest, answer: Response
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each token: how many are likelier, their probability together, and its own in units of the likeliest one's."""
     policy = transformers.AutoModelForCausalLM.from_pretrained(
@@ -174,8 +174,8 @@ def test_the_text_of_a_response_that_goes_on_is_that_of_one_request(kind: str) -
         for text in ("to 2 語 and ", "x √, 2 語")
     )
     for cut in range(len(own)):
-        request = Request("1.0", prompt, 1, 99, own_tokens=own[:cut])
-        parameters = exchange.parameters(request, stop=(), texts=("2 語",))
+        request = GenerationRequest("1.0", prompt, 1, 99, own_tokens=own[:cut])
+        parameters = exchange.sampling_params(request, stop=(), texts=("2 語",))
         state = goes_on(tokenizer, request, parameters)
         exchange.remember_text(state, tokenizer, parameters, request)
         stops = [state.detokenizer.update([token], False) for token in own[cut:].tolist()]
@@ -184,7 +184,7 @@ def test_the_text_of_a_response_that_goes_on_is_that_of_one_request(kind: str) -
         assert state.detokenizer.num_output_tokens() == len(own) - cut
 
 
-def goes_on(tokenizer: Any, request: Request, parameters: Any) -> Any:
+def goes_on(tokenizer: Any, request: GenerationRequest, parameters: Any) -> Any:
     """What vLLM's output processor has of a request that it was just given."""
     told: Any = types.SimpleNamespace(
         request_id=request.request_id,

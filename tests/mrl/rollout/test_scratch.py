@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mrl.rollout.scratch import Scratch, mapped_segments, sweep
+from mrl.rollout.scratch import Scratch, mapped_segments, remove_stale_scratch
 from tests.support.another_user import NOBODY, by_root
 
 FORK = multiprocessing.get_context("fork")
@@ -78,7 +78,7 @@ def test_a_killed_owners_names_are_removed_and_no_others(places: tuple[Path, Pat
 
 def test_the_next_start_sweeps_what_is_left_when_the_remover_died_too(places: tuple[Path, Path]) -> None:
     process, folder, shell = started(places)
-    assert sweep(*places) == [] and folder.exists(), "its owner lives"
+    assert remove_stale_scratch(*places) == [] and folder.exists(), "its owner lives"
     os.kill(shell, signal.SIGKILL)
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
@@ -107,7 +107,7 @@ def test_only_segments_that_vllm_names_are_removed(places: tuple[Path, Path], tm
         "psm_1",
     ]
     (folder / "names").write_text("".join(f"{line}\n" for line in lines))
-    assert sweep(root, segments) == [folder] and not folder.exists()
+    assert remove_stale_scratch(root, segments) == [folder] and not folder.exists()
     assert all(path.exists() for path in others) and not (segments / "psm_1").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_link_is_not_swept(places: tuple[Path, Path], tmp_path: Path) -> None:
     (linked / "names").write_text(f"{places[1]}/vllm_dist_ff-cpushm\n")
     link = places[0] / "mrl-engine-999999999-1-ab"
     link.symlink_to(linked)
-    assert sweep(*places) == [] and link.is_symlink() and (linked / "names").exists()
+    assert remove_stale_scratch(*places) == [] and link.is_symlink() and (linked / "names").exists()
     link.unlink()
     assert only_strangers(places)
 
@@ -129,7 +129,7 @@ def test_what_another_user_made_is_not_swept(places: tuple[Path, Path]) -> None:
     (folder / "names").write_text(f"{places[1]}/vllm_dist_ff-cpushm\n")
     (folder / "vllm_dist_ff").touch()
     os.chown(folder, NOBODY, NOBODY)
-    assert sweep(*places) == [] and (folder / "names").exists()
+    assert remove_stale_scratch(*places) == [] and (folder / "names").exists()
     assert (places[1] / "vllm_dist_ff-cpushm").exists()
 
 

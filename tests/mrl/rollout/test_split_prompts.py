@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import Request, Response
+from mrl.rollout.request import GenerationRequest, Response
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.tiny_models import write_model
@@ -36,7 +36,9 @@ def engine(model: Path, **rollout: Any) -> EngineHost:
     )
 
 
-def generate_and_count(engine: RolloutEngine, requests: list[Request]) -> tuple[list[Response], int, int]:
+def generate_and_count(
+    engine: RolloutEngine, requests: list[GenerationRequest]
+) -> tuple[list[Response], int, int]:
     """The responses in the requests' order, how often a prompt was seen half computed between two steps, and how often
     requests were preempted."""
     scheduler: Any = engine._engine.engine_core.engine_core.scheduler
@@ -123,7 +125,7 @@ def test_a_request_of_three_thousand_tokens_goes_on(tmp_path: Path) -> None:
     assert driving.worst_gap(model, asked, answers) < 1e-4
 
 
-def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[Request]) -> None:
+def generate_with_vllms_own_worker(engine: RolloutEngine, requests: list[GenerationRequest]) -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
 
     worker: Any = engine._engine.model_executor.driver_worker.worker

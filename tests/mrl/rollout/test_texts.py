@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mrl.rollout.drafts import Drafts, whole_sample
-from mrl.rollout.request import Request, Response, Round, Sampling
+from mrl.rollout.request import GenerationRequest, Response, Round, Sampling
 from mrl.rollout.texts import Texts
 from mrl.samples import Prompt, Status
 from tests.support.samples import make_response
@@ -22,7 +22,7 @@ def decode(rows: list[np.ndarray]) -> list[str]:
     return [bytes(row.tolist()).decode(errors="replace") for row in rows]
 
 
-def asked(prompt: Prompt) -> Request:
+def asked(prompt: Prompt) -> GenerationRequest:
     return Round.of([prompt], Sampling(1, 1.0, 20, 0)).requests()[0]
 
 

@@ -4,20 +4,23 @@ import random
 
 import numpy as np
 
-from mrl.rollout.request import Request, sample_of
-from mrl.rollout.waiting import Waiting
+from mrl.rollout.request import GenerationRequest, sample_of
+from mrl.rollout.waiting import WaitingQueue
 
 
-def request(name: str) -> Request:
-    return Request(name, np.ones(1, np.int32), 0, 4)
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, np.ones(1, np.int32), 0, 4)
 
 
-def taken(waiting: Waiting, count: int) -> list[str]:
+def taken(waiting: WaitingQueue, count: int) -> list[str]:
     return [each.request_id for each in waiting.take(count)]
 
 
 def test_requests_are_begun_in_the_order_of_prompts_whenever_they_came() -> None:
-    waiting, names = Waiting(), [f"{prompt}.{sample}" for prompt in range(-2, 12) for sample in range(11)]
+    waiting, names = (
+        WaitingQueue(),
+        [f"{prompt}.{sample}" for prompt in range(-2, 12) for sample in range(11)],
+    )
     waiting.add(map(request, random.Random(1).sample(names, len(names))))
     assert taken(waiting, 30) == names[:30] and len(waiting) == len(names) - 30
     waiting.add([request("-1.3")])
@@ -26,7 +29,7 @@ def test_requests_are_begun_in_the_order_of_prompts_whenever_they_came() -> None
 
 def test_what_waits_since_a_park_is_begun_after_it() -> None:
     """A validation comes and goes meanwhile; what was parked goes on before what is younger."""
-    waiting = Waiting()
+    waiting = WaitingQueue()
     waiting.add(map(request, ("3.0", "3.1", "4.0")))
     waiting.hold()
     waiting.add([request("-1.0")])
@@ -37,7 +40,7 @@ def test_what_waits_since_a_park_is_begun_after_it() -> None:
 
 
 def test_a_request_that_is_stopped_is_not_begun() -> None:
-    waiting = Waiting()
+    waiting = WaitingQueue()
     waiting.add(map(request, ("3.0", "3.1")))
     waiting.hold()
     waiting.add(map(request, ("4.0", "4.1")))

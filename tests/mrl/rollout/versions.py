@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.rollout.drafts import Drafts
-from mrl.rollout.request import Request, Response, sample_seed
+from mrl.rollout.request import GenerationRequest, Response, sample_seed
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.rollout.conftest import SYNC
@@ -16,11 +16,11 @@ from tests.resharding.feeding import Feeder, read
 from tests.tiny_models import batch_of_tokens, reference_logprobs, write_model
 
 
-def asked(count: int, *, max_tokens: int = 24, length: int = 8, seed: int = 0) -> list[Request]:
+def asked(count: int, *, max_tokens: int = 24, length: int = 8, seed: int = 0) -> list[GenerationRequest]:
     rng = np.random.default_rng(seed)
     prompts = rng.integers(2, 131, (count, length)).astype(np.int32)
     return [
-        Request(f"{i}.0", prompt, sample_seed(SEED, i, 0), max_tokens, ignore_stop=True)
+        GenerationRequest(f"{i}.0", prompt, sample_seed(SEED, i, 0), max_tokens, ignore_stop=True)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -43,7 +43,9 @@ def synced(engine: EngineHost, folders: list[Path]) -> None:
     feeder.close()
 
 
-def in_three_versions(serving: EngineHost, folders: list[Path]) -> tuple[list[Request], list[Response], int]:
+def in_three_versions(
+    serving: EngineHost, folders: list[Path]
+) -> tuple[list[GenerationRequest], list[Response], int]:
     """Requests, their responses in the requests' order, each of three segments, and the version of the first; the engine serves
     the first folder's weights before and after."""
     requests, drafts, whole = asked(12), Drafts(SEED), []
@@ -71,7 +73,7 @@ def in_three_versions(serving: EngineHost, folders: list[Path]) -> tuple[list[Re
 
 
 def gaps(
-    requests: list[Request], whole: list[Response], folders: list[Path], first: int
+    requests: list[GenerationRequest], whole: list[Response], folders: list[Path], first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Differences of the engine's log-probs from those of transformers in float32: with the weights of each token's version,
     and with those of the version before or after it."""

@@ -42,7 +42,7 @@ from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
 from mrl.models.megatron.replay import Given, Recorded
 from mrl.models.rope import Rope
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lessons
@@ -303,7 +303,7 @@ def _visit(routers: list[Any], kind: type) -> None:
 
 def given_routes() -> None:
     rows = [
-        Routes((Rows(np.zeros((length - 1, LAYERS, TOPK), np.uint8), 0, length - 1),))
+        Routes((RouteRows(np.zeros((length - 1, LAYERS, TOPK), np.uint8), 0, length - 1),))
         for length in BATCH.lengths().tolist()
     ]
     batch = TrainBatch(

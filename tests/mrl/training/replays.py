@@ -9,7 +9,7 @@ import numpy as np
 
 from mrl.algorithms.objective import cross_entropy
 from mrl.errors import MrlError
-from mrl.routes import Routes, Rows
+from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from tests.mrl.training.scenarios import TEMPERATURE, shard_of, worker
@@ -28,7 +28,7 @@ def with_routes(batch: TrainBatch, block: np.ndarray) -> TrainBatch:
     """The batch with the rows of its positions; each sample's in two pieces."""
     bounds = zip(batch.cu_seqlens[:-1].tolist(), (batch.cu_seqlens[1:] - 1).tolist(), strict=True)
     routes = tuple(
-        Routes((Rows(block, start, start + 1), Rows(block[start + 1 :], 0, stop - start - 1)))
+        Routes((RouteRows(block, start, start + 1), RouteRows(block[start + 1 :], 0, stop - start - 1)))
         for start, stop in bounds
     )
     return dataclasses.replace(batch, routes=routes)

@@ -14,7 +14,7 @@ import pytest
 from mrl.cli import main
 from mrl.pool import folder as pool_folder
 from mrl.pool import frames
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.checkpoint.folder import MANIFEST, name_of
 from tests.golden_run import GOLDEN, STEP, write_golden_model, write_run
@@ -89,15 +89,15 @@ def pooled(mutator: Mutator, folder: Path) -> None:
     path = folder / "a.groups"
     with path.open("w+b") as file:
         placed = [
-            frames.append(file.fileno(), os.fstat(file.fileno()).st_size, n, encode(group))
+            frames.append(file.fileno(), os.fstat(file.fileno()).st_size, n, encode_group(group))
             for n, group in enumerate(groups)
         ]
     mutator.spoil(path, "bytes", places=False)
     with path.open("rb") as file:
         for frame, group in zip(placed, groups, strict=True):
-            found, _ = outcome(lambda frame=frame: frames.read(file.fileno(), frame, path))
+            found, _ = outcome(lambda frame=frame: frames.read_bytes(file.fileno(), frame, path))
             if found is not None:
-                assert_same(decode(found, prompt_at), group)
+                assert_same(decode_group(found, prompt_at), group)
     (folder / pool_folder.MARK).write_text("the run")
     mutator.spoil(folder / pool_folder.MARK, "bytes", places=False)
     outcome(lambda: pool_folder.claim(folder, "the run"))

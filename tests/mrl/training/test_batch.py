@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mrl.samples import (
     Group,
     Prompt,
+    ResponseSegment,
     Sample,
-    Segment,
     Verdict,
     VerdictKind,
 )
@@ -96,7 +96,7 @@ def test_a_verdict_changes_nothing_else_of_a_sample() -> None:
     verdict = Verdict(VerdictKind.SCORED, 1.0)
     before = dataclasses.replace(
         make_sample(3, 1, num_prompt=2, length=4),
-        segments=(Segment(0, 4, 7, 2, 0, 5),),
+        segments=(ResponseSegment(0, 4, 7, 2, 0, 5),),
         tag="t",
         response_text="x",
     )

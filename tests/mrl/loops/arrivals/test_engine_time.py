@@ -18,7 +18,7 @@ from mrl.loops.arrivals.engine_time import EngineTime
 from mrl.loops.arrivals.recording import Recording
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
 from mrl.loops.episodes import Episodes
-from mrl.pool.group_bytes import decode, encode
+from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.samples import Status
 from tests.mrl.loops.scripted import ScriptedRewards, mixed
 from tests.mrl.loops.table_policy import ROWS, TableRun, config_of
@@ -72,7 +72,7 @@ def episodes_of(seed: int) -> Episodes:
 
 
 def trained(*runs: TableRun) -> list[list[bytes]]:
-    return [[encode(group) for group in groups] for run in runs for groups in run.groups]
+    return [[encode_group(group) for group in groups] for run in runs for groups in run.groups]
 
 
 def validated(run: TableRun) -> list[tuple[int, float | None]]:
@@ -99,7 +99,9 @@ def test_steps_a_resume_and_the_other_steps_are_the_whole_run_to_the_bit(
         with contextlib.suppress(WorkerLost):
             run.loop.step()
         (state, _) = run.train.saved[max(run.train.saved)]
-        begun = [s for data in state["supply"]["making"] for s in decode(data, lambda index: ROWS[0]).samples]
+        begun = [
+            s for data in state["supply"]["making"] for s in decode_group(data, lambda index: ROWS[0]).samples
+        ]
         parked += sum(s.status is Status.PARKED and len(s.response_tokens) > 0 for s in begun)
         unjudged += sum(s.status is not Status.PARKED and s.verdict is None for s in begun)
         again = run.resumed()

@@ -25,14 +25,14 @@ from mrl.loops.arrivals.schedule_file import (
     ScheduleFile,
     ScheduleRecord,
     code_digest,
-    difference,
+    describe_difference,
     read_record,
     told_response,
     told_verdict,
     verdict_told,
 )
-from mrl.pool.group_bytes import encode
-from mrl.rollout.request import Request
+from mrl.pool.group_bytes import encode_group
+from mrl.rollout.request import GenerationRequest
 from mrl.samples import Group
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.samples import make_response, verdict_of
@@ -123,7 +123,7 @@ def test_calls_that_last_are_repeated_to_the_beat(tmp_path: Path) -> None:
 
 def samples(run: TableRun) -> list[list[bytes]]:
     """Of each step, without what a record has not: who judged and why."""
-    return [[encode(_bare(group)) for group in groups] for groups in run.groups]
+    return [[encode_group(_bare(group)) for group in groups] for groups in run.groups]
 
 
 def _bare(group: Group) -> Group:
@@ -253,23 +253,25 @@ def test_a_record_that_is_cut_is_read_to_its_last_whole_step(tmp_path: Path) -> 
 def test_the_first_token_that_differs_is_found(count: int) -> None:
     """To the token up to 64, else to its part; a log-prob that moved by one bit is told from another token."""
     rng = np.random.default_rng(count)
-    request = Request("3.1", np.array([5], np.int32), 0, count)
+    request = GenerationRequest("3.1", np.array([5], np.int32), 0, count)
     tokens, logprobs = rng.integers(0, 1000, count), -rng.random(count).astype(np.float32)
     told = told_response(make_response(request, tokens.tolist(), logprobs=logprobs.tolist()))
     place = count // 2
     moved = logprobs.copy()
     moved[place] = np.nextafter(moved[place], np.float32(0))
-    said = difference(told, told_response(make_response(request, tokens.tolist(), logprobs=moved.tolist())))
+    said = describe_difference(
+        told, told_response(make_response(request, tokens.tolist(), logprobs=moved.tolist()))
+    )
     assert said.startswith("sample 3.1, request 0: other log-probs of the same tokens from token")
     size = -(-count // 64)
     first = place // size * size
     assert f"token {first} of" in said or f"tokens {first} to " in said
     other = tokens.copy()
     other[place] += 1
-    assert "other tokens" in difference(
+    assert "other tokens" in describe_difference(
         told, told_response(make_response(request, other.tolist(), logprobs=logprobs.tolist()))
     )
-    assert difference(told, json.loads(json.dumps(told))) == ""
+    assert describe_difference(told, json.loads(json.dumps(told))) == ""
 
 
 def test_a_verdict_comes_back_as_it_was() -> None:
