@@ -52,7 +52,7 @@ from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.pool.file_store import FileStore
-from mrl.rewards.pool.engines import Engines
+from mrl.rewards.pool.engines import RewardEngines
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
@@ -159,7 +159,7 @@ def assembled(
             print(_starting(config), flush=True)
         engines = (
             stack.enter_context(
-                Engines(
+                RewardEngines(
                     config.reward, log_folder, start_deadline_seconds=config.launch.start_deadline_seconds
                 )
             )
@@ -221,7 +221,7 @@ def _starting(config: Config) -> str:
 
 
 def reward_processes(
-    config: Config, engines: Engines, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
+    config: Config, engines: RewardEngines, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
     """The reward workers: on the driver's node, or on each node of the connected cluster. Waits for the engines that they ask,
     and tries what asks these."""

@@ -13,7 +13,7 @@ from mrl.processes.start import child_environment, kill_session, module_words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class End:
+class WorkerExit:
     """How a worker ended."""
 
     status: int
@@ -80,10 +80,10 @@ class WorkerProcess(Line):
         """Keep the last bytes of what the process wrote to its standard error; False at its end."""
         return self._tail.read()
 
-    def end(self) -> End:
+    def end(self) -> WorkerExit:
         """Kill the process and its session, reap it, close the pipes."""
         kill_session(self.pid)
-        end = End(self._process.wait(), self._tail.last_words())
+        end = WorkerExit(self._process.wait(), self._tail.last_words())
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):

@@ -24,7 +24,7 @@ from mrl.rewards.judges.reward_model import ConversationEncoder
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import ServerSection
-from mrl.rewards.pool.engines import Engines, served
+from mrl.rewards.pool.engines import RewardEngines, served
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
@@ -100,7 +100,7 @@ def verdicts(section: RewardSection, folder: Path) -> list[Verdict]:
     return [found[f"{number}.0"] for number in range(len(RESPONSES))]
 
 
-def checked_for(engines: Engines, seconds: float) -> None:
+def checked_for(engines: RewardEngines, seconds: float) -> None:
     """The driver hears of a keeper's end by a thread of its own."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -238,7 +238,7 @@ def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Pa
     """Killed between two calls and before them, its keeper killed last: the same scores, then nothing but an error."""
     folder = tmp_path / "scores"
     write(folder, "Qwen3ForSequenceClassification", num_labels=1)
-    with Engines(section(folder, "reward_model"), tmp_path) as engines:
+    with RewardEngines(section(folder, "reward_model"), tmp_path) as engines:
         rewards = engines.ready()
         before = verdicts(rewards, tmp_path / "before")
         (keeper,) = children("mrl.rewards.judges.keeper")

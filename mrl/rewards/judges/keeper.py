@@ -45,7 +45,7 @@ class Job:
     start_deadline_seconds: float
 
 
-class Asked(Exception):
+class _AskedToEnd(Exception):
     """The keeper is to end."""
 
 
@@ -60,7 +60,7 @@ def main(job: Job) -> int:
                 tell(lost=why)
                 return 1
             tell(ended=why)
-    except Asked:
+    except _AskedToEnd:
         return 0
     finally:
         shutil.rmtree(os.path.dirname(job.socket), ignore_errors=True)
@@ -100,11 +100,11 @@ def _server(job: Job) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield server
     finally:
-        end_session(server.pid, lambda: server.poll() is None)
+        _end_session(server.pid, lambda: server.poll() is None)
         server.wait()
 
 
-def end_session(pid: int, is_there: Callable[[], bool]) -> None:
+def _end_session(pid: int, is_there: Callable[[], bool]) -> None:
     """Asks a server to end, and kills its process group after some seconds."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
@@ -117,7 +117,7 @@ def end_session(pid: int, is_there: Callable[[], bool]) -> None:
 def _tick() -> None:
     """Waits a moment. Raises Asked at the end of the standard input."""
     if select.select([0], [], [], TICK_SECONDS)[0] and not os.read(0, 1):
-        raise Asked
+        raise _AskedToEnd
 
 
 def _answers(path: str) -> bool:

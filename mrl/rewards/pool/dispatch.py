@@ -23,9 +23,9 @@ from typing import Any
 
 from mrl.errors import RewardError
 from mrl.processes.framing import BadReply
-from mrl.processes.worker_process import End, WorkerProcess
+from mrl.processes.worker_process import WorkerExit, WorkerProcess
 from mrl.rewards.pool.queues import StageQueue
-from mrl.rewards.pool.work import Cause, Fault, Task, Worker
+from mrl.rewards.pool.work import AttemptFailure, Cause, Task, Worker
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Dispatcher:
         self._selector.register(process.replies, selectors.EVENT_READ, (queue, worker, "replies"))
         self._selector.register(process.errors, selectors.EVENT_READ, (queue, worker, "errors"))
 
-    def _end(self, queue: StageQueue, worker: Worker) -> End:
+    def _end(self, queue: StageQueue, worker: Worker) -> WorkerExit:
         queue.workers.remove(worker)
         for descriptor in (worker.process.replies, worker.process.errors):
             with contextlib.suppress(KeyError):
@@ -161,7 +161,7 @@ class Dispatcher:
         except EOFError:
             self._lose(queue, worker)
         except (BadReply, RewardError) as error:
-            self._lose(queue, worker, Fault(Cause.DIED, str(error)))
+            self._lose(queue, worker, AttemptFailure(Cause.DIED, str(error)))
 
     def _reply(self, queue: StageQueue, worker: Worker, reply: dict[str, Any]) -> None:
         if worker.ready:
@@ -172,10 +172,10 @@ class Dispatcher:
             self._end(queue, worker)
             queue.start_failed(fault)
 
-    def _lose(self, queue: StageQueue, worker: Worker, fault: Fault | None = None) -> None:
+    def _lose(self, queue: StageQueue, worker: Worker, fault: AttemptFailure | None = None) -> None:
         """Ends a worker that has ended already, or has to for the fault."""
         end = self._end(queue, worker)
-        queue.lost(worker, fault or Fault(Cause.DIED, _described(end, queue.part.memory_mib)))
+        queue.lost(worker, fault or AttemptFailure(Cause.DIED, _described(end, queue.part.memory_mib)))
 
     def _expire(self, now: float) -> None:
         for queue in self._queues:
@@ -190,7 +190,7 @@ class Dispatcher:
                         self._lose(queue, worker, fault)
 
 
-def _described(end: End, memory_mib: int) -> str:
+def _described(end: WorkerExit, memory_mib: int) -> str:
     """Return status and last words, and the setting that limits memory if that may have been the cause."""
     text = f"its process ended with status {end.status}: {end.last_words}"
     out_of_memory = any(words in end.last_words for words in _NO_MEMORY)

@@ -135,7 +135,7 @@ class Engine:
         shutil.rmtree(self._sockets, ignore_errors=True)
 
 
-class Engines:
+class RewardEngines:
     """All of a run's, in the making from the start; `with` ends them."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Engines:
         for engine in self._engines.values():
             engine.close()
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> RewardEngines:
         return self
 
     def __exit__(
@@ -212,7 +212,7 @@ class Engines:
 @contextlib.contextmanager
 def served(section: RewardSection, log_folder: Path | None = None) -> Iterator[RewardSection]:
     """The rewards with their engines up."""
-    with Engines(section, log_folder) as engines:
+    with RewardEngines(section, log_folder) as engines:
         yield engines.ready()
 
 

@@ -20,7 +20,7 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue
-from mrl.rewards.pool.tickets import closed_by, combine, not_asked
+from mrl.rewards.pool.tickets import closed_by, not_asked, weighted_verdict
 from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.pool.work import Task
 from mrl.samples import Prompt, Verdict
@@ -64,7 +64,7 @@ def explain(
             said[part.label] = list(_stages(dispatcher, section, part, request, deadline_seconds))
     finally:
         dispatcher.stop()
-    verdict = combine(parts, {label: stages[-1].verdict for label, stages in said.items()})
+    verdict = weighted_verdict(parts, {label: stages[-1].verdict for label, stages in said.items()})
     return Explanation(tuple(itertools.chain.from_iterable(said.values())), verdict)
 
 

@@ -22,7 +22,7 @@ from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, no_reward, scored
 from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.work import Batch, Cause, FairQueue, Fault, Task, Worker
+from mrl.rewards.pool.work import AttemptFailure, Cause, FairQueue, Task, TaskBatch, Worker
 from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import Verdict
 
@@ -93,7 +93,7 @@ class StageQueue:
                 task.done(failed)
             self._undecided.clear()
 
-    def next_batch(self, worker: Worker, now: float) -> Batch | None:
+    def next_batch(self, worker: Worker, now: float) -> TaskBatch | None:
         """What the worker takes now: several tasks where they are cheap, or one; None where it takes
         nothing."""
         if not self._has_work_for(worker):
@@ -103,7 +103,7 @@ class StageQueue:
             tasks.append(self._tasks.pop())
         if len(tasks) > 1 and tasks[-1].alone:
             self.put(tasks.pop())
-        batch = Batch(next(self._numbers), tuple(tasks), now)
+        batch = TaskBatch(next(self._numbers), tuple(tasks), now)
         worker.running[batch.number] = batch
         worker.num_sent += 1
         worker.used = Used()
@@ -168,23 +168,23 @@ class StageQueue:
         since = self._since(worker)
         return since is not None and now >= since + self.part.deadline_seconds
 
-    def overdue(self, worker: Worker, now: float) -> Fault | None:
+    def overdue(self, worker: Worker, now: float) -> AttemptFailure | None:
         """Why the worker has to be killed; None where it has not."""
         seconds = self.part.deadline_seconds
         limit = self._limit(worker)
         if limit is None:
             return None
         if not worker.ready:
-            return Fault(Cause.DIED, "not ready in time") if now >= limit else None
+            return AttemptFailure(Cause.DIED, "not ready in time") if now >= limit else None
         if worker.used.computed >= seconds and worker.capacity == 1:
-            return Fault(Cause.COMPUTED, f"no verdict in {seconds:g} s, computing")
+            return AttemptFailure(Cause.COMPUTED, f"no verdict in {seconds:g} s, computing")
         patience = PATIENCE_SECONDS - min(worker.used.starved, PATIENCE_SECONDS)
         if now < limit or (not worker.used.is_known and now < limit + patience):
             return None
         if not worker.used.is_known or not patience:
-            return Fault(Cause.STARVED, "starved: the machine gave its process no processor")
+            return AttemptFailure(Cause.STARVED, "starved: the machine gave its process no processor")
         is_busy = worker.used.computed >= seconds / 2 and worker.capacity == 1
-        return Fault(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
+        return AttemptFailure(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
 
     def _since(self, worker: Worker) -> float | None:
         """From when the deadline counts."""
@@ -241,14 +241,14 @@ class StageQueue:
     def _verdicts(self, worker: Worker, tasks: Sequence[Task], replies: Any) -> None:
         asked = sum(len(task.requests) for task in tasks)
         if not isinstance(replies, list) or len(replies) != asked:
-            self._failed(tasks, Fault(Cause.FAILED, f"{len(replies)} verdicts for {asked} samples"))
+            self._failed(tasks, AttemptFailure(Cause.FAILED, f"{len(replies)} verdicts for {asked} samples"))
             return
         remaining = iter(replies)
         for task in tasks:
             try:
                 verdicts = [self._decoded(worker, r, next(remaining)) for r in task.requests]
             except RewardError as error:
-                self._failed((task,), Fault(Cause.FAILED, str(error)))
+                self._failed((task,), AttemptFailure(Cause.FAILED, str(error)))
                 continue
             self._scored(task, verdicts)
 
@@ -271,7 +271,7 @@ class StageQueue:
         else:
             task.done(verdicts)
 
-    def lost(self, worker: Worker, fault: Fault) -> None:
+    def lost(self, worker: Worker, fault: AttemptFailure) -> None:
         """Tries the tasks of a worker that ended or was killed again."""
         if not worker.ready:
             self.start_failed(fault.reason)
@@ -296,7 +296,7 @@ class StageQueue:
             task = self._tasks.pop()
             task.done([verdict] * len(task.requests))
 
-    def _failed(self, tasks: Sequence[Task], fault: Fault) -> None:
+    def _failed(self, tasks: Sequence[Task], fault: AttemptFailure) -> None:
         for task in tasks:
             if task.successes_at_failure < 0:
                 task.successes_at_failure = self._successes
@@ -313,12 +313,12 @@ class StageQueue:
                 continue
             self._exhausted(task, fault)
 
-    def _retries(self, fault: Fault) -> int:
+    def _retries(self, fault: AttemptFailure) -> int:
         """Further attempts after such a fault: none where it would be the same again, one beside nothing else."""
         at_most = {Cause.COMPUTED: 0, Cause.REFUSED: 0, Cause.STARVED: 1}
         return min(self._section.retries, at_most.get(fault.cause, self._section.retries))
 
-    def _exhausted(self, task: Task, fault: Fault) -> None:
+    def _exhausted(self, task: Task, fault: AttemptFailure) -> None:
         size, label = len(task.requests), self.label
         is_users = fault.cause is Cause.RAISED and self.part.kind == "plugin"
         reason = f"{fault.reason}{HINT if is_users else ''}"
@@ -357,15 +357,15 @@ def queues_of(kind: RewardKind, section: RewardSection, counts: collections.Coun
     return queues[0]
 
 
-def _fault_of(reply: dict[str, Any]) -> Fault:
+def _fault_of(reply: dict[str, Any]) -> AttemptFailure:
     """What a worker says of its failure."""
     reason = str(reply.get("failed", reply))[:500]
     if reply.get("starved"):
-        return Fault(Cause.STARVED, reason)
+        return AttemptFailure(Cause.STARVED, reason)
     if reply.get("refused"):
-        return Fault(Cause.REFUSED, reason)
+        return AttemptFailure(Cause.REFUSED, reason)
     where = str(reply.get("raised", ""))[:500]
-    return Fault(Cause.RAISED if where else Cause.FAILED, reason, where)
+    return AttemptFailure(Cause.RAISED if where else Cause.FAILED, reason, where)
 
 
 def _may_be_the_sample(task: Task) -> bool:

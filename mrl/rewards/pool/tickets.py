@@ -42,7 +42,7 @@ class Ticket:
             self.waiting = ()
         if len(self.answers) < len(self.parts):
             return None
-        return combine(self.parts, self.answers)
+        return weighted_verdict(self.parts, self.answers)
 
     def opened(self) -> tuple[RewardPart, ...]:
         """The parts to ask now that all gates have let the sample pass; each is told once."""
@@ -85,7 +85,7 @@ def _looks_at(part: RewardPart, sample_id: str) -> bool:
     return lot < part.share * 2**64
 
 
-def combine(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
+def weighted_verdict(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
     """The weighted sum of the parts' values.
 
     A part that does not apply (None) is left out; one part without a reward leaves the sample without one;

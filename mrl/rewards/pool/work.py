@@ -26,7 +26,7 @@ class Cause(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fault:
+class AttemptFailure:
     """Why an attempt failed."""
 
     cause: Cause
@@ -42,7 +42,7 @@ class Task:
     requests: tuple[RewardRequest, ...]
     done: Done
     """Called once, with one verdict per request."""
-    faults: list[Fault] = dataclasses.field(default_factory=list)
+    faults: list[AttemptFailure] = dataclasses.field(default_factory=list)
     """One for each failed attempt by itself."""
     alone: bool = False
     """Failed in a batch: goes by itself from now on."""
@@ -62,7 +62,7 @@ class Task:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Batch:
+class TaskBatch:
     """What one message asks of a reward worker."""
 
     number: int
@@ -87,7 +87,7 @@ class Worker:
     version: str = ""
     capacity: int = 1
     """Batches it has at once: one, or many where the verifier spends its time waiting."""
-    running: dict[int, Batch] = dataclasses.field(default_factory=dict)
+    running: dict[int, TaskBatch] = dataclasses.field(default_factory=dict)
     """By the number that the reply will carry."""
     idle_since: float = 0.0
     """When it was last heard of (monotonic seconds)."""

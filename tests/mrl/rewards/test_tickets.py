@@ -8,7 +8,7 @@ import pytest
 from mrl.rewards.contract import no_reward, rejected, scored
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.pool.tickets import Ticket, combine
+from mrl.rewards.pool.tickets import Ticket, weighted_verdict
 from mrl.samples import Verdict, VerdictKind
 
 MATHS = KindPart(kind="maths", weight=1.0)
@@ -16,7 +16,7 @@ FORMAT = KindPart(kind="format", weight=0.25)
 
 
 def test_values_are_weighted_and_named() -> None:
-    verdict = combine((MATHS, FORMAT), {"maths": scored(1.0), "format": scored(-2.0, "no tags")})
+    verdict = weighted_verdict((MATHS, FORMAT), {"maths": scored(1.0), "format": scored(-2.0, "no tags")})
     assert verdict.kind is VerdictKind.SCORED
     assert verdict.value == 1.0 - 0.5
     assert verdict.parts == {"maths": 1.0, "format": -2.0}
@@ -24,22 +24,22 @@ def test_values_are_weighted_and_named() -> None:
 
 
 def test_one_without_reward_part_makes_the_sample_have_none() -> None:
-    verdict = combine((MATHS, FORMAT), {"maths": no_reward("down"), "format": scored(1.0)})
+    verdict = weighted_verdict((MATHS, FORMAT), {"maths": no_reward("down"), "format": scored(1.0)})
     assert (verdict.kind, verdict.value) == (VerdictKind.NO_REWARD, None)
 
 
 def test_a_part_that_does_not_apply_is_left_out() -> None:
-    assert combine((MATHS, FORMAT), {"maths": None, "format": scored(2.0)}).value == 0.5
-    assert combine((MATHS, FORMAT), {"maths": None, "format": None}).kind is VerdictKind.NO_REWARD
+    assert weighted_verdict((MATHS, FORMAT), {"maths": None, "format": scored(2.0)}).value == 0.5
+    assert weighted_verdict((MATHS, FORMAT), {"maths": None, "format": None}).kind is VerdictKind.NO_REWARD
 
 
 def test_refused_only_when_all_refuse() -> None:
     assert (
-        combine((MATHS, FORMAT), {"maths": rejected("long"), "format": scored(0.0)}).kind
+        weighted_verdict((MATHS, FORMAT), {"maths": rejected("long"), "format": scored(0.0)}).kind
         is VerdictKind.SCORED
     )
     assert (
-        combine((MATHS, FORMAT), {"maths": rejected("long"), "format": rejected("x")}).kind
+        weighted_verdict((MATHS, FORMAT), {"maths": rejected("long"), "format": rejected("x")}).kind
         is VerdictKind.REJECTED
     )
 
@@ -49,7 +49,7 @@ def test_process_rewards_are_summed_with_the_weights() -> None:
     nan = np.nan
     first = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([1.0, 0.0, nan, nan], np.float32))
     second = Verdict(VerdictKind.SCORED, 1.0, token_values=np.array([4.0, 8.0, 4.0, nan], np.float32))
-    verdict = combine((MATHS, FORMAT), {"maths": first, "format": second})
+    verdict = weighted_verdict((MATHS, FORMAT), {"maths": first, "format": second})
     assert verdict.token_values is not None
     np.testing.assert_array_equal(verdict.token_values, [2.0, 2.0, 1.0, nan])
 
@@ -109,10 +109,16 @@ def test_a_witness_looks_at_its_share_and_decides_nothing() -> None:
         looked += WITNESS in asked
     assert 420 < looked < 580
     parts = (MATHS, WITNESS)
-    assert combine(parts, {"maths": scored(1.0), "instructions": no_reward("down")}).value == 1.0
-    assert combine(parts, {"maths": rejected("x"), "instructions": scored(1.0)}).kind is VerdictKind.REJECTED
-    assert combine(parts, {"maths": None, "instructions": scored(1.0)}).value is None
-    assert combine(parts, {"maths": scored(1.0), "instructions": scored(0.0)}).parts["instructions"] == 0.0
+    assert weighted_verdict(parts, {"maths": scored(1.0), "instructions": no_reward("down")}).value == 1.0
+    assert (
+        weighted_verdict(parts, {"maths": rejected("x"), "instructions": scored(1.0)}).kind
+        is VerdictKind.REJECTED
+    )
+    assert weighted_verdict(parts, {"maths": None, "instructions": scored(1.0)}).value is None
+    assert (
+        weighted_verdict(parts, {"maths": scored(1.0), "instructions": scored(0.0)}).parts["instructions"]
+        == 0.0
+    )
 
 
 def test_a_witness_reads_the_same_answer_as_the_judge_beside_it() -> None:
