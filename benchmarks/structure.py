@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tokenize
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 LAYOUT = {
@@ -32,6 +32,8 @@ TOP = ("mrl", "models", "resharding", "launch")
 OUTSIDE = ("tests", "benchmarks", "examples")
 MADE = ("settings.md", "metrics.md", "recipes.md")
 """Pages that `make docs` writes from the code, left out of the words."""
+CLASSES = (ast.ClassDef,)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COUNT_SETTINGS = """
 from mrl.config.describe import settings
 print(sum(not setting.form.startswith(": section") for setting in settings()))
@@ -57,11 +59,10 @@ def main() -> None:
         print(f"  {folder}: {count} arrows")
     between = {(a.rpartition("/")[0], b.rpartition("/")[0]) for a, b in arrows}
     print(f"arrows between folders {sum(a != b for a, b in between)} of {len(folders)} folders")
-    for kind, names in (("classes", ast.ClassDef), ("functions", ast.FunctionDef)):
-        homes = homes_of(modules, names)
-        print(
-            f"{kind} with more than one home {len(homes)}: {', '.join(f'{n} {c}' for n, c in sorted(homes.items()))}"
-        )
+    for title, kinds in (("classes", CLASSES), ("functions", FUNCTIONS)):
+        homes = homes_of(modules, *kinds)
+        names = ", ".join(f"{name} {len(files)}" for name, files in homes.items())
+        print(f"{title} with more than one home {len(homes)}: {names}")
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -146,18 +147,17 @@ def entry(path: str, folder: str) -> str:
     return path.removeprefix(f"{folder}/").partition("/")[0]
 
 
-def homes_of(modules: dict[str, Path], kind: type[ast.ClassDef | ast.FunctionDef]) -> dict[str, int]:
-    """Public top-level definitions by name, where more than one module has them; `main` is every program's."""
-    counts: Counter[str] = Counter()
-    for path in modules.values():
-        counts.update(
-            {
-                node.name
-                for node in ast.parse(path.read_text()).body
-                if isinstance(node, kind) and not node.name.startswith("_")
-            }
-        )
-    return {name: count for name, count in counts.items() if count > 1 and name != "main"}
+def homes_of(modules: dict[str, Path], *kinds: type[ast.stmt]) -> dict[str, list[str]]:
+    """Return the files of each public top-level name of these kinds that has more than one.
+
+    `main` is every program's and does not count.
+    """
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for path, file in sorted(modules.items()):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, kinds) and not (name := getattr(node, "name", "_")).startswith("_"):
+                homes[name].append(f"{path}.py")
+    return {name: files for name, files in sorted(homes.items()) if len(files) > 1 and name != "main"}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from mrl.diagnosis.curves import Curves
 from mrl.diagnosis.findings import Diagnosis
 from mrl.diagnosis.rules import RULES, diagnose
 from mrl.errors import DataError
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 
 SHOWN = 3
 """Samples of a finding."""
@@ -25,7 +25,7 @@ KEPT_ROWS = 256
 def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     """What is wrong with the run, and what of its folder could not be read. DataError where it has no rows of metrics."""
     metrics, samples = ReadSummary("metrics.jsonl"), ReadSummary("samples.jsonl")
-    curves = Curves(read_rows(folder / "metrics.jsonl", metrics))
+    curves = Curves(read_log_rows(folder / "metrics.jsonl", metrics))
     if not len(curves):
         raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
     if curves.has("tune/loss"):
@@ -36,7 +36,7 @@ def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
     notes += _not_finite(curves)
     found = diagnose(curves, settings)
     if found.findings:
-        last = _last_samples(read_rows(folder / "samples.jsonl", samples))
+        last = _last_samples(read_log_rows(folder / "samples.jsonl", samples))
         found = dataclasses.replace(
             found,
             findings=[

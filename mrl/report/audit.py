@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mrl.errors import DataError
 from mrl.observe.ledger_log import MOST_INDICES, indices_of, ranges
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 
 ENDS = ("trained", "filtered", "given_up")
 
@@ -104,7 +104,7 @@ def _is_tuned(folder: Path) -> bool:
 
 def _lines(path: Path, reading: ReadSummary) -> Iterator[_LedgerLine]:
     attempt, last = 0, None
-    for row in read_rows(path, reading):
+    for row in read_log_rows(path, reading):
         try:
             number = int(row.get("start", attempt))
             told = {name: row[name] for name in (*ENDS, "on_the_way") if name in row}
@@ -150,7 +150,7 @@ def _compare_metrics(folder: Path, found: Audit) -> None:
     """Whether each step trained as many groups as its row says."""
     reading, agree, last = ReadSummary("metrics.jsonl"), 0, found.lines[-1]
     trained = _trained(found.lines)
-    for row in read_rows(folder / reading.name, reading):
+    for row in read_log_rows(folder / reading.name, reading):
         step, groups = row.get("step"), row.get("rollout/groups")
         if groups is None or not isinstance(step, int):
             continue
@@ -173,7 +173,7 @@ def _compare_samples(folder: Path, found: Audit) -> None:
     """Whether each sample that was written down is of a prompt that its step trained."""
     reading, agree, undone = ReadSummary("samples.jsonl"), 0, 0
     trained, before = (_trained(lines) for lines in (found.lines, found.undone))
-    for row in read_rows(folder / reading.name, reading):
+    for row in read_log_rows(folder / reading.name, reading):
         step, index = row.get("step"), str(row.get("sample_id")).split(".")[0]
         if row.get("kind") != "train" or not isinstance(step, int) or not index.isdecimal():
             continue

@@ -46,7 +46,7 @@ class ReadSummary:
         return []
 
 
-def read_rows(path: Path, reading: ReadSummary) -> Iterator[dict[str, Any]]:
+def read_log_rows(path: Path, reading: ReadSummary) -> Iterator[dict[str, Any]]:
     """Yield the rows in order, and count in `reading` what was found.
 
     An absent file has none, nor has one that is not a plain file: a pipe would be waited for. DataError if the file may not be read.

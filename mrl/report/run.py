@@ -11,7 +11,7 @@ from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.errors import DataError
 from mrl.report.curves import DownsampledCurves
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 from mrl.report.samples import SamplesShown
 
 FACTS = ("versions", "hardware", "summary")
@@ -42,9 +42,9 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     """
     readings = {name: ReadSummary(f"{name}.jsonl") for name in ("metrics", "samples")}
     curves, samples = DownsampledCurves(), SamplesShown(max_bytes, steps)
-    for row in read_rows(folder / "metrics.jsonl", readings["metrics"]):
+    for row in read_log_rows(folder / "metrics.jsonl", readings["metrics"]):
         curves.add(row)
-    for row in read_rows(folder / "samples.jsonl", readings["samples"]):
+    for row in read_log_rows(folder / "samples.jsonl", readings["samples"]):
         samples.add(row)
     if not curves.rows and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")

@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.report.curves import DownsampledCurves
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 
 BARS = " .:-=+*#%@"
 VALIDATIONS = 20
@@ -21,7 +21,7 @@ VALIDATED = ("val/reward", "val/preference/accuracy", "val/process/accuracy", "v
 def run_text(folder: Path) -> str:
     """Reward and validation of a run folder. DataError where it has neither metrics nor samples."""
     reading, curves = ReadSummary("metrics.jsonl"), DownsampledCurves()
-    for row in read_rows(folder / "metrics.jsonl", reading):
+    for row in read_log_rows(folder / "metrics.jsonl", reading):
         curves.add(row)
     if not curves.rows:
         if not (folder / "samples.jsonl").is_file():

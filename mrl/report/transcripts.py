@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 from mrl.report.terminal import plain, terminal_text
 
 
@@ -16,7 +16,7 @@ def samples_text(path: Path, *, step: int | None = None, kind: str | None = None
     where there are none."""
     file = path / "samples.jsonl" if path.is_dir() else path
     reading, shown, found = ReadSummary(file.name), [], 0
-    for row in read_rows(file, reading):
+    for row in read_log_rows(file, reading):
         if step in (None, row.get("step")) and kind in (None, row.get("kind")):
             found += 1
             if found <= limit:

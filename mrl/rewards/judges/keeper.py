@@ -115,7 +115,7 @@ def _end_session(pid: int, is_there: Callable[[], bool]) -> None:
 
 
 def _tick() -> None:
-    """Waits a moment. Raises Asked at the end of the standard input."""
+    """Waits a moment. Raises _AskedToEnd at the end of the standard input."""
     if select.select([0], [], [], TICK_SECONDS)[0] and not os.read(0, 1):
         raise _AskedToEnd
 

@@ -12,7 +12,7 @@ from mrl.observe.metric_names import METRICS
 from mrl.report import rows as report_rows
 from mrl.report.figures import SECTIONS, figures
 from mrl.report.page import render_page, write_report
-from mrl.report.rows import ReadSummary, read_rows
+from mrl.report.rows import ReadSummary, read_log_rows
 from mrl.report.run import read_run
 from mrl.report.text import run_text
 from tests.support.run_folders import metrics_row, sample_row, write_run
@@ -37,7 +37,7 @@ def test_a_row_longer_than_any_of_ours_is_left_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(report_rows, "LONGEST", 100)
     (tmp_path / "m.jsonl").write_text('{"a": 1}\n' + json.dumps({"a": "x" * 1000}) + '\n{"a": 2}\n')
     reading = ReadSummary("m.jsonl")
-    assert list(read_rows(tmp_path / "m.jsonl", reading)) == [{"a": 1}, {"a": 2}]
+    assert list(read_log_rows(tmp_path / "m.jsonl", reading)) == [{"a": 1}, {"a": 2}]
     assert (reading.lines, reading.unread, reading.first_unread) == (3, 1, 2)
 
 
