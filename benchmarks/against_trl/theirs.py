@@ -83,7 +83,7 @@ def _trainer(work: Workload, steps: int, size: int, ends: list[float], generatin
     torch.set_num_threads(int(THREADS_OF_ONE))
     folder = tempfile.mkdtemp(prefix="against-trl-")
     write_model(Path(folder), work)
-    write_tokenizer(Path(folder), work, needs_end=True)
+    write_tokenizer(Path(folder), work)
     rows = [{"prompt": text_of(prompt)} for prompt in work.drawn(work.prompts * steps)]
     return Timed(
         model=folder,

@@ -41,7 +41,7 @@ class Workload:
         return self.prompt_length + self.response_length
 
     def drawn(self, count: int) -> list[list[int]]:
-        """The first prompts of the workload's endless row; token 0 ends a response where there is an end."""
+        """The first prompts of the workload's endless row; token 0 ends a response, which only a ragged workload samples."""
         dice, first = random.Random(1234), int(self.is_ragged)
         lengths = (
             dice.randint(self.shortest_prompt, self.prompt_length)
@@ -61,8 +61,8 @@ WORKLOADS = {
     "W2": W2,
     "W3": dataclasses.replace(W2, prompt_length=256, response_length=512, shortest_prompt=16, rate=1e-8),
 }
-END_LOGIT = 1.52
-"""Weight of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/80."""
+END_LOGIT, NO_END_LOGIT = 1.52, -200.0
+"""Weights of the end token on a coordinate that is `_CONSTANT` in every embedding: a probability of about 1/80, and of 0."""
 _CONSTANT = 0.5
 
 
@@ -81,7 +81,6 @@ def write_model(folder: Path, work: Workload) -> None:
     import torch
     import transformers
 
-    end = 0 if work.is_ragged else None
     fields: dict[str, Any] = {
         "vocab_size": work.vocabulary,
         "hidden_size": work.hidden,
@@ -96,36 +95,30 @@ def write_model(folder: Path, work: Workload) -> None:
         "norm_topk_prob": True,
         "max_position_embeddings": 1024,
         "bos_token_id": None,
-        "eos_token_id": end,
-        "pad_token_id": end,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
     }
     torch.manual_seed(0)
     model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields))
-    if work.is_ragged:
-        with torch.no_grad():
-            model.model.embed_tokens.weight[:, 0] = _CONSTANT
-            model.lm_head.weight[:, 0] = 0.0
-            model.lm_head.weight[0] = 0.0
-            model.lm_head.weight[0, 0] = END_LOGIT
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = _CONSTANT
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[0] = 0.0
+        model.lm_head.weight[0, 0] = END_LOGIT if work.is_ragged else NO_END_LOGIT
     model.save_pretrained(str(folder))
 
 
-def write_tokenizer(folder: Path, work: Workload, *, needs_end: bool = False) -> None:
-    """The word "t17" is token 17. Where no response ends, there is no end token; a trainer that needs one gets one outside the
-    model's vocabulary, which is never sampled."""
+def write_tokenizer(folder: Path, work: Workload) -> None:
+    """Write a tokenizer whose word "t17" is token 17; "t0" ends a response."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {f"t{token}": token for token in range(work.vocabulary)}
-    special: dict[str, str] = {"eos_token": "t0", "pad_token": "t0"} if work.is_ragged else {}
-    if needs_end and not special:
-        words["<end>"] = work.vocabulary
-        special = {"eos_token": "<end>", "pad_token": "<end>"}
     read = Tokenizer(models.WordLevel(words, unk_token="t0"))
     read.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    PreTrainedTokenizerFast(tokenizer_object=read, padding_side="left", **special).save_pretrained(
-        str(folder)
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=read, padding_side="left", eos_token="t0", pad_token="t0"
+    ).save_pretrained(str(folder))
 
 
 def tell(figures: dict[str, Any], out: Path) -> None:
