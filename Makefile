@@ -14,17 +14,17 @@ export PYTHONDONTWRITEBYTECODE :=
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 
-.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-slow gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
+.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
 	@echo "make calculator   the same for a policy that may use a tool"
 	@echo "make setup-cuda   install on a machine with NVIDIA GPUs (docs/on-gpus.md)"
 	@echo "make quickstart-gpu  the same task on one GPU"
-	@echo "make test         install, then the whole test suite"
+	@echo "make test         install, then what a merge waits for"
 	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         the lists of settings and metrics, from the code, then the site, in site/"
-	@echo "make test-slow    the long forms of the tests"
+	@echo "make test-all     that and the nightly tests: long forms, every family, every death (hours)"
 	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
 
@@ -91,8 +91,8 @@ quickstart-gpu: setup-cuda
 	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_gpu.yaml
 	$(BIN)/mrl report runs/quickstart_gpu
 
-test-slow: setup system-packages
-	$(BIN)/python -m pytest -q -m "slow and not gpu"
+test-all: test
+	$(BIN)/python -m pytest -q --durations 50 -m "slow and not gpu"
 
 # Two tests beside each other, four of the fast ones, which wait for a good part of their time. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
 WORKERS ?= 2

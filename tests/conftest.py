@@ -13,6 +13,7 @@ import pytest
 
 from tests import data_sets
 from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.nightly import is_nightly
 from tests.tiny_models import write_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,8 +26,12 @@ SERVANTS = ("resource_tracker", "multiprocessing.forkserver", "mrl.rewards.code.
 """multiprocessing's own, and the one that forks the exams of code tasks."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests come first, and those of one file, which may share a long start, beside each other."""
+    """Mark the tests of tests/nightly.py as slow; put long tests first, and those of one file, which may share a start, together."""
+    for item in items:
+        if is_nightly(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

@@ -83,14 +83,19 @@ def layer(name: str) -> int:
     return max(prefixes, key=lambda item: len(item[0]))[1]
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
-def test_a_module_imports_only_its_own_layer_and_those_below(name: str) -> None:
+def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
     known = modules()
-    found = imports(known[name])
-    packages = {i for i in found if any(j.startswith(i + ".") and j in known for j in found)}
-    inner = {i for i in found if i in known and i != name} - packages
-    higher = sorted(i for i in inner if layer(i) > layer(name))
-    assert not higher, f"{name} (layer {layer(name)}) imports {higher}"
+    higher = {name: above for name in known if (above := _higher(name, known))}
+    assert not higher, "\n".join(
+        f"{name} (layer {layer(name)}) imports {above}" for name, above in higher.items()
+    )
+
+
+def _higher(name: str, known: dict[str, Path]) -> list[str]:
+    """Return the modules of higher layers that a module imports."""
+    imported = imports(known[name])
+    packages = {i for i in imported if any(j.startswith(i + ".") and j in known for j in imported)}
+    return sorted(i for i in imported & known.keys() - packages if layer(i) > layer(name))
 
 
 def test_no_test_imports_another_one() -> None:

@@ -44,21 +44,12 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "cp2": {"cp": 2},
 }
 SHORT = {
-    "qwen2_moe": ("one", "tp2-pp2-ep2"),
-    "llama_tied": ("one", "tp2-pp2"),
     "qwen3_moe": ("one", "ep2-dp2"),
-    "qwen3_moe_yarn": ("one",),
     "qwen3_next": ("one", "tp2-pp2-ep2", "cp2"),
-    "qwen3_5": ("one",),
-    "qwen3_5_moe": ("tp2-pp2-ep2",),
-    "mixtral": ("one",),
     "deepseek_v3": ("one", "cp2"),
-    "moonlight": ("cp2",),
-    "glm4_moe": ("cp2",),
-    "minimax_m2": ("tp2-pp2-ep2",),
     "gpt_oss": ("one", "tp2-pp2-ep2"),
 }
-"""What CI runs; tests/mrl/training/test_layouts.py has more layouts of the families whose ranks it has anyway."""
+"""What a merge runs, one family per mechanism; tests/mrl/training/test_layouts.py has more layouts of the families whose ranks it has anyway."""
 SERVED = ("qwen2_moe",)
 """Whose engine CI starts."""
 

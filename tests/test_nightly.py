@@ -1,0 +1,40 @@
+"""The merge suite: what it leaves to the night has a test that stays, and mistakes made on purpose are still where they were."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.breakages import BREAKAGES, ROOT, Breakage, changed, run
+from tests.nightly import NIGHTLY, is_nightly
+
+
+def functions_of(test_id: str) -> set[str]:
+    """Return the functions of an id's file, or the one it names if that is there; empty if the file is gone."""
+    file, _, rest = test_id.partition("::")
+    path = Path(ROOT / file)
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    named = rest.partition("[")[0]
+    return {name for name in functions if name.startswith(named)}
+
+
+@pytest.mark.parametrize("test_id", NIGHTLY)
+def test_what_is_left_to_the_night_is_there_and_has_a_test_that_stays(test_id: str) -> None:
+    stays = NIGHTLY[test_id]
+    assert functions_of(test_id) and functions_of(stays), f"{test_id} or {stays} is no test"
+    assert not is_nightly(stays), f"{stays} is nightly itself"
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)
+def test_a_mistake_can_still_be_made(breakage: Breakage) -> None:
+    source = (ROOT / breakage.file).read_text()
+    assert changed(breakage, source) != source
+    assert all((ROOT / test).exists() for test in breakage.tests)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)
+def test_the_merge_suite_notices_a_mistake(breakage: Breakage) -> None:
+    assert run(breakage), f"no test of {', '.join(breakage.tests)} failed"
