@@ -38,6 +38,11 @@ _POISON = 0xFF
 """Byte that staged parameters are filled with first: what the plan left out would read NaN."""
 
 
+_LOADED_TOGETHER = 256 << 20
+"""Bytes of whole tensors that are staged before vLLM's loaders get them: fewer calls than one a tensor, which take
+milliseconds each, and not all of a window, which may be everything."""
+
+
 class _Processing:
     """Measures what modules spend in vLLM's `process_weights_after_loading`, between start and stop."""
 
@@ -150,6 +155,9 @@ class PlanLoader:
             run_copies(unpack.get(module, window.unpack[:0]), bucket, self._flat)
             if module in closes:
                 complete += self._close_module(module)
+            if sum(tensor.nbytes for _, tensor in complete) >= _LOADED_TOGETHER:
+                self._load(complete)
+                complete = []
         self._load(complete)
 
     def _load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:

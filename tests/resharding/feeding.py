@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class Feeding:
                 stats = self._trainer.send(sender, session, plan, 0, group=None, deadline_seconds=30.0)
                 self.stats.append(stats)
             except Exception as error:
+                traceback.clear_frames(error.__traceback__)  # they keep the memory that is closed at the end
                 self.errors.append(error)
 
         self._threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in feeder.senders]

@@ -97,21 +97,16 @@ def test_only_what_vllm_packs_elsewhere_is_staged(
 
 
 def break_loading(engine: RolloutEngine, where: str) -> None:
-    """From now on the loader raises once: at its first, middle or last window, or between a module's tensors."""
+    """From now on the loader raises once: at its first, middle or last tensor, or between a module's tensors."""
     from mrl.resharding.vllm.modules import PlanLoader
 
-    load, calls, seen = PlanLoader._load, [], []
+    load, seen = PlanLoader._load, []
 
     def failing(self: Any, tensors: list) -> None:
-        calls.append(len(tensors))
         for name, tensor in tensors:
             seen.append(name)
             inside = where == "module" and name.endswith("layers.2.self_attn.k_proj.weight")
-            if (
-                inside
-                or len(calls) == {"first": 1, "middle": 9}.get(where, -1)
-                or len(seen) == {"last": 109}.get(where, -1)
-            ):
+            if inside or len(seen) == {"first": 1, "middle": 55, "last": 109}.get(where, -1):
                 PlanLoader._load = load
                 raise RuntimeError(f"broken on purpose at {where} ({name})")
             load(self, [(name, tensor)])
