@@ -53,7 +53,8 @@ def test_a_judge_is_tuned_on_what_it_is_asked(verdict: str, reference: bool, tmp
     gold = rows_of(tmp_path / "out/gold.jsonl")
     held_out = rows_of(tmp_path / "out/judgements_validation.jsonl")
     assert len(rows) == 60 and len(held_out) == len(gold) == 20
-    rules = load_config(*asked[2:4], str(tmp_path / "judge.yaml")).reward.parts[1].llm  # type: ignore[attr-defined]
+    part = load_config(*asked[2:4], str(tmp_path / "judge.yaml")).reward.parts[1]
+    rules, server = part.llm, part.server  # type: ignore[attr-defined]
     nonces = set()
     for row, known in zip(held_out, gold, strict=True):
         (user, assistant), truth = row["messages"], str(sum(map(int, known["prompt"].rstrip("=").split("+"))))
@@ -62,7 +63,7 @@ def test_a_judge_is_tuned_on_what_it_is_asked(verdict: str, reference: bool, tmp
         )
         (nonce,) = set(re.findall(r"\[/([0-9a-f]{16})\]", user["content"]))
         request = RewardRequest("", 0, known["response"], truth, prompt=known["prompt"])
-        assert user["content"] == shown(rules, request).replace(GUESS, nonce)
+        assert user["content"] == shown(rules, server, request).replace(GUESS, nonce)
         assert (f"\n{truth}\n" in user["content"]) == reference
         said = "good" if known["right"] else "bad"
         assert assistant["content"] == (said if verdict == "choice" else f"VERDICT {nonce}: {said}")

@@ -81,7 +81,7 @@ def test_exams_are_sat(folder: Path) -> None:
     assert result == (0, Outcome.FORBIDDEN, "at the first call")
 
 
-@pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["watch", "nowhere"]])
+@pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["report", "nowhere"]])
 def test_a_command_runs_nothing_of_the_folder_it_stands_in(words: list[str], tmp_path: Path) -> None:
     """`msvcrt` is imported by many, and on Linux nobody has it."""
     write_modules_named_as_pythons(tmp_path)

@@ -110,7 +110,13 @@ class PretendedRun:
         monkeypatch.setattr(actor_log, "redirect", lambda folder, name: None)
         monkeypatch.setattr(Exports, "_start", lambda own, step: self._note_export(step))
         for module in (train_actor, device_memory):  # hundreds of ranks in this one process
-            monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
+            monkeypatch.setattr(
+                module,
+                "gc",
+                SimpleNamespace(
+                    collect=lambda: 0, freeze=lambda: None, disable=lambda: None, enable=lambda: None
+                ),
+            )
 
     def _give_back(self, process: str) -> None:
         """torch.cuda.empty_cache in a trainer rank: what its tensors no longer hold goes too."""

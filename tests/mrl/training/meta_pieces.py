@@ -438,7 +438,7 @@ ONE_WAIT: dict[str, Callable[[], None]] = {
     },
     **{
         f"critic, clip {clip}": lambda clip=clip: objective_step(
-            ValueObjective(AlgorithmSection.model_validate({"value": {"clip": clip}})), heads=1
+            ValueObjective(AlgorithmSection.model_validate({"value_clip": clip})), heads=1
         )
         for clip in (None, 0.2)
     },
