@@ -116,7 +116,7 @@ kept = None
 def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Boundary:
     """This machine's sandbox, and the one it would have where no cgroup can be made."""
     if request.param == "no cgroup":
-        monkeypatch.setattr(sandbox.cgroup, "make", lambda **limits: None)
+        monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     found = sandbox.find_boundary.__wrapped__()
     monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: found)
     return found
@@ -161,7 +161,7 @@ def test_the_sum_of_what_a_run_holds_is_its_limit(boundary: sandbox.Boundary) ->
 
 def test_without_a_bounded_file_system_nothing_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel lets nobody but bubblewrap make a namespace."""
-    monkeypatch.setattr(sandbox.cgroup, "make", lambda **limits: None)
+    monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     monkeypatch.setattr(sandbox, "mount_scratch", _not_permitted)
     found = sandbox.find_boundary.__wrapped__()
     monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: found)

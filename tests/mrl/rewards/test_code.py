@@ -162,7 +162,7 @@ def test_the_boundary_says_what_holds() -> None:
 
 def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no cgroup can be made, the candidate can start no process, and honest programs still pass."""
-    monkeypatch.setattr(sandbox.cgroup, "make", lambda **limits: None)
+    monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     strict = sandbox.find_boundary.__wrapped__()
     assert "no cgroup here" in strict.describe()
     monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: strict)
@@ -177,7 +177,7 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
 
 
 def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    made = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     if made is None:
         assert "no cgroup here" in sandbox.find_boundary().describe()
         return
@@ -185,10 +185,10 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
     gone.wait()
     made.close()
     monkeypatch.setattr(sandbox.cgroup.os, "getpid", lambda: gone.pid)
-    left = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    left = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     monkeypatch.undo()
     assert left is not None and all(folder.is_dir() for folder in left.folders)
-    sandbox.cgroup.sweep()
+    sandbox.cgroup.remove_empty_cgroups()
     assert not any(folder.exists() for folder in left.folders)
     left.close()
 
@@ -199,7 +199,7 @@ def test_the_groups_of_one_killed_process_are_removed_and_what_runs_in_them_is_e
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(sandbox.cgroup.os, "getpid", lambda: gone.pid)
-    left = sandbox.cgroup.make(memory_bytes=2**28, processes=8)
+    left = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     monkeypatch.undo()
     if left is None:
         assert "no cgroup here" in sandbox.find_boundary().describe()
