@@ -144,8 +144,8 @@ BREAKAGES = (
     Breakage(
         "trained-twice",
         "mrl/pool/ledger.py",
-        "trained = [e for e in self.entries(State.TAKEN) if e.trained_at < version]",
-        "trained = [e for e in self.entries(State.TAKEN) if e.trained_at <= version]",
+        "trained = [e for e in self.entries(GroupState.TAKEN) if e.trained_at < version]",
+        "trained = [e for e in self.entries(GroupState.TAKEN) if e.trained_at <= version]",
         ("tests/mrl/pool/test_worlds.py",),
     ),
     Breakage(
