@@ -64,7 +64,7 @@ def update(at: MegatronWorker, steps: int) -> list[dict[str, float]]:
     batch = batch_with_returns()
     _, shard = shard_of(batch, at)
     count = {"num_tokens": int(batch.loss_mask.sum()), "num_sequences": batch.num_samples}
-    objective = ValueObjective(AlgorithmSection.model_validate({"value": {"clip": None}}))
+    objective = ValueObjective(AlgorithmSection.model_validate({"value_clip": None}))
     return [at.update(shard, objective, count, PassOptions(role="critic")) for _ in range(steps)]
 
 
