@@ -4,7 +4,9 @@ side of a band its rate lies. One engine, no trainer, no Ray; a measurement that
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,11 +27,14 @@ from mrl.launch.commands.evaluate import model_digest
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.validate import Scores
+from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 
-DATE = "chat_template_date"
+DATE, REWARD = "chat_template_date", "reward"
+SCORES = frozenset({"kind", "path", "engine", "server", "style", "group", "min_reward", "weight", "gate"})
+"""Settings of a verifier that decide its score, besides its kind's rules."""
 PROMPTS_A_WRITE = 256
 """Prompts whose figures are written down together."""
 
@@ -194,7 +199,23 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
     }
     ends = {n: list(getattr(config.rollout, n)) for n in ("stop", "stop_token_ids")}
     model = {"model": model_digest(config.model.path), DATE: str(config.model.chat_template_date)}
-    return {**model, **drawn} | {n: own for n, own in ends.items() if own}
+    rewards = {REWARD: reward_digest(config.reward)}
+    return {**model, **drawn, **rewards} | {n: own for n, own in ends.items() if own}
+
+
+def reward_digest(section: RewardSection) -> str:
+    """Return a digest of what decides the rewards of each domain: kinds with their rules, weights and gates."""
+    by_domain: dict[str, Any] = dict(section.domains)
+    if section.kind is not None or section.parts:
+        by_domain[""] = section
+    rules = {
+        domain: [
+            part.model_dump(mode="json", include={*SCORES, reward_kind(part).rules_name or str(part.kind)})
+            for part in spec.verifiers()
+        ]
+        for domain, spec in by_domain.items()
+    }
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _begun(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:
@@ -205,7 +226,7 @@ def _begun(section: DifficultySection, file: RateFile | None, about: Mapping[str
         return RateFile(about, {})
     for name in {**file.about, **about}:
         saved, value = file.about.get(name), about.get(name)
-        if saved != value and not (name == DATE and saved is None):
+        if saved != value and not (name in (DATE, REWARD) and saved is None):  # of an earlier release
             raise ConfigError(
                 f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has {value}; name another file"
             )

@@ -19,7 +19,7 @@ from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.files import held
 from mrl.launch.commands import difficulty
-from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, summary
+from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, reward_digest, summary
 from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
 from mrl.rewards.kinds.section import RewardSection
@@ -73,6 +73,28 @@ def test_a_file_of_responses_that_ended_elsewhere_is_refused(
     more = [f"data.difficulty.file={tmp_path}/rates.jsonl"] + ([] if saved else [f"rollout.{name}=['3']"])
     with pytest.raises(ConfigError, match=f"was measured with {name} = "):
         measure_difficulty(load([GSM8K], [*settings, *more]))
+
+
+def test_a_file_measured_with_another_reward_is_refused(settings: list[str], tmp_path: Path) -> None:
+    config = load([GSM8K], settings)
+    drawn = dataclasses.asdict(sampling_of(config))
+    about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
+    about |= {"model": model_digest(config.model.path), "reward": "another"}
+    (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
+    with pytest.raises(ConfigError, match="was measured with reward = another"):
+        measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
+
+
+def test_a_digest_of_rewards_changes_with_what_decides_them_alone() -> None:
+    words = "reward={kind: null, parts: [{kind: maths, weight: 1.0}, {kind: format, weight: 0.5}]}"
+    one = reward_digest(load([GSM8K], [words]).reward)
+    assert reward_digest(load([GSM8K], [words, "reward.workers=7"]).reward) == one
+    others = [
+        words.replace("0.5", "0.25"),
+        words.replace("{kind: maths", "{kind: maths, min_reward: -1.0"),
+        "reward={kind: maths, parts: []}",
+    ]
+    assert len({one, *(reward_digest(load([GSM8K], [other]).reward) for other in others)}) == 4
 
 
 class Coins:
