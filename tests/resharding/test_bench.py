@@ -320,7 +320,7 @@ def test_both_modes_leave_the_same_quantised_bytes(tmp_path: Path) -> None:
     moved = report["runs"][0]["bytes"]
     scales = 768 * 2048 // 128**2 * 4
     assert moved["in_node"] == moved["lower_bound"] == 2 * 4 * 3 * (768 * 2048 + scales)
-    assert moved["fallback"] == 0 and report["quantize"] == "fp8_block"
+    assert moved["whole"] == 0 and report["quantize"] == "fp8_block"
 
 
 def test_the_module_named_in_the_readme_ends_with_the_benchmarks_own_code(
@@ -338,8 +338,8 @@ from benchmarks.resharding import storage
 from benchmarks.resharding import one_gpu
 from benchmarks.resharding.__main__ import main
 
-copy = storage.run
-storage.run = lambda table, sources, targets: copy(table[:-1], sources, targets)
+copy = storage.run_copies
+storage.run_copies = lambda table, sources, targets: copy(table[:-1], sources, targets)
 if __name__ == "__main__":
     sys.exit(main())
 """
