@@ -34,7 +34,7 @@ class Command:
         alone: bool = False,
     ) -> None:
         """`under`: a command that becomes `mrl` (exec) once it has prepared a place for it. `folder`: where it is started.
-        `alone`: without the tests' fork servers, as users have it."""
+        `alone`: without the tests' fork servers, as users have it, and as every command that starts no actors has it."""
         self.log = log
         self.started = time.monotonic()
         self._file = log.open("w")
@@ -42,7 +42,8 @@ class Command:
         self._looked = 0.0
         self.named_at = float("inf")
         """When (time.time) the line that says why it failed was seen in its output."""
-        self._servers: ForkServers | None = None if alone else shared()
+        is_alone = alone or words[0] not in ("train", "bench")
+        self._servers: ForkServers | None = None if is_alone else shared()
         offer = {} if self._servers is None else self._servers.offer
         program = "mrl.cli" if self._servers is None else "tests.forks.program"
         self.process = subprocess.Popen(
