@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +72,8 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
     )
 
 
-MEMORY_CAP = 2500 << 20
-"""Bytes of all processes of a run (shared pages counted once), for each slot."""
+MEMORY_CAP = 1500 << 20
+"""Bytes of a run's trainer ranks and engines (shared pages counted once), for each slot."""
 
 
 @contextlib.contextmanager
@@ -145,7 +146,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     forward = hybrid.train.forward(batch, PassOptions(with_router_margins=True))
     shards = str(tmp_path / "shards")
     hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
-    used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    used = sum(process.memory_full_info().pss for process in workers(hybrid))
     export.export_checkpoint(
         tmp_path / "shards",
         tmp_path / "export",
@@ -163,6 +164,13 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     assert np.abs(reference_logprobs(Path(config.model.path), batch)[0] - reference)[clear].max() > 1e-3, (
         "the updates changed nothing"
     )
+
+
+def workers(hybrid: Hybrid) -> list[psutil.Process]:
+    """Return the processes of trainer ranks and engines, and those that these started."""
+    pids = [*hybrid.train.on_all(lambda _: os.getpid()), *hybrid.rollout.on_all(lambda _: os.getpid())]
+    actors = [psutil.Process(pid) for pid in pids]
+    return [process for actor in actors for process in (actor, *actor.children(recursive=True))]
 
 
 def least_bytes(config: Config) -> int:
