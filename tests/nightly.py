@@ -56,6 +56,8 @@ NIGHTLY = {
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[first": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[module": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[last": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[finish",
+    "tests/launch/test_disk.py::test_a_disk_without_space": "tests/launch/test_disk.py::test_a_rank_that_cannot_write_does_not_stop_training",
+    "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_two_nodes": "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_one_node",
     # Readers of published formats: the merge reads every format's folder, and trains and serves one.
     "tests/launch/test_int4.py": "tests/mrl/training/test_hf_folder.py",
     "tests/launch/test_mxfp4.py": "tests/mrl/training/test_hf_folder.py",
@@ -65,6 +67,7 @@ NIGHTLY = {
     "tests/mrl/loops/tuning/test_tune.py::test_heads_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/mrl/loops/tuning/test_tune.py::test_distributions_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
+    "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
     # Programs that measure: the merge runs one.
     "tests/launch/test_benchmarks_run.py": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
     "tests/resharding/test_limited_link.py": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
