@@ -108,8 +108,7 @@ def _without_removed(
     """Return the tree without the removed settings that come from a run's own config.yaml; None if there are none."""
     left, gone = copy.deepcopy(tree), []
     for problem in problems:
-        *above, key = [str(part) for part in problem["loc"]] or [""]
-        section, parts = section_at(above)
+        section, parts, key = _place(problem)
         path = ".".join([*parts, key])
         if section and key not in section.model_fields and removed(section, key) and _of_a_run(path, origins):
             del functools.reduce(_inside, parts, left)[key]
@@ -129,8 +128,8 @@ def _inside(tree: Any, part: str) -> Any:
 def _of_a_run(path: str, origins: Origins) -> bool:
     """Return True if a value, or the list that contains it, comes from the config.yaml of a run folder."""
     parts = path.split(".")
-    above = (_origin(".".join(parts[:end]), origins) for end in range(len(parts), 0, -1))
-    file = Path(next(filter(None, above), "").strip(" ()").rpartition(":")[0])
+    above = (_source(".".join(parts[:end]), origins) for end in range(len(parts), 0, -1))
+    file = Path(next(filter(None, above), "").rpartition(":")[0])
     return file.name == "config.yaml" and (file.parent / "metrics.jsonl").exists()
 
 
@@ -152,8 +151,8 @@ def _refused(problems: Sequence[Any], origins: Origins) -> ConfigError:
 
 
 def _explain(problem: Any, origins: Origins) -> str:
-    *above, key = [str(part) for part in problem["loc"]] or [""]
-    section, parts = section_at(above)
+    section, parts, key = _place(problem)
+    above = [str(part) for part in problem["loc"][:-1]]
     holder, setting = (section_at(above[:-1])[0], above[-1]) if key.isdigit() and above else (section, key)
     path, value = ".".join([*parts, key]), problem["input"]
     origin = _origin(path, origins) or (_origin(".".join(parts), origins) if key.isdigit() else "")
@@ -170,6 +169,12 @@ def _explain(problem: Any, origins: Origins) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     shown = "" if isinstance(value, dict | Section) else f"; got {_told(value)}"
     return f"{path or 'configuration'}: {message}{shown}{origin}"
+
+
+def _place(problem: Any) -> tuple[type[pydantic.BaseModel] | None, list[str], str]:
+    """Return the section of one of pydantic's problems, that section's path, and the key in it."""
+    *above, key = [str(part) for part in problem["loc"]] or [""]
+    return *section_at(above), key
 
 
 def _choice(value: Any) -> Any:
@@ -220,8 +225,14 @@ def _told(value: Any) -> str:
 
 
 def _origin(path: str, origins: Origins) -> str:
-    inside = [o for p, o in origins.items() if p == path or p.startswith(path + ".")]
-    return f" ({inside[0]})" if inside and path else ""
+    source = _source(path, origins)
+    return f" ({source})" if source else ""
+
+
+def _source(path: str, origins: Origins) -> str:
+    """Return where the value at a path, or the first inside it, came from; empty if nobody gave it."""
+    inside = (o for p, o in origins.items() if p == path or p.startswith(path + "."))
+    return next(inside, "") if path else ""
 
 
 def _nearest(key: str, section: type[pydantic.BaseModel] | None, path: str) -> str:

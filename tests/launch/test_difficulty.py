@@ -14,6 +14,7 @@ import pytest
 
 from mrl.algorithms.solve_rate import Band, SolveRate
 from mrl.config.load import load
+from mrl.config.root import Config
 from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, DataError, RewardError
@@ -59,6 +60,13 @@ def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_pa
         measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
 
 
+def about_of(config: Config) -> dict[str, Any]:
+    """Return what the first line of a file says of its samples, without stops and reward."""
+    drawn = dataclasses.asdict(sampling_of(config))
+    about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
+    return about | {"model": model_digest(config.model.path)}
+
+
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_file_of_responses_that_ended_elsewhere_is_refused(
@@ -66,9 +74,7 @@ def test_a_file_of_responses_that_ended_elsewhere_is_refused(
 ) -> None:
     """Measured with the stop that the configuration lacks, and the other way round."""
     config = load([GSM8K], settings)
-    drawn = dataclasses.asdict(sampling_of(config))
-    about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
-    about |= {"model": model_digest(config.model.path)} | ({name: [3]} if saved else {})
+    about = about_of(config) | ({name: [3]} if saved else {})
     (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
     more = [f"data.difficulty.file={tmp_path}/rates.jsonl"] + ([] if saved else [f"rollout.{name}=['3']"])
     with pytest.raises(ConfigError, match=f"was measured with {name} = "):
@@ -77,9 +83,7 @@ def test_a_file_of_responses_that_ended_elsewhere_is_refused(
 
 def test_a_file_measured_with_another_reward_is_refused(settings: list[str], tmp_path: Path) -> None:
     config = load([GSM8K], settings)
-    drawn = dataclasses.asdict(sampling_of(config))
-    about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
-    about |= {"model": model_digest(config.model.path), "reward": "another"}
+    about = about_of(config) | {"reward": "another"}
     (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
     with pytest.raises(ConfigError, match="was measured with reward = another"):
         measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
