@@ -33,13 +33,11 @@ from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import Arrivals, RewardWorkers
-from mrl.loops.arrivals.recording import Recording
-from mrl.loops.arrivals.schedule_file import Header, ScheduleFile
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.loops.produce import Producer
+from mrl.loops.protocols import RewardWorkers
 from mrl.loops.recorder import Recorder
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
@@ -212,15 +210,7 @@ def _loop(
     store = group_pool.open_group_store(config, prompts)
     stack.callback(store.remove)
     rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
-    record = ScheduleFile(run_folder.path, Header(config.model_dump(mode="json"), 1, "", []))
-    in_flight = InFlight(
-        pools.rollout,
-        rewards,
-        clock,
-        run_seed=0,
-        lengths=_lengths(options, config),
-        arrivals=Recording(Arrivals(), record),
-    )
+    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=_lengths(options, config))
     deadline = config.loop.phase_deadline_seconds
     collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
     producer = Producer(config, prompts, in_flight, store)

@@ -36,7 +36,6 @@ _HOMES = {
             "PeerLost",
             "RoutingError",
             "PoolError",
-            "ReplayError",
             "WeightSyncError",
             "CheckpointError",
             "DamagedCheckpoint",

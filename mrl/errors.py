@@ -40,10 +40,6 @@ class PoolError(MrlError, RuntimeError):
     """The pool of samples was used against its rules, or could not keep a group; names the group."""
 
 
-class ReplayError(MrlError, RuntimeError):
-    """A run could not be replayed, or parted from its record; names the step and the first thing that differs."""
-
-
 class WeightSyncError(MrlError, RuntimeError):
     """A weight sync failed; the receiving engine serves nothing until a full resend commits."""
 

@@ -14,8 +14,8 @@ from mrl.agents.tool_calls import described
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
-from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
+from mrl.loops.protocols import Environments
 from mrl.rewards.kinds.section import RewardSection
 
 Tools = list[dict[str, Any]] | str

@@ -35,8 +35,6 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import Arrivals, Environments, RewardWorkers
-from mrl.loops.arrivals.replaying import NoEnvironments, NoRewardWorkers
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -44,6 +42,7 @@ from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.produce import Producer
+from mrl.loops.protocols import Environments, RewardWorkers
 from mrl.loops.recorder import Recorder
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
@@ -85,8 +84,8 @@ class Parts:
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
 
-    def in_flight(self, arrivals: Arrivals | None = None) -> InFlight:
-        """Groups in the making over the engines and the reward workers; `arrivals` decides what is taken when."""
+    def in_flight(self) -> InFlight:
+        """Groups in the making over the engines and the reward workers."""
         return InFlight(
             self.hybrid.rollout,
             self.reward_workers,
@@ -94,7 +93,6 @@ class Parts:
             run_seed=self.config.run.seed,
             lengths=self.lengths,
             episodes=self.episodes,
-            arrivals=arrivals,
         )
 
     def loop(
@@ -103,11 +101,10 @@ class Parts:
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
-        arrivals: Arrivals | None = None,
         stop_rules: StopRules | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
-        config, in_flight, prompts = self.config, self.in_flight(arrivals), self.prompts
+        config, in_flight, prompts = self.config, self.in_flight(), self.prompts
         deadline = config.loop.phase_deadline_seconds
         collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
@@ -137,12 +134,10 @@ def assembled(
     config: Config,
     *,
     log_folder: Path,
-    rewards: bool = True,
-    environments: bool = True,
     when_checked: Callable[[], None] = lambda: None,
 ) -> Iterator[Parts]:
-    """Workers up, before the first weight sync; reward workers only with `rewards`, episodes that ask their environments only with
-    `environments`. ConfigError and DataError come before anything is started, and before `when_checked` is called.
+    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started, and before `when_checked`
+    is called.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
@@ -151,20 +146,16 @@ def assembled(
         gc.disable()  # a start imports and keeps; looking for what it could drop takes a fifth of its imports' time
         stack.callback(gc.enable)
         with clock.phase("check"):
-            inputs = check_run(config, rewards=rewards)
+            inputs = check_run(config)
             for warning in inputs.warnings:
                 log.warning(warning)
             print(inputs.dataset.report.text(), flush=True)
             when_checked()
             print(_starting(config), flush=True)
-        engines = (
-            stack.enter_context(
-                RewardEngines(
-                    config.reward, log_folder, start_deadline_seconds=config.launch.start_deadline_seconds
-                )
+        engines = stack.enter_context(
+            RewardEngines(
+                config.reward, log_folder, start_deadline_seconds=config.launch.start_deadline_seconds
             )
-            if rewards
-            else None
         )
         prompts, store = inputs.dataset.stream(config.run.seed), None
         if config.loop.schedule == "stream":
@@ -175,15 +166,13 @@ def assembled(
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
             stack.enter_context(without_rays_words())
-        reward_workers: RewardWorkers = NoRewardWorkers()
-        if engines is not None:
-            reward_workers = stack.enter_context(
-                reward_processes(config, engines, inputs.trial, clock, log_folder)
-            )
+        reward_workers = stack.enter_context(
+            reward_processes(config, engines, inputs.trial, clock, log_folder)
+        )
         episodes = None
         if inputs.acting:
-            answers: Environments | None = None if environments else NoEnvironments()
-            if environments and inputs.acting.section.nodes == "all":
+            answers: Environments | None = None
+            if inputs.acting.section.nodes == "all":
                 answers = stack.enter_context(environment_processes(config, clock, log_folder))
             episodes = stack.enter_context(open_episodes(inputs.acting, config, answers))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
@@ -266,7 +255,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
                 placement,
                 clock,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
-                by_index=config.repeats_itself or config.loop.schedule == "on_policy",
+                by_index=config.loop.deterministic or config.loop.schedule == "on_policy",
                 **options,
             ),
             clock,

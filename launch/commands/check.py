@@ -62,9 +62,9 @@ class Inputs:
     """What works and is probably not meant, of settings and rows."""
 
 
-def check_run(config: Config, *, rewards: bool = True) -> Inputs:
+def check_run(config: Config) -> Inputs:
     """What the run will read. ConfigError has one line for each fault, with what to do; nothing is started
-    but reward processes, and these only with `rewards`.
+    but reward processes.
 
     Makes the model's folder where `model.new` says so.
     """
@@ -88,8 +88,7 @@ def check_run(config: Config, *, rewards: bool = True) -> Inputs:
     if (position := started.position(config)) is not None:
         stream.require(position)
     trial = tuple(stream.take(TRIAL_PROMPTS))
-    if rewards:
-        check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
+    check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
     warnings = (*config.warnings, *dataset.warnings(config.loop))
     return Inputs(dataset, acting, trial, pieces(tokenizer), warnings)
 

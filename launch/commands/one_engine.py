@@ -10,9 +10,9 @@ from mrl.config.root import Config
 from mrl.data.tokenise import decoder
 from mrl.launch.commands.acting import Acting, open_episodes
 from mrl.launch.commands.engines import with_engines
-from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
+from mrl.loops.protocols import Rollout
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rollout.request import GenerationRequest, Response, Round

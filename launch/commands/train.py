@@ -22,10 +22,6 @@ from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
-from mrl.loops.arrivals.as_they_come import Arrivals
-from mrl.loops.arrivals.engine_time import EngineTime
-from mrl.loops.arrivals.recording import Recording
-from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
@@ -163,11 +159,8 @@ class Run:
         folder.write_hardware(train.device_names())
         recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
         rules = StopRules(config, folder.metrics, recorder.progress.message)
-        arrivals = _arrivals(parts, folder, max(1, first_step))
         checkpoints = Checkpoints(config, folder, exports)
-        loop = parts.loop(
-            recorder, checkpoints, should_stop=signals.reason, stop_rules=rules, arrivals=arrivals
-        )
+        loop = parts.loop(recorder, checkpoints, should_stop=signals.reason, stop_rules=rules)
         if state:
             loop.restore(state)
             recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
@@ -212,19 +205,6 @@ def train(config: Config, callbacks: Sequence[Callable[[Run, StepRow], object]] 
             for callback in callbacks:
                 callback(run, row)
     return run
-
-
-def _arrivals(parts: Parts, folder: RunFolder, first_step: int) -> Arrivals:
-    """The run's clock, which is recorded where that is asked."""
-    config, clock = parts.config, Arrivals()
-    if config.stream.clock == "logical":
-        clock = EngineTime(deadline_seconds=config.loop.phase_deadline_seconds)
-    if not config.records_schedule:
-        return clock
-    devices = parts.hybrid.train.device_names()
-    header = Header(config.model_dump(mode="json"), first_step, code_digest(), devices)
-    rollout = parts.hybrid.rollout
-    return Recording(clock, ScheduleFile(folder.path, header), lambda: rollout.num_lost)
 
 
 def go_on(checkpoints: Path) -> str:

@@ -138,7 +138,7 @@ class RolloutActor:
         ):
             finished += self.engine.step(beat_steps)
             beats += 1
-        return self._told(self.texts.told(finished), beats=beats)
+        return self._told(self.texts.told(finished))
 
     @_blames
     def park(self, asked: Sequence[Round | GenerationRequest], max_steps: int) -> ResponseBatch:
@@ -159,10 +159,10 @@ class RolloutActor:
         deadline = time.monotonic() + deadline_seconds
         return self._told(self.engine.generate(share.requests(), deadline=deadline))
 
-    def _told(self, responses: Sequence[Response], *, beats: int = 0) -> ResponseBatch:
-        """What the driver gets of responses: of their routes a handle, and where it keeps a record what that says of them."""
-        batch = ResponseBatch.of(responses, route_blocks.share_block, recorded=self._config.records_schedule)
-        return dataclasses.replace(batch, beats=beats, bell=self.bell.address, pace=self.engine.pace.take())
+    def _told(self, responses: Sequence[Response]) -> ResponseBatch:
+        """What the driver gets of responses: of their routes a handle."""
+        batch = ResponseBatch.of(responses, route_blocks.share_block)
+        return dataclasses.replace(batch, bell=self.bell.address, pace=self.engine.pace.take())
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be

@@ -17,7 +17,7 @@ import collections
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.config.root import Config
@@ -38,7 +38,7 @@ from mrl.rollout.pace import add_up
 from mrl.rollout.part import schedulers
 from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
-from mrl.rollout.stint import Beats, Stint, Stints
+from mrl.rollout.stint import Stint, Stints
 from mrl.training.hf.folder import read_config
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
         self._stints = Stints(TICK_BEATS)
-        self._taken: list[tuple[int, int]] = []
-        """(engine, beats) of the calls whose responses were taken, as far as nobody asked for it."""
         self._fleet = Fleet(
             len(self._rounds),
             clock,
@@ -222,7 +220,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             ranks = self._ranks(engine)
             while self._book.has_work(ranks) and len(rounds) < CALLS_UNDER_WAY:
                 self._since[engine] = self._since[engine] if rounds else time.monotonic()
-                stint = self._stints.next(engine, ranks)
+                stint = self._stints.next(ranks)
                 rounds.append({rank: self._tick(rank, stint) for rank in ranks})
 
     def _ranks(self, engine: int) -> range:
@@ -249,7 +247,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             return []
         for rank, batch in zip(rounds[-1], batches[-self._dp :], strict=True):
             self._stints.heard(rank, batch.bell)
-        self._taken += [(engine, batch.beats) for batch in batches[:: self._dp] if batch.beats]
         return self._arrived(batches)
 
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
@@ -280,15 +277,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
         prompts up to the index `awaited`; with 0 those under way end soon."""
         self._stints.be_patient(seconds, awaited)
-
-    def take_beats(self) -> Beats:
-        """Of the calls that brought what was taken or parked since this was asked."""
-        taken, self._taken = self._taken, []
-        return taken
-
-    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
-        """The next calls of each engine make so many beats; no clock is asked."""
-        self._stints.repeat(beats)
 
     # -- engines that are lost, and those that come in their places ----------------------------------------------
 
@@ -378,11 +366,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self._book.regain(engine)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
-
-    @property
-    def num_lost(self) -> int:
-        """Engines lost so far."""
-        return self._fleet.num_lost
 
     @property
     def serving(self) -> list[int]:

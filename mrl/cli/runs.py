@@ -13,7 +13,6 @@ def add_to(commands) -> None:
     """All of them, in the order of `mrl --help`."""
     _report_command(commands)
     _audit_command(commands)
-    _replay_command(commands)
     _diagnose_command(commands)
     _samples_command(commands)
     _export_command(commands)
@@ -68,33 +67,6 @@ def _audit(options: argparse.Namespace) -> int:
 
     found = audit(Path(options.folder))
     return print_answer(audit_text(found)) or int(not found.holds)
-
-
-def _replay_command(commands) -> None:
-    text = "executes the recorded schedule of a stream again and compares all tokens and weights"
-    replay = commands.add_parser("replay", help=text, description=text)
-    replay.add_argument("folder", help="run folder")
-    replay.add_argument("--out", help="new folder; the run's with -replay behind its name by default")
-    replay.add_argument(
-        "--until", type=int, metavar="STEP", help="last step; the record's last whole one by default"
-    )
-    replay.add_argument("--attempt", type=int, help="number of the run's start; its last one by default")
-    replay.add_argument(
-        "--judge-again", action="store_true", help="ask the reward workers again and name other rewards"
-    )
-    replay.add_argument("--any-code", action="store_true", help="also a record of other source code")
-    replay.set_defaults(run=_replay)
-
-
-def _replay(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.replay import ReplayOptions, replay
-    from mrl.observe.streams import survive_full_disks
-
-    survive_full_disks()
-    run = Path(options.folder)
-    out = Path(options.out) if options.out else run.resolve().with_name(f"{run.resolve().name}-replay")
-    asked = ReplayOptions(run, out, options.until, options.attempt, options.judge_again, options.any_code)
-    return print_answer(replay(asked))
 
 
 def _diagnose_command(commands) -> None:

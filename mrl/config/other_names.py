@@ -195,11 +195,13 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     },
     StreamSection: {
         "age_budget": "delete it; stream.max_age is the largest age",
+        "clock": "delete it; loop.deterministic repeats a run to the bit, on_policy or with stream.max_age 0",
         "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",
+        "record": "delete it; no schedule is recorded",
         "window": "delete it; stream.max_age lets generation run further ahead",
         ("in_flight", "drain"): "set recompute",
-        "update_ticks": "delete it; with clock logical an update takes 4 ticks",
-        "verdict_ticks": "delete it; with clock logical verdicts are seen at once",
+        "update_ticks": "delete it; there is no logical clock",
+        "verdict_ticks": "delete it; there is no logical clock",
     },
     ToprLoss: {
         "clip_high": "delete it; weights are cut to [0, 1], as in the paper",
@@ -220,6 +222,7 @@ RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
 REMOVED_WORDS = {
+    "replay": "no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
     "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "watch": "mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
     "logging.trackers shows curves live",

@@ -187,8 +187,7 @@ class Config(Section):
         if loop.deterministic and not (on_policy and self.algorithm.filter is None):
             raise ValueError(
                 "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 and no "
-                "algorithm.filter: else an engine's batches depend on when responses finish; stream.clock = logical alone, without "
-                "loop.deterministic, repeats itself at any age"
+                "algorithm.filter: else an engine's batches depend on when responses finish"
             )
         if not on_policy and self.algorithm.ignores_age:
             raise ValueError(
@@ -199,19 +198,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _clock_fits(self) -> "Config":
-        """What a run by the logical clock would promise and not keep."""
-        if self.stream.clock == "wall":
-            return self
-        without = {
-            "routing.replay = engine: a run that resumes asks anew what had routes": self.routing.replay
-            == "engine",
-            f"rollout.dp = {self.rollout.dp}: no test has shown that such a run repeats itself": self.rollout.dp
-            > 1,
-        }
-        return self._refusing("stream.clock = logical", without, "; set stream.clock = wall")
-
-    @model_validator(mode="after")
     def _caches_can_be_kept(self) -> "Config":
         if not self.keeps_caches:
             return self
@@ -220,7 +206,6 @@ class Config(Section):
             "engines on the trainer's slots, which give their caches away; set launch.engine_slots": (
                 not self.launch.engine_slots
             ),
-            "stream.clock = logical: no test has shown that such a run repeats itself": self.repeats_itself,
             f"rollout.dp = {self.rollout.dp}; set 1": self.rollout.dp > 1,
             "routing.replay = engine: a route belongs to one version's pass over a prompt": (
                 self.routing.replay == "engine"
@@ -241,9 +226,6 @@ class Config(Section):
             > 1,
             "routing.replay = engine: routes end with the process that has them; set trainer or off": (
                 self.routing.replay == "engine"
-            ),
-            "a run that is to repeat itself; set stream.clock = wall and loop.deterministic = false": (
-                self.repeats_itself
             ),
         }
         return self._refusing(f"rollout.replace = {self.rollout.replace}", without, ", or replace 0")
@@ -283,19 +265,9 @@ class Config(Section):
         return self
 
     @property
-    def repeats_itself(self) -> bool:
-        """Whether the same configuration is to give the same run to the bit."""
-        return self.loop.deterministic or self.stream.clock == "logical"
-
-    @property
     def keeps_caches(self) -> bool:
         """Whether unfinished responses go on over the KV cache of the weights before a weight sync."""
         return self.loop.schedule == "stream" and self.stream.in_flight == "keep"
-
-    @property
-    def records_schedule(self) -> bool:
-        """Whether the run writes a record that can be replayed: what a cache was computed by is in none."""
-        return self.loop.schedule == "stream" and self.stream.record and not self.keeps_caches
 
     @property
     def warnings(self) -> list[str]:

@@ -24,7 +24,7 @@ from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.episode import EndedBy, Episode, EpisodeState, Limits
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import BadCall, Format, ToolCall, calls_in
-from mrl.loops.arrivals.as_they_come import Environments
+from mrl.loops.protocols import Environments
 from mrl.rewards.thoughts import as_thought
 from mrl.rollout.drafts import require_ran
 from mrl.rollout.request import GenerationRequest, Response, request_id, sample_of, seed_of_request

@@ -17,12 +17,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from mrl.loops.arrivals.as_they_come import (
-    Arrivals,
-    RewardWorkers,
-    Rollout,
-)
 from mrl.loops.episodes import Episodes
+from mrl.loops.protocols import RewardWorkers, Rollout
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.drafts import Drafts, response_of, whole_sample
 from mrl.rollout.request import GenerationRequest, Lengths, Response, Round, Sampling, request_id, sample_of
@@ -57,11 +53,9 @@ class InFlight:
         run_seed: int,
         lengths: Lengths | None = None,
         episodes: Episodes | None = None,
-        arrivals: Arrivals | None = None,
     ) -> None:
         """`clock` counts what is waited here; `lengths`: of each response, instead of where the policy would end it. `episodes`:
-        of the prompts that they include. `arrivals`: who decides what is taken next; by default all that is there."""
-        self.arrivals = arrivals or Arrivals()
+        of the prompts that they include."""
         self._clock, self._lengths, self._episodes = clock, lengths, episodes
         self._rollout, self._reward_workers = rollout, reward_workers
         self._drafts = Drafts(run_seed)
@@ -78,17 +72,12 @@ class InFlight:
         """Such turns."""
         self.newest_version = -1
         """Of the tokens that came since whoever reads it set it to -1."""
-        rollout.repeat(self.arrivals.beats)
-
-    def pumps(self, *, room: int, beside: bool, timeout_seconds: float) -> bool:
-        """Whether a schedule may look for what has come, after it asks `room` more prompts (arrivals)."""
-        return self.arrivals.pumps(self._rollout, room=room, beside=beside, timeout_seconds=timeout_seconds)
 
     def let_calls_last(self, step_seconds: float, awaited: int) -> None:
         """Each call of an engine costs the driver the same, whatever it brings: a few in a step that takes so long are enough, as long as
         the last response to the prompts up to the index `awaited` ends one. Environments are not kept waiting."""
         seconds = min(MOST_CALL_SECONDS, CALL_SHARE * step_seconds) if self._episodes is None else 0.0
-        self._rollout.be_patient(self.arrivals.patience(seconds), awaited)
+        self._rollout.be_patient(seconds, awaited)
 
     # -- to the engines ------------------------------------------------------------------------------------------
 
@@ -99,18 +88,13 @@ class InFlight:
     def park(self) -> list[Response]:
         """The engines stop; what came so far of each response that they had begun. The others wait where they are."""
         self._resting = set(self._making)
-        responses = self._rollout.park()
-        self.arrivals.parked(responses, self._rollout.take_beats())
-        self._answered(responses)
+        self._answered(self._rollout.park())
         return self._drafts.parked()
 
     def go_on(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Asks for what is parked, goes on with what waits, and asks these prompts, all at once."""
         self._resting = set()
-        self.arrivals.goes_on()
         self._rollout.go_on()
-        if self._episodes is not None and self.arrivals.awaits_environments:
-            self._take_answers(0.0)
         turns = self._draft(self._turns_to_ask())
         self._submit([*self._drafts.resubmit(), *turns], prompts, sampling)
 
@@ -165,16 +149,9 @@ class InFlight:
         """Takes the responses and verdicts that are there, or the first ones within the time."""
         asks_engines = self.num_out > 0
         if asks_engines:
-            self._take_responses(timeout_seconds)
+            self._go_on_elsewhere(self._rollout.take(self._rollout.ended(timeout_seconds)))
         waits = self._ask_environments(0.0 if asks_engines else timeout_seconds)
         self.collect(0.0 if asks_engines or waits else timeout_seconds)
-
-    def _take_responses(self, timeout_seconds: float) -> None:
-        engines = self.arrivals.engines(self._rollout, timeout_seconds)
-        responses = self._rollout.take(engines)
-        # Calls that were over before the engines went on are told with the next ones.
-        self.arrivals.brought(engines, responses, self._rollout.take_beats() if engines else ())
-        self._go_on_elsewhere(responses)
 
     def _go_on_elsewhere(self, responses: Sequence[Response]) -> None:
         """Takes responses, of which those that an engine gave up are asked again where engines serve."""
@@ -187,22 +164,10 @@ class InFlight:
         """Takes the answers of environments, and asks for the turns after them; whether there was any to wait for."""
         if self._episodes is None or not self._episodes.num_waiting:
             return False
-        self._take_answers(timeout_seconds)
+        with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
+            self._episodes.answered(self._episodes.environments.poll(timeout_seconds))
         self._go_on_with_episodes()
         return True
-
-    def _take_answers(self, timeout_seconds: float) -> None:
-        """One look at the environments that owe answers; by some clocks it goes on until none does."""
-        assert self._episodes is not None, "only where samples are episodes"
-        said, waits = [], timeout_seconds or self.arrivals.awaits_environments
-        with self._clock.waiting() if waits else contextlib.nullcontext():
-            while self._episodes.num_waiting:
-                answers = self.arrivals.answers(self._episodes.environments, timeout_seconds)
-                self._episodes.answered(answers)
-                said += answers
-                if not self.arrivals.awaits_environments:
-                    break
-        self.arrivals.said(said)
 
     def _go_on_with_episodes(self) -> None:
         """Asks for the turns that events led to, and hands on the samples that ended."""
@@ -230,7 +195,7 @@ class InFlight:
     def collect(self, timeout_seconds: float) -> None:
         """Takes the verdicts that are there, or the first ones within the time."""
         with self._clock.waiting() if timeout_seconds else contextlib.nullcontext():
-            verdicts = self.arrivals.verdicts(self._reward_workers, timeout_seconds)
+            verdicts = self._reward_workers.collect(timeout_seconds)
         for name, verdict in verdicts:
             self._judged(sample_of(name)[0], name, verdict)
 
@@ -276,8 +241,6 @@ class InFlight:
             making = self._making[index]
             if len(making.samples) == making.size:
                 self._answered_groups.add(index)
-                names = [name for name in making.ids() if name not in making.verdicts]
-                self.arrivals.answered(names, rests=index in self._resting)
         if failed := {s.prompt_index for s, _ in arrived if s.status in (Status.FAILED, Status.ABORTED)}:
             self.flush_groups([i for i in failed if len(self._making[i].samples) == self._making[i].size])
 

@@ -12,16 +12,14 @@ nothing is asked, and `resume` goes on with both.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
-from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen
@@ -70,17 +68,12 @@ class Producer:
         self._ledger, self._admission = GroupLedger(), admission_of(config)
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
-        self._paused, self._beside = True, False
+        self._paused = True
         self._took, self._step_seconds = 0.0, FIRST_STEP_SECONDS
         """When the step before took its groups (monotonic; 0 before the first), and how long after the one before it."""
         self._counts = dict.fromkeys(COUNTS, 0.0)
         self._held = dict.fromkeys(HOLDERS, 0.0)
         """Seconds of pumps by what held them, since the step before took its groups."""
-
-    @property
-    def arrivals(self) -> Arrivals:
-        """Who decides what is taken next."""
-        return self._in_flight.arrivals
 
     # -- between two weight syncs --------------------------------------------------------------------------------
 
@@ -92,27 +85,13 @@ class Producer:
         if self._paused:
             return ()
         self._in_flight.let_calls_last(self._step_seconds, self._ledger.last_of(self._admission.batch))
-        room = self._admission.room(self._ledger)
-        if not self._in_flight.pumps(room=room, beside=self._beside, timeout_seconds=timeout_seconds):
-            return self._in_flight.under_way()
-        if room:
+        if room := self._admission.room(self._ledger):
             self._in_flight.ask(self._admit(room), self._sampling)
         holder, start = self._held_by(), time.monotonic()
         self._in_flight.poll(timeout_seconds)
         self._book()
         self._held[holder] += time.monotonic() - start
         return self._in_flight.under_way()
-
-    @contextlib.contextmanager
-    def beside_training(self) -> Iterator[None]:
-        """What is pumped in here is beside the trainer; whoever decides by another clock may owe pumps at its end."""
-        self._beside = True
-        try:
-            yield
-            while self.arrivals.owes_pumps():
-                self.pump(1.0)
-        finally:
-            self._beside = False
 
     def take(self, version: int) -> StepGroups | None:
         """The next groups, given to the step that trains `version`; None while they are on their way."""

@@ -137,14 +137,9 @@ class Schedule(abc.ABC):
         if self.version == 0:
             return self._validate(0) if self._config.loop.validation.before_training else None
         row, self._unwritten = self._unwritten, {}
-        owes = bool(row) and self._validation_due(self.version)
-        if self._validates_first(owes):
+        if row and self._validation_due(self.version):
             row = row | self._validate(self.version)
         return row or None
-
-    def _validates_first(self, owes: bool) -> bool:
-        """`owes`: the validation behind the checkpoint that this run resumes from was not made."""
-        return owes
 
     # -- parts of a step -----------------------------------------------------------------------------------------
 

@@ -51,12 +51,8 @@ class StreamLoop(Schedule):
         return not self._config.launch.engine_slots
 
     def start(self) -> None:
-        self._producer.arrivals.starts(self.version, self._train.weights_digests)
         super().start()
         self._producer.commit(self.version)
-
-    def _validates_first(self, owes: bool) -> bool:
-        return self._producer.arrivals.validates_first(owes)
 
     def step(self) -> None:
         step = self._begin()
@@ -76,7 +72,6 @@ class StreamLoop(Schedule):
             self._take(step)
             self._commit_pending()
             self._learn(step)
-        self._tell_trained(step)
         self.next_step += 1
         self._steps_since_sync += 1
         syncs = self._sync_due(step.number)
@@ -86,7 +81,6 @@ class StreamLoop(Schedule):
         if syncs:
             self._sync(step)
         self._measure(step)
-        self._producer.arrivals.ends(step.number)
         if step.number < self._config.loop.steps:
             self._go_on()
         self._write_row(step.number, step.metrics)
@@ -126,13 +120,8 @@ class StreamLoop(Schedule):
             self._leave_engines()
             self._learner.learn(step)
         else:
-            with self._producer.beside_training(), self._train.meanwhile(self._producer.pump):
+            with self._train.meanwhile(self._producer.pump):
                 self._learner.learn(step)
-
-    def _tell_trained(self, step: TrainingStep) -> None:
-        indices = [group.prompt.index for group in step.groups]
-        with self._clock.phase("save"):
-            self._producer.arrivals.trained(step.number, indices, self._train.weights_digests)
 
     def _sync_due(self, number: int) -> bool:
         """By stream.sync_every; earlier for a cut or a validation, and where the engines must go on for the next groups."""

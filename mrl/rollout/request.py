@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout.fingerprint import fingerprint
 from mrl.rollout.pace import Sums
 from mrl.rollout.stint import Address
 from mrl.routes import Keep, Routes, in_one_block
@@ -193,8 +192,6 @@ class Response:
     routes: Routes | None = None
     """Of the positions that led to these tokens, of the prompt's before them too where it answers a first request; None where
     nobody asked for them."""
-    recorded: tuple[str, str, str] | None = None
-    """`fingerprint`, where the engine's process made it."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -228,20 +225,14 @@ class ResponseBatch:
     texts: tuple[str, ...]
     routes: tuple[Routes | None, ...]
     """[R] in one block."""
-    recorded: tuple[tuple[str, str, str] | None, ...]
-    """[R] what a record says of them, where one is kept."""
-    beats: int = 0
-    """Of the call that brought them (mrl/rollout/stint.py); 0 where it was none that works."""
     bell: Address = ("", 0, b"")
-    """Of the process that they came from."""
+    """Of the process that they came from (mrl/rollout/stint.py)."""
     pace: Sums = dataclasses.field(default_factory=dict)
     """Of its steps since it last told them (mrl/rollout/pace.py)."""
 
     @classmethod
-    def of(
-        cls, responses: Sequence[Response], keep: Keep = lambda block: block, *, recorded: bool = False
-    ) -> ResponseBatch:
-        """`keep`: takes the block of all routes, and gives what stands for it on its way. `recorded`: with fingerprints."""
+    def of(cls, responses: Sequence[Response], keep: Keep = lambda block: block) -> ResponseBatch:
+        """`keep`: takes the block of all routes, and gives what stands for it on its way."""
 
         def join(arrays: list[np.ndarray], kind: type) -> np.ndarray:
             return np.concatenate(arrays) if arrays else np.zeros(0, kind)
@@ -258,7 +249,6 @@ class ResponseBatch:
             ),
             texts=tuple(r.text for r in responses),
             routes=in_one_block([r.routes for r in responses], keep),
-            recorded=tuple(fingerprint(r.tokens, r.logprobs) if recorded else None for r in responses),
         )
 
     def __len__(self) -> int:
@@ -282,9 +272,8 @@ class ResponseBatch:
                 status,
                 text,
                 own_routes,
-                recorded,
             )
-            for request_id, status, length, end, count, text, own_routes, recorded in zip(
+            for request_id, status, length, end, count, text, own_routes in zip(
                 self.request_ids,
                 self.statuses,
                 lengths,
@@ -292,7 +281,6 @@ class ResponseBatch:
                 counts,
                 self.texts,
                 self.routes,
-                self.recorded,
                 strict=True,
             )
         ]

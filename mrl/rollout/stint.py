@@ -7,19 +7,16 @@ that a firewall drops, leaves a call its whole time. It has a key, so that stran
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 
 Address = tuple[str, int, bytes]
 """Host, port and key of a bell."""
-Beats = Sequence[tuple[int, int]]
-"""(engine, beats that it made) of calls, in order."""
 _NUMBER = struct.Struct("<q")
 
 
@@ -95,7 +92,6 @@ class Stints:
         """The most seconds that calls had."""
         self._last_call, self._is_long = 0, False
         """Whether any call under way may last."""
-        self._to_repeat: dict[int, collections.deque[int]] = {}
 
     @property
     def ranks(self) -> Collection[int]:
@@ -117,15 +113,9 @@ class Stints:
         if not seconds:
             self.ring()
 
-    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
-        """The next calls of each engine make so many beats; no clock is asked."""
-        self._to_repeat = {engine: collections.deque(each) for engine, each in beats.items()}
-
-    def next(self, engine: int, ranks: Iterable[int]) -> Stint:
-        """Of an engine's next call, with these ranks. One that has not answered yet has no bell, and is not left alone."""
+    def next(self, ranks: Iterable[int]) -> Stint:
+        """Of the next call of an engine with these ranks. One that has not answered yet has no bell, and is not left alone."""
         self._last_call += 1
-        if to_repeat := self._to_repeat.get(engine):
-            return Stint(self._last_call, to_repeat.popleft())
         if not self._seconds or any(rank not in self._bells for rank in ranks):
             return Stint(self._last_call, self._usual_beats)
         self._is_long = True

@@ -190,7 +190,7 @@ def test_an_engine_over_nodes_is_replaced_on_all_of_them(
             hybrid.rollout.watch()
         hybrid.sync(1)
         (second,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
-        assert hybrid.rollout.num_lost == 1 and second != first and workers(first) == []
+        assert hybrid.rollout._fleet.num_lost == 1 and second != first and workers(first) == []
         after = sampled(hybrid, prompts, greedy=True)
     assert [list(r.tokens) for r in after] == [list(r.tokens) for r in before]
 

@@ -14,7 +14,7 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
-from mrl.launch.workers.rollout_group import TICK_BEATS, TICK_STEPS
+from mrl.launch.workers.rollout_group import TICK_STEPS
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Prompt, Status
@@ -77,17 +77,16 @@ def heard(rollout: StubRollout) -> None:
     taken(rollout, 2)
     assert rollout.park() == [], "each has a call without requests"
     rollout.go_on()
-    rollout.take_beats()
 
 
 def test_a_park_rings(rollout: StubRollout) -> None:
     """Both calls under way on each engine end; what has no bell would be waited for to its last token."""
     rollout.be_patient(HOUR)
     rollout.submit(asked(range(4), LONG))
+    assert [len(rounds) for rounds in rollout._rounds] == [2, 2]
     parked = rollout.park()
     assert [r.status for r in parked] == [Status.PARKED] * 4
     assert max(len(r.tokens) for r in parked) < LONG
-    assert len(rollout.take_beats()) == 4, "two calls of each engine"
 
 
 def test_who_loses_patience_rings(rollout: StubRollout) -> None:
@@ -104,13 +103,4 @@ def test_requests_that_find_seats_ring(rollout: StubRollout) -> None:
     rollout.submit(asked(range(10, 14), LONG))
     rollout.submit(asked(range(4), TICK_STEPS))
     assert sorted(r.request_id for r in taken(rollout, 4)) == ["0.0", "1.0", "2.0", "3.0"]
-    rollout.park()
-
-
-def test_calls_repeat_what_they_are_told(rollout: StubRollout) -> None:
-    """As often as it is known, and then they are of the usual length."""
-    rollout.repeat({0: [3, 1], 1: [2]})
-    rollout.submit(asked(range(2), LONG))
-    assert all(not rollout.take([engine]) for engine in (0, 0, 0, 1, 1))
-    assert rollout.take_beats() == [(0, 3), (0, 1), (0, TICK_BEATS), (1, 2), (1, TICK_BEATS)]
     rollout.park()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +25,6 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
-from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.group_supply import Supplied
@@ -193,7 +190,7 @@ class Supply:
 class StreamSupply(Supply):
     """The same for a stream, whose engines go on serving until they are parked, also beside the trainer."""
 
-    stranded, arrivals = False, Arrivals()
+    stranded = False
 
     def take(self, version: int) -> StepGroups:  # type: ignore[override]
         return StepGroups(self._serve(version), version, {})
@@ -201,9 +198,6 @@ class StreamSupply(Supply):
     def pump(self, timeout_seconds: float = 0.0) -> list[Any]:
         self._serve(0)
         return []
-
-    def beside_training(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def sync_due(self, *, shared: bool) -> bool:
         return True

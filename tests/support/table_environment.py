@@ -14,8 +14,8 @@ from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import ToolCall
-from mrl.loops.arrivals.as_they_come import Environments
 from mrl.loops.episodes import Episodes, Rules
+from mrl.loops.protocols import Environments
 from mrl.rewards.contract import no_reward
 from mrl.rewards.kinds.environment import return_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind

@@ -33,11 +33,5 @@ class StreamSection(Section):
     """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
     new version computes; keep: they go on over the cache as it is, of earlier versions in part, so that their log-probs are of no
     version exactly."""
-    clock: Literal["wall", "logical"] = "wall"
-    """wall: what is there is taken. logical: time counts in engine steps, so that the same seed, configuration and machine give the same
-    run to the bit, resumed or not; whoever is late by the wall is waited for."""
-    record: bool = True
-    """Writes the order in which the driver takes what engines, environments and reward workers bring to `schedule/` of the run's folder,
-    for `mrl replay`: about 150 bytes a sample, and what environments said."""
     pool: PoolSection = PoolSection()
     """Where judged groups wait for their step."""

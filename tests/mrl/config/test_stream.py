@@ -32,10 +32,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("rollout={tp: 1, replace: 1}",),
         "rollout.replace = 1 with engines on the trainer's slots; set launch.engine_slots, or replace 0",
     ),
-    "replaced in a run that repeats itself": (
-        (*OWN, "rollout.replace=1", "stream.clock=logical"),
-        "rollout.replace = 1 with a run that is to repeat itself",
-    ),
     "replaced with routes": (
         (*OWN, "rollout.replace=1", "routing.replay=engine"),
         "rollout.replace = 1 with routing.replay = engine",
@@ -44,10 +40,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "kept on the trainer's slots": (
         ("stream.in_flight=keep",),
         "stream.in_flight = keep with engines on the trainer's slots.*set launch.engine_slots",
-    ),
-    "kept in a run that repeats itself": (
-        (*OWN, "stream={in_flight: keep, clock: logical}"),
-        "stream.in_flight = keep with stream.clock = logical",
     ),
     "kept and compared with one version": (
         (*OWN, "stream.in_flight=keep", "loop.max_rollout_mismatch=1e-3"),

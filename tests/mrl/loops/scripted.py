@@ -10,10 +10,10 @@ import numpy as np
 
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
-from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight
+from mrl.loops.protocols import Rollout
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.routes import Routes

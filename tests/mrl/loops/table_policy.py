@@ -5,20 +5,17 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import math
 import pickle
-import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 import yaml
 from torch import Tensor
 
@@ -28,7 +25,6 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.stream import PromptStream
 from mrl.loops import group_pool
-from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector
 from mrl.loops.episodes import Episodes
@@ -43,7 +39,6 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.request import GenerationRequest, Response, Round, sample_of, seed_of_request
-from mrl.rollout.stint import Beats
 from mrl.routes import RouteRows, Routes
 from mrl.samples import (
     Group,
@@ -101,8 +96,6 @@ class TableRanks:
         self.called: list[str] = []
         """The passes over the model, in order."""
         self._pump: Callable[[], Any] | None = None
-        self.dice: random.Random | None = None
-        """How often it is pumped, where that is no function of the run."""
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
         role = options.role
@@ -144,7 +137,7 @@ class TableRanks:
         self.called.append("update")
         batch = batch.with_arrays(**(said := self._said(batch, options.with_reference)))
         if self._pump is not None:
-            for _ in range(self.dice.randint(0, 6) if self.dice else 3):
+            for _ in range(3):
                 self._pump()
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
@@ -169,9 +162,6 @@ class TableRanks:
         with torch.no_grad():
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
-
-    def weights_digests(self) -> list[int]:
-        return [xxhash.xxh3_64_intdigest(self.table.detach().numpy().tobytes())]
 
     @contextlib.contextmanager
     def meanwhile(self, pump: Callable[[], Any]) -> Iterator[None]:
@@ -217,13 +207,8 @@ class TableEngines:
         """Of every request that is at work; below LONGEST responses finish at different polls."""
         self.at_once = 1 << 30
         """Requests at work; the others wait."""
-        self.is_called = False
-        """Whether a call is always under way, which goes on to its end where they are parked, and finds nothing to do where all has ended."""
-        self._has_call = False
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
         """The text of a response's tokens."""
-        self.dice: random.Random | None = None
-        """What calls that take different times are here."""
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
         self.dies: Exception | None = None
@@ -231,8 +216,6 @@ class TableEngines:
         self.rests = False
         self.synced: list[int] = []
         """Versions, in order."""
-        self._patience, self._taken = 0.0, list[tuple[int, int]]()
-        self._to_repeat = collections.deque[int]()
 
     def sync(self, version: int) -> dict[str, float]:
         assert not self.open, "a response would mix versions"
@@ -258,56 +241,27 @@ class TableEngines:
         return [0] if self.open else []
 
     def ended(self, timeout_seconds: float) -> Sequence[int]:
-        """Where dice decide, whether a call has ended is no function of the run."""
-        return [0] if self.dice is None or self.dice.random() < 0.5 else []
+        return [0]
 
     def take(self, engines: Sequence[int]) -> list[Response]:
         if not engines:
             return []
-        self._has_call = self.is_called
-        return self._call(self._next_call())
-
-    def _next_call(self) -> int:
-        beats = self._beats()
-        self._taken.append((0, beats))
-        return beats
-
-    def _call(self, beats: int) -> list[Response]:
-        """What has ended in it."""
-        for _ in range(self.tokens_per_poll * beats):
+        for _ in range(self.tokens_per_poll):
             for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
                 self._step(opened)
         ended = [name for name, opened in self.open.items() if self._has_ended(opened)]
         return [self._response(self.open.pop(name), Status.FINISHED) for name in ended]
 
-    def _beats(self) -> int:
-        """Of a call, which ends by a clock where it may last."""
-        if self._to_repeat:
-            return self._to_repeat.popleft()
-        return self.dice.randint(1, 3) if self.dice is not None and self._patience else 1
-
-    def be_patient(self, seconds: float, awaited: int = -1) -> None:
-        self._patience = seconds
-
-    def take_beats(self) -> Beats:
-        taken, self._taken = self._taken, []
-        return taken
-
-    def repeat(self, beats: Mapping[int, Sequence[int]]) -> None:
-        self._to_repeat = collections.deque(beats.get(0, ()))
+    def be_patient(self, seconds: float, awaited: int = -1) -> None: ...
 
     def park(self) -> list[Response]:
         """Those that have a token now leave; the others wait."""
-        ended, self._has_call = self._call(1) if self.is_called else [], False
         begun = [opened for opened in self.open.values() if opened.tokens]
         self._waiting |= {name: opened for name, opened in self.open.items() if not opened.tokens}
         self.open.clear()
-        return ended + [self._response(opened, Status.PARKED) for opened in begun]
+        return [self._response(opened, Status.PARKED) for opened in begun]
 
     def go_on(self) -> None:
-        if self._has_call:
-            assert not self._call(self._next_call()), "responses that nobody took"
-        self._has_call = False
         self.open |= self._waiting
         self._waiting.clear()
 
@@ -350,10 +304,8 @@ def _length_of(request_id: str) -> int:
 class EvenIsRight:
     """Reward 1 for a response whose first token is even."""
 
-    def __init__(self, dice: random.Random | None = None) -> None:
-        """`dice`: how many verdicts are there, where that is no function of the run."""
+    def __init__(self) -> None:
         self._verdicts: list[tuple[str, Verdict]] = []
-        self._dice = dice
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
         self._verdicts += [
@@ -361,8 +313,7 @@ class EvenIsRight:
         ]
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        count = len(self._verdicts) if self._dice is None else self._dice.randint(0, len(self._verdicts))
-        verdicts, self._verdicts = self._verdicts[:count], self._verdicts[count:]
+        verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
     def flush_groups(self, prompts: Collection[int]) -> None:
@@ -379,28 +330,22 @@ class TableRun:
         first_step: int = 0,
         should_stop: Callable[[], str | None] = lambda: None,
         episodes: Callable[[], Episodes] | None = None,
-        arrivals: Callable[[], Arrivals] = Arrivals,
-        dice: random.Random | None = None,
     ) -> None:
-        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's. `arrivals`: makes what decides when
-        what comes is taken. `dice`: how fast engines, reward workers and the trainer are."""
+        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's."""
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
-        self.rewards, self._episodes = EvenIsRight(dice) if episodes is None else Returns(), episodes
+        self.rewards, self._episodes = EvenIsRight() if episodes is None else Returns(), episodes
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
         self._folder = RunFolder(config.run_folder)
         if episodes is not None:
             self.engines.speaks = digits
-        self._arrivals, self._dice = arrivals, dice
-        self.engines.dice = self.train.dice = dice
         in_flight = InFlight(
             self.engines,
             self.rewards,
             clock,
             run_seed=0,
             episodes=None if episodes is None else episodes(),
-            arrivals=arrivals(),
         )
         collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         self.prompts = prompts = PromptStream(ROWS, seed=1)
@@ -436,11 +381,8 @@ class TableRun:
             config or self._config,
             first_step=int(state["next_step"]),
             episodes=self._episodes,
-            arrivals=self._arrivals,
-            dice=self._dice,
         )
         run.engines.tokens_per_poll, run.engines.at_once = self.engines.tokens_per_poll, self.engines.at_once
-        run.engines.is_called = self.engines.is_called
         with torch.no_grad():
             run.train.table.copy_(table)
         run.loop.restore(pickle.loads(pickle.dumps(state)))

@@ -53,7 +53,6 @@ def test_who_rings_ends_the_calls_up_to_that_one(bell: Bell) -> None:
 
 
 def test_a_call_makes_its_ticks_whoever_rings(bell: Bell) -> None:
-    """What a record says is repeated."""
     ring([bell.address], 9)
     assert ends(bell, Stint(9, seconds=HOUR)) and goes_on(bell, Stint(9, beats=4), made=3)
 
