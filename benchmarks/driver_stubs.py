@@ -103,9 +103,6 @@ class StubRank:
     def step(self) -> dict[str, float]:
         return {"grad_norm": 1.0, "skipped": 0.0}
 
-    def weights_digest(self) -> int:
-        return 0
-
 
 class StubRolloutActor(RolloutActor):
     engine: Any

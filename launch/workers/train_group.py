@@ -189,10 +189,6 @@ class TrainGroup(ActorGroup[TrainActor]):
         """Takes the memory of offload() back."""
         self.on_all(lambda actor: actor.worker.reload())
 
-    def weights_digests(self) -> list[int]:
-        """Of the policy's weights of each rank, and the critic's: a digest of bytes where they lie, none is moved."""
-        return self.on_all(lambda actor: actor.worker.weights_digest())
-
     # -- files and facts -----------------------------------------------------------------------------------------
 
     def keep_frozen(self) -> None:

@@ -63,10 +63,6 @@ class TrainerRanks(Protocol):
 
     def commit_checkpoint(self) -> None: ...
 
-    def weights_digests(self) -> Sequence[int]:
-        """Of the weights of each rank, which has them in its memory."""
-        ...
-
     def meanwhile(self, pump: Callable[[], Iterable[Any]]) -> AbstractContextManager[None]:
         """While it lasts, waiting for the ranks pumps; it waits for what a pump returns, too."""
         ...

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from mrl.algorithms.distillation import TEACHER
 from mrl.compile_cache import use_own_compile_cache
@@ -27,7 +26,6 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
-from mrl.resharding.wire.digest import digest_bytes
 from mrl.reward_labels import reward_labels
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.loading import load_state
@@ -307,12 +305,6 @@ class MegatronWorker:
         """The state of each model by its folder in a checkpoint."""
         states = {"": self.policy.state()}
         return states if self.critic is None else states | {"critic": self.critic.state()}
-
-    def weights_digest(self) -> int:
-        """Of this rank's parameters of all trained models, which are in its memory."""
-        tensors = [tensor for model in self._models() for _, tensor, *_ in model.local_tensors()]
-        found = [digest_bytes(tensor.contiguous().view(torch.uint8).reshape(-1)) for tensor in tensors]
-        return xxhash.xxh3_64_intdigest(np.array(found, np.uint64).tobytes())
 
     def offload(self, *, keep_parameters: bool = False) -> None:
         """Frees gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).
