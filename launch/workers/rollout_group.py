@@ -202,16 +202,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return self._book.take_returned() + responses
 
     def go_on(self) -> None:
-        """The engines go on with what waits since a park, beside what the next `submit` brings.
-
-        What a validation in between leaves are calls that found nothing to do. They are over first, so that where looks are counted
-        the next ones come in the same looks with a validation and without.
-        """
-        for engine, rounds in enumerate(self._rounds):
-            if rounds:
-                left = self._brought(engine, list(rounds))
-                assert not left, f"{len(left)} responses came that nobody took before the engines go on"
-                rounds.clear()
+        """The engines go on with what waits since a park, beside what the next `submit` brings."""
         self._book.go_on()
 
     def _call(self) -> None:
