@@ -22,7 +22,7 @@ def model_digest(path: str) -> str:
 
 def reward_contents(section: RewardSection) -> dict[str, Any]:
     """Return the settings as JSON values, with a digest of what it holds in the place of each file and folder that they name."""
-    tree = section.model_dump(mode="json") | _parts_contents(section)
+    tree = _parts_contents(section)
     tree["domains"] = {name: _parts_contents(spec) for name, spec in section.domains.items()}
     for name, folder in engine_contents(section).items():
         tree["engines"][name]["model"] = folder
