@@ -87,7 +87,7 @@ class Encoder:
             self.unread.pass_over(messages, tools, {})
             return self._without_template(messages, first=first, place=place)
         text = self._text(messages, tools, place)
-        self.unread.look(messages, tools, {}, lambda *other: self._text(*other, place), text)
+        self.unread.look(messages, tools, {}, lambda said, shown: self._text(said, shown, place), text)
         whole, spans = Rendered(text, self._tokenizer, self._cutting), []
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not turns or not turns[0]:
