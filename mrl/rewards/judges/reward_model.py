@@ -30,7 +30,7 @@ from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
-from mrl.tokenizer_folder import dated, from_folder
+from mrl.tokenizer_folder import from_folder, writing_date
 
 
 class RewardModelVerifier:
@@ -100,7 +100,7 @@ class ConversationEncoder:
         config = _checked_config(Path(folder))
         self.folder = folder
         try:
-            self.tokenizer = dated(from_folder(folder), date or datetime.date.today())
+            self.tokenizer = writing_date(from_folder(folder), date or datetime.date.today())
         except Exception as error:  # what the readers of each kind of file raise
             raise ConfigError(f"server.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
         self._controls = ControlStrings.of_folder(folder)
