@@ -51,11 +51,15 @@ def load_tokenizer(
             f"model.path = {model_path} holds no tokenizer that transformers loads ({reason}); put tokenizer.json and "
             "tokenizer_config.json beside config.json"
         )
-    if date is not None:
-        # A template's arguments hide the functions of the same name that transformers gives it.
-        tokenizer.apply_chat_template = functools.partial(
-            tokenizer.apply_chat_template, strftime_now=date.strftime
-        )
+    return tokenizer if date is None else writing_date(tokenizer, date)
+
+
+def writing_date(tokenizer: Any, date: datetime.date) -> Any:
+    """Return the tokenizer, whose chat template writes `date` where it asks for today's from now on."""
+    # A template's arguments hide the functions of the same name that transformers gives it.
+    tokenizer.apply_chat_template = functools.partial(
+        tokenizer.apply_chat_template, strftime_now=date.strftime
+    )
     return tokenizer
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
+from mrl.data.conversation import Encoder
 from mrl.data.load import LoadReport, load_data
 from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
 from mrl.data.tokenise import tokenizer_of
@@ -67,7 +68,9 @@ def preview(config: Config, *, rows: int) -> Preview:
         for file in of_source(use, source, tokenizer, rows=rows)
     ]
     if config.tune is not None:
-        files += _tuned(config, config.tune, tokenizer, rows)
+        encoder = encoder_of(config, config.tune, tokenizer)
+        files += _tuned(config, config.tune, encoder, tokenizer, rows)
+        notes += [f"tune.data: {said}" for said in encoder.unread.sentences()]
     return Preview(files, dataset.report, notes, section.max_prompt_tokens)
 
 
@@ -81,8 +84,10 @@ def _tokenizer(config: Config) -> Any:
         return load_tokenizer(folder)
 
 
-def _tuned(config: Config, section: TuneSection, tokenizer: Any, rows: int) -> Iterator[FilePreview]:
-    encoder, by_file = encoder_of(config, section, tokenizer), dict[str, list[TuneRow]]()
+def _tuned(
+    config: Config, section: TuneSection, encoder: Encoder, tokenizer: Any, rows: int
+) -> Iterator[FilePreview]:
+    by_file = dict[str, list[TuneRow]]()
     for load in (load_training, load_validation_rows):
         for row in load(section, encoder, max_length=config.model.max_length).rows:
             by_file.setdefault(row.place.rpartition(":")[0], []).append(row)

@@ -23,7 +23,7 @@ from mrl.errors import ConfigError, RewardError
 from mrl.files import held, put_aside
 from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
-from mrl.launch.commands.evaluate import model_digest
+from mrl.launch.commands.contents import engine_contents, model_digest, part_contents
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.validate import Scores
@@ -204,18 +204,19 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
 
 
 def reward_digest(section: RewardSection) -> str:
-    """Return a digest of what decides the rewards of each domain: kinds with their rules, weights and gates."""
+    """Return a digest of what decides the rewards of each domain: kinds with their rules, weights and gates, what files hold."""
     by_domain: dict[str, Any] = dict(section.domains)
     if section.kind is not None or section.parts:
         by_domain[""] = section
     rules = {
         domain: [
-            part.model_dump(mode="json", include={*SCORES, reward_kind(part).rules_name or str(part.kind)})
+            part_contents(part, {*SCORES, reward_kind(part).rules_name or str(part.kind)})
             for part in spec.verifiers()
         ]
         for domain, spec in by_domain.items()
     }
-    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
+    decides = [rules, engines] if (engines := engine_contents(section)) else rules
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _begun(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:

@@ -23,6 +23,7 @@ from mrl.errors import ConfigError, DataError
 from mrl.files import held, put_aside, replace_durably
 from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
+from mrl.launch.commands.contents import model_digest, reward_contents
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector
 from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
@@ -30,13 +31,11 @@ from mrl.observe.samples_log import row_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
-from mrl.training.checkpoint.folder import digests
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 MEASURED = (
     "model.chat_template_date",
     "model.max_length",
-    "reward.",
     "agent",
     "loop.validation.",
     "run.seed",
@@ -53,8 +52,8 @@ MEASURED = (
         "quantization",
     )
 )
-"""How the names of settings begin that decide what is measured; the others may have changed when it goes on. Which model and which rows
-they are is told by their digests, wherever they lie."""
+"""How the names of settings begin that decide what is measured; the others may have changed when it goes on. Which model, which rows and
+which rewards they are is told by what they hold, wherever that lies."""
 SECONDS_BETWEEN = 10.0
 """From one line about how far it is to the next."""
 
@@ -135,6 +134,7 @@ class Results:
         self._about: dict[str, Any] = {
             "prompts": len(prompts),
             "rows": _digest_of(prompts),
+            "reward": reward_contents(config.reward),
             "settings": config.model_dump(mode="json"),
         }
         if begun:
@@ -239,16 +239,10 @@ def _begun(folder: Path) -> dict[str, Any]:
 def _deciding(about: dict[str, Any]) -> dict[str, Any]:
     """What two calls must have in common, by name, their model's files aside."""
     settings = {n: value for n, value in flat(about["settings"]) if n.startswith(MEASURED)}
-    return settings | {"prompts": about["prompts"]}
+    rewards = dict(flat({"reward": about.get("reward", {})}))
+    return settings | rewards | {"prompts": about["prompts"]}
 
 
 def _digest_of(prompts: Sequence[Prompt]) -> str:
     """Of what the prompts' rows say, in their order."""
     return hashlib.sha256(" ".join(map(prompt_id, prompts)).encode()).hexdigest()[:16]
-
-
-def model_digest(path: str) -> str:
-    """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
-    folder = Path(path)
-    files = digests(folder, [file.name for file in folder.iterdir() if file.is_file()], version=1)
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

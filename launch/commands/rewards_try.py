@@ -15,6 +15,7 @@ from mrl.errors import DataError
 from mrl.launch.commands.rewards import tokenizer_if_there
 from mrl.rewards.kinds.ground_truth import right_response
 from mrl.rewards.trials.probes import Probe, TrialFinding, findings, judged, probes_of
+from mrl.rewards.trials.solutions import SOLUTION, passes, remark, solutions_of
 from mrl.samples import Prompt
 
 
@@ -24,7 +25,8 @@ def try_rewards(
     """The report on the first rows of each domain of the training data, and whether it holds no error.
 
     Args:
-        right: where right responses are: a column of the rows, or a file of lines {"row", "response"}; by default verifiers say them.
+        right: where right responses are: a column of the rows, or a file of lines {"row", "response"}; by default verifiers say them, else
+            they are the solutions of the rows that pass.
 
     Raises:
         DataError: a row that the loader refuses, or `right` has no right response.
@@ -38,9 +40,15 @@ def try_rewards(
             continue
         began = time.monotonic()
         texts = [right_response(section, p) for p in prompts] if right is None else _given(prompts, right)
+        solutions = [Probe(SOLUTION, p, text) for p in prompts for text in solutions_of(p)]
+        solutions = judged(section, solutions, deadline_seconds=deadline_seconds) if solutions else []
+        poor = remark(solutions, others_are_right=any(texts))
+        if not any(texts):
+            passing = {probe.prompt.index: probe.response for probe in solutions[::-1] if passes(probe)}
+            texts = [passing.get(p.index) for p in prompts]
         probes = judged(section, list(probes_of(prompts, texts)), deadline_seconds=deadline_seconds)
-        found = findings(probes)
-        lines += _report(domain, len(prompts), probes, found, time.monotonic() - began)
+        found = [*([poor] if poor else []), *findings(probes)]
+        lines += _report(domain, len(prompts), [*solutions, *probes], found, time.monotonic() - began)
         is_function = any(part.kind == "plugin" for part in section.for_domain(domain).verifiers())
         if found and is_function and right is None and texts[0] is not None:
             lines.append(
@@ -83,6 +91,8 @@ def _report(
         values = [probe.value for probe in own if probe.value is not None]
         shown = (np.mean(values), min(values), max(values)) if values else ()
         yield f"  {name:<32} {' '.join(f'{v:7.3g}' for v in shown) or '-':<23}  {len(own) - len(values) or ''}".rstrip()
+    if solutions := [probe for probe in probes if probe.name == SOLUTION]:
+        yield f"  solutions of the rows: {sum(map(passes, solutions))} of {len(solutions)} pass"
     if not any(probe.name == "right" for probe in probes):
         yield "  no verifier says what a right response is: those made of one were not tried; --right names where some are"
     for finding in found:

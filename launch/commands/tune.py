@@ -19,6 +19,7 @@ from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
 from mrl.data.style_probes import StyleProbe, style_probes
+from mrl.data.tokenise import tokenizer_of
 from mrl.data.tune_rows import (
     TuneRows,
     load_training,
@@ -57,13 +58,15 @@ def run_ranks(arguments: Sequence[str]) -> int:
     try_pair_loss(section.objective)
     check_policy(config, engines=False)
     check_tokenizer(config)
-    training, validation = load_tune_rows(config, section)
+    encoder = encoder_of(config, section, tokenizer_of(config.model))
+    training, validation = load_tune_rows(config, section, encoder)
     if (scored_config := _scored_config(config, section)) is not None:
         check_reward_model(config, scored_config, training)
     _check_resume(config, section, training)
     say = [training.report, validation.report] if validation.rows else [training.report]
     if shared := overlapping_rows(training, validation):
         say.append(f"{shared} training rows have a prompt of the validation")
+    say += encoder.unread.sentences()
     say += amount_of_work(section, len(training.rows))
     print("\n".join(f"tune: {line}" for line in say), flush=True)
     with held(Path(section.output), "tune.output"):
@@ -155,17 +158,9 @@ def stop_file(config: Config) -> Path:
     return folder_of(config) / "stop"
 
 
-def load_tune_rows(config: Config, section: TuneSection) -> tuple[TuneRows, TuneRows]:
+def load_tune_rows(config: Config, section: TuneSection, encoder: Encoder) -> tuple[TuneRows, TuneRows]:
     """Training and validation rows, in tokens."""
-    from mrl.data.tokenise import tokenizer_of
-
-    tokenizer = tokenizer_of(config.model)
-    if section.objective.scores_steps and not tokenizer.is_fast:
-        raise ConfigError(
-            f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "
-            f"{config.model.path} is slow: put tokenizer.json beside config.json"
-        )
-    encoder, longest = encoder_of(config, section, tokenizer), config.model.max_length
+    longest = config.model.max_length
     found = (
         load_training(section, encoder, max_length=longest),
         load_validation_rows(section, encoder, max_length=longest),
@@ -176,7 +171,12 @@ def load_tune_rows(config: Config, section: TuneSection) -> tuple[TuneRows, Tune
 
 
 def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
-    """What makes tokens of the rows."""
+    """What makes tokens of the rows. Raises ConfigError for a tokenizer that the objective cannot use."""
+    if section.objective.scores_steps and not tokenizer.is_fast:
+        raise ConfigError(
+            f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "
+            f"{config.model.path} is slow: put tokenizer.json beside config.json"
+        )
     ends = end_of_text(tokenizer, config.model.path)
     return Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
 
@@ -253,7 +253,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     section, folder = _section(config), folder_of(config)
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training, **worker_changes(config, section))
-    rows = load_tune_rows(config, section)
+    rows = load_tune_rows(config, section, encoder_of(config, section, tokenizer_of(config.model)))
     probes = _probes(config, section, rows[1])
     tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell, probes=probes)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):

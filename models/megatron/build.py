@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
+from torch.utils import cpp_extension
 
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError, ConfigError
@@ -307,7 +310,16 @@ def _recompute_fields(training: TrainingSection, choice: LayerChoice, *, is_moe:
         raise ConfigError(
             "training.recompute_modules: moe_act needs Transformer Engine's layers (training.spec); take moe"
         )
+    _quote_torchs_libraries()
     return {"recompute_granularity": "selective", "recompute_modules": modules}
+
+
+def _quote_torchs_libraries() -> None:
+    """Megatron compiles an extension where outputs are let go of and computed again, and torch's line for the linker has torch's folder
+    without quotes: an environment under a path with a space could not train so."""
+    folder = cpp_extension.TORCH_LIB_PATH
+    if Path(folder).is_dir():
+        cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import numpy as np
 
 from mrl.data.messages import Messages
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
-from mrl.data.tokenise import encode_texts, opens_twice
+from mrl.data.tokenise import encode_texts, opens_twice, template_names
+from mrl.data.unread import Tools, Unread
 from mrl.errors import DataError
 from mrl.reasoning_steps import step_ends
 
@@ -42,6 +43,8 @@ class Encoder:
         """`ends`: the tokens that end a response; the first of them closes a plain text."""
         self._tokenizer, self._ends = tokenizer, tuple(ends)
         self._kwargs = dict(chat_template_kwargs or {})
+        self.unread = Unread(template_names(tokenizer))
+        """What the template left out of the conversations so far."""
 
     @functools.cached_property
     def _cutting(self) -> frozenset[int]:
@@ -77,14 +80,15 @@ class Encoder:
         mask[start - 1 + np.array(counts)] = True
         return Encoded(np.concatenate([row.tokens[:start], ids]).astype(np.int64), mask, row.prompt_length)
 
-    def messages(
-        self, messages: Messages, *, first: int, place: str, tools: list[dict[str, Any]] | None = None
-    ) -> Encoded:
+    def messages(self, messages: Messages, *, first: int, place: str, tools: Tools = None) -> Encoded:
         """A conversation; the assistant's messages from number `first` on are trained, what follows the last of them is
         left out."""
         if not getattr(self._tokenizer, "chat_template", None):
+            self.unread.pass_over(messages, tools, {})
             return self._without_template(messages, first=first, place=place)
-        whole, spans = Rendered(self._text(messages, tools, place), self._tokenizer, self._cutting), []
+        text = self._text(messages, tools, place)
+        self.unread.look(messages, tools, {}, lambda said, shown: self._text(said, shown, place), text)
+        whole, spans = Rendered(text, self._tokenizer, self._cutting), []
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not turns or not turns[0]:
             raise DataError(
@@ -134,7 +138,7 @@ class Encoder:
     def _text(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: list[dict[str, Any]] | None,
+        tools: Tools,
         place: str,
         *,
         to_go_on: bool = False,

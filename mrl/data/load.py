@@ -23,7 +23,7 @@ from mrl.data.messages import with_system
 from mrl.data.shapes import DataRow, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.stream import PromptStream, Source, validation_order
 from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
-from mrl.data.unread import Unread, further_keys
+from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
 from mrl.rewards.kinds.section import RewardSection
@@ -338,24 +338,19 @@ class _Preparation:
 
     def _note_unread(self, rendered: Sequence[tuple[DataRow, tuple[str, bool]]], entry: DataEntry) -> None:
         """Notes tools, keys of messages and row arguments that no prompt's text shows."""
-        unread = Unread(lambda row: self._render(row)[0], template_names(self.tokenizer))
-        not_shown = 0
+        unread = Unread(template_names(self.tokenizer))
         for row, (text, templated) in rendered:
+            messages = () if isinstance(row.prompt, str) else row.prompt
             if templated:
-                unread.look(row, text)
+                unread.look(messages, row.tools, row.chat_template_kwargs, self._as_in(row), text)
             else:
-                of_environment = self.tools is not None and self.tools(row.domain)
-                tools = row.tools or of_environment
-                not_shown += bool(tools or row.chat_template_kwargs or further_keys(row))
-        if unread.names():
-            self.report.notes.append(
-                f"{entry.path}: the chat template does not use {', '.join(unread.names())}; the model reads none of it"
-            )
-        if not_shown:
-            self.report.notes.append(
-                f"{entry.path}: {not_shown} rows have tools, chat_template_kwargs or further keys of a message and a prompt "
-                "that no template renders; the model reads none of it"
-            )
+                tools = row.tools or (self.tools is not None and self.tools(row.domain))
+                unread.pass_over(messages, tools, row.chat_template_kwargs)
+        self.report.notes += [f"{entry.path}: {said}" for said in unread.sentences()]
+
+    def _as_in(self, row: DataRow) -> Callable[..., str]:
+        """What renders other messages and tools in a row's place."""
+        return lambda messages, tools: self._render(dataclasses.replace(row, prompt=messages, tools=tools))[0]
 
     def _without_overlong(
         self, prompts: Sequence[Prompt], entry: DataEntry, left_out: LeftOut

@@ -140,18 +140,17 @@ def _prompt(row: TuneRow) -> bytes:
 def _demonstrations(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
-    prompt, response = demonstration(columns, place=place)
+    (prompt, response), tools = demonstration(columns, place=place), tools_of(columns, place=place)
     if isinstance(prompt, str):
         if not isinstance(response, str):
             prompt = ({"role": "user", "content": prompt},)
         else:
-            yield TuneRow(place, (encoder.text(prompt, response, place=place),), (True,))
+            yield TuneRow(place, (_encode(prompt, response, encoder, place, tools),), (True,))
             return
     answer = ({"role": "assistant", "content": response},) if isinstance(response, str) else response
     whole = (*prompt, *answer)
     turns = [i for i, message in enumerate(whole) if message["role"] == "assistant"]
     first = (turns[-1] if turns else 0) if section.data.turns == "last" else (len(prompt) if answer else 0)
-    tools = tools_of(columns, place=place)
     yield TuneRow(place, (encoder.messages(whole, first=first, place=place, tools=tools),), (True,))
 
 
@@ -211,6 +210,7 @@ def _encode(
     prompt: Text, response: Text, encoder: Encoder, place: str, tools: list[dict[str, Any]] | None
 ) -> Encoded:
     if isinstance(prompt, str) and isinstance(response, str):
+        encoder.unread.pass_over((), tools, {})
         return encoder.text(prompt, response, place=place)
     asked = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
     answer = ({"role": "assistant", "content": response},) if isinstance(response, str) else response

@@ -8,12 +8,10 @@ counts as used where the template names it, because its value may be what the te
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from mrl.data.shapes import DataRow
 from mrl.errors import DataError
 
 Thing = tuple[str, ...]
@@ -24,24 +22,36 @@ _TRIES = 20
 """Rows that each thing is looked for in; a template decides by what is there, rarely by which row it is."""
 
 
-class Unread:
-    """Finds what a template does not use. `render` is the text of a row; `names` are the words in the
-    template."""
+Message = Mapping[str, Any]
+Tools = list[dict[str, Any]] | None
+Render = Callable[[tuple[Message, ...], Tools], str]
 
-    def __init__(self, render: Callable[[DataRow], str], names: Set[str]) -> None:
-        self._render = render
+
+class Unread:
+    """Finds what a template does not use; `names` are the words in it."""
+
+    def __init__(self, names: Set[str]) -> None:
         self._names = names
         self._tries: Counter[Thing] = Counter()
         self._used: set[Thing] = set()
+        self._not_rendered = 0
 
-    def look(self, row: DataRow, text: str) -> None:
-        """Takes note of a templated row and its text."""
-        for thing in _things(row):
+    def look(
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        arguments: Mapping[str, Any],
+        render: Render,
+        text: str,
+    ) -> None:
+        """Take note of a row and its text. `arguments` are the row's own of the template; `render` gives the text of other
+        messages and tools in the row's place."""
+        for thing in _things(messages, tools):
             if thing not in self._used and self._tries[thing] < _TRIES:
                 self._tries[thing] += 1
-                if self._differs(_without(thing, row), text):
+                if _differs(render, _without(thing, messages, tools), text):
                     self._used.add(thing)
-        for name in row.chat_template_kwargs:
+        for name in arguments:
             self._tries[name,] += 1
             if name in self._names:
                 self._used.add((name,))
@@ -50,39 +60,53 @@ class Unread:
         """`tools`, `role.key` and arguments of rows that no looked-at text shows."""
         return sorted(".".join(thing) for thing in self._tries.keys() - self._used)
 
-    def _differs(self, row: DataRow, text: str) -> bool:
-        try:
-            return self._render(row) != text
-        except DataError:  # the template asks for it
-            return True
+    def pass_over(self, messages: Sequence[Message], tools: Any, arguments: Mapping[str, Any]) -> None:
+        """Take note of a row that no template renders."""
+        self._not_rendered += bool(tools or arguments or _further_keys(messages))
+
+    def sentences(self) -> list[str]:
+        """What a user is told; none where the model reads everything."""
+        said = []
+        if names := self.names():
+            said.append(f"the chat template does not use {', '.join(names)}; the model reads none of it")
+        if self._not_rendered:
+            said.append(
+                f"{self._not_rendered} rows have tools, chat_template_kwargs or further keys of a message and a prompt that no "
+                "template renders; the model reads none of it"
+            )
+        return said
 
 
-def further_keys(row: DataRow) -> bool:
-    """Whether a message of the row holds more than its role and its text."""
-    messages = () if isinstance(row.prompt, str) else row.prompt
+def _further_keys(messages: Sequence[Message]) -> bool:
+    """Whether a message holds more than its role and its text."""
     return any(key not in ("role", "content") and not _is_empty(m[key]) for m in messages for key in m)
+
+
+def _differs(render: Render, other: tuple[tuple[Message, ...], Tools], text: str) -> bool:
+    try:
+        return render(*other) != text
+    except DataError:  # the template asks for it
+        return True
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or value in ("", [], {})
 
 
-def _things(row: DataRow) -> set[Thing]:
-    assert not isinstance(row.prompt, str)
+def _things(messages: Sequence[Message], tools: Tools) -> set[Thing]:
     keys: set[Thing] = {
-        (m["role"], key) for m in row.prompt for key in m if key != "role" and not _is_empty(m[key])
+        (m["role"], key) for m in messages for key in m if key != "role" and not _is_empty(m[key])
     }
-    return keys | {_TOOLS} if row.tools else keys
+    return keys | {_TOOLS} if tools else keys
 
 
-def _without(thing: Thing, row: DataRow) -> DataRow:
+def _without(thing: Thing, messages: Sequence[Message], tools: Tools) -> tuple[tuple[Message, ...], Tools]:
     """The row as it would be without the thing."""
     if thing == _TOOLS:
-        return dataclasses.replace(row, tools=None)
+        return tuple(messages), None
     role, key = thing
-    prompt = tuple(_left_out(m, key) if m["role"] == role else m for m in row.prompt)  # type: ignore[union-attr]
-    return dataclasses.replace(row, prompt=prompt)
+    return tuple(_left_out(m, key) if m["role"] == role else m for m in messages), tools
 
 
-def _left_out(message: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _left_out(message: Message, key: str) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != key}

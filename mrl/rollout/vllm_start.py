@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
-from mrl.cpu import vllm_limits
+from mrl.cpu import vllm_limits, vllm_preload
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout import engine_arguments, engine_routes, environment, quantised, text_part
 from mrl.rollout.part import Part
@@ -101,6 +101,7 @@ def arguments(
     environment.prepare(rollout, part, meeting, compiled=not (on_cpu and eager))
     if on_cpu:
         vllm_limits.check_cpu(model_path, tp=rollout.tp, expert_parallel=rollout.expert_parallel)
+        vllm_preload.preload_by_short_paths()
     else:
         _require_devices(rollout, part, torch.cuda.device_count())
     if routes and not on_cpu:

@@ -2,7 +2,7 @@
 it.
 
 `worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks
-(mrl/cpu). An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
+(mrl/cpu), and that its stores listen on loopback where that is their address. An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
 receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's
 modules in `modules.py`.
 """
@@ -36,8 +36,10 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.vllm.folder_loader import LOAD_FORMAT as LOAD_FORMAT
 from mrl.resharding.vllm.modules import PlanLoader
 from mrl.resharding.vllm.trace import quantised_block, traced_manifest
+from mrl.resharding.wire import loopback_store
 from mrl.resharding.wire.cuda_memory import device_uuid
 
+loopback_store.keep_to_loopback()
 BACKEND = "mrl"
 """The name in vLLM's WeightTransferConfig."""
 

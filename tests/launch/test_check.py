@@ -391,6 +391,22 @@ def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
     assert "tune.objective.function" in line and "has no attribute 'logprobs'" in line
 
 
+def test_a_tuning_says_at_its_start_what_the_chat_template_leaves_out(
+    acting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
+    row = {"messages": [{"role": "user", "content": "2 + 2?"}, answer]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr("mrl.launch.commands.tune.run_local_ranks", lambda *a, **kw: 0)
+    tune = f"tune={{data: {{train: {tmp_path}/rows.jsonl}}, output: {tmp_path}/out, batch_rows: 1}}"
+    asked = [*words(acting, tmp_path, "run", tune), "model.max_length=64", "data.max_prompt_tokens=32"]
+    assert main(["tune", *asked]) == 0
+    said = "the chat template does not use assistant.reasoning_content; the model reads none of it"
+    assert f"tune: {said}" in capsys.readouterr().out.splitlines()
+    assert main(["data", *asked]) == 0
+    assert f"data: tune.data: {said}" in capsys.readouterr().out.splitlines()
+
+
 REPORTING = """import atexit, os, sys, time
 sys.modules["wandb"] = None
 atexit.register(lambda: open(f"{os.environ['SPENT']}/{os.getpid()}", "w").write(str(time.process_time())))

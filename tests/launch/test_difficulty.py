@@ -20,8 +20,8 @@ from mrl.data.difficulty import RateFile, prompt_id
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.files import held
 from mrl.launch.commands import difficulty
+from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, reward_digest, summary
-from mrl.launch.commands.evaluate import model_digest
 from mrl.loops.collect import sampling_of
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rollout.request import Sampling
@@ -99,6 +99,17 @@ def test_a_digest_of_rewards_changes_with_what_decides_them_alone() -> None:
         "reward={kind: maths, parts: []}",
     ]
     assert len({one, *(reward_digest(load([GSM8K], [other]).reward) for other in others)}) == 4
+
+
+def test_a_digest_of_rewards_is_of_what_files_hold(tmp_path: Path) -> None:
+    def digest(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        own = f"{{kind: llm, parts: [], path: 'http://localhost:1', llm: {{template: {tmp_path}/{name}}}}}"
+        return reward_digest(load([GSM8K], [f"reward={own}"]).reward)
+
+    asked = "{prompt} {response} {reference}"
+    first = digest("a.txt", asked)
+    assert digest("b.txt", asked) == first != digest("a.txt", f"{asked}?")
 
 
 class Coins:

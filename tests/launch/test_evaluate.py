@@ -16,6 +16,7 @@ from mrl.config.load import load
 from mrl.errors import ConfigError, DataError
 from mrl.files import held
 from mrl.launch.commands import evaluate as evaluating
+from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.evaluate import evaluate
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
@@ -175,6 +176,32 @@ def test_the_same_model_and_rows_go_on_under_other_paths_and_on_another_day(
     assert {row["prompt"][:4] for row in rows} == {"2020"}
 
 
+REWARD = "def score(request):\n    return 1.0\n"
+
+
+@pytest.mark.parametrize("where", ["file", "module"])
+def test_a_reward_is_the_same_by_what_its_file_holds(
+    where: str, measuring: Callable[..., Counting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(name: str) -> str:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "scores.py").write_text(REWARD)
+        path = f"{tmp_path}/{name}/scores.py" if where == "file" else f"{name}.scores"
+        return f"reward={{kind: plugin, parts: [], path: '{path}:score'}}"
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        measuring(place("first"), most=3)
+    moved = place("second")
+    with pytest.raises(KeyboardInterrupt):
+        measuring(moved, most=4)
+    (tmp_path / "second/scores.py").write_text(REWARD.replace("1.0", "0.0"))
+    with pytest.raises(
+        ConfigError, match=r"begun with reward\.path = [0-9a-f]{64}:score, this is [0-9a-f]{64}:score"
+    ):
+        measuring(moved)
+
+
 def test_two_measurements_do_not_write_into_one_folder(
     measuring: Callable[..., Counting], tmp_path: Path
 ) -> None:
@@ -226,7 +253,7 @@ def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: P
         (tmp_path / name).write_bytes(contents[name])
     files = {name: [len(data), hashlib.sha256(data).hexdigest()] for name, data in contents.items()}
     expected = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    assert evaluating.model_digest(str(tmp_path)) == expected
+    assert model_digest(str(tmp_path)) == expected
 
 
 @pytest.mark.integration

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,46 @@ def test_right_responses_are_the_user_s_where_no_verifier_knows_them(
     assert "nothing to remark" in capsys.readouterr().out
     assert main([*words, "--right", "shown2"]) == 2
     assert "--right shown2: no right response of these rows there" in capsys.readouterr().err
+
+
+ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return a - b\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "said", "code"),
+    [
+        ([{"solutions": [SUBTRACTS, ADDS]}, {"solutions": json.dumps([ADDS])}], "2 of 3 pass", 0),
+        ([{"canonical_solution": ADDS}, {"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}], "2 of 2 pass", 0),
+        ([{"solution": SUBTRACTS}, {}], "0 of 1 pass", 1),
+    ],
+)  # fmt: skip
+def test_solutions_of_the_rows_are_run_and_counted(
+    columns: list[dict[str, Any]],
+    said: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = json.dumps({"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]})
+    words = asked(tmp_path, "try", "reward={kind: code, parts: []}", "--rows", "2")
+    rows = [{"prompt": f"add {n}", "answer": task} | more for n, more in enumerate(columns)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(words) == code
+    out = capsys.readouterr().out
+    assert f"  solutions of the rows: {said}\n" in out
+    assert ("right  " in out) == (code == 0), "one that passes is the right response"
+    if said != "2 of 2 pass":
+        kind = "ERROR: 1 of 1" if code else "warning: 1 of 3"
+        assert f"  {kind} solutions of the rows do not pass, the first of {tmp_path}/rows.jsonl:1: " in out
+
+
+def test_a_column_that_is_the_ground_truth_is_no_solution(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = asked(tmp_path, "try", "reward.maths.extraction=[boxed]", "--rows", "2")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1?", "solution": "2"}\n')
+    assert main(words) == 0
+    assert "solutions" not in capsys.readouterr().out
 
 
 def test_a_function_that_raises_is_told_of_once_with_its_line(

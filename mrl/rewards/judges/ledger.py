@@ -8,6 +8,7 @@ as "further".
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import itertools
 import json
@@ -20,7 +21,7 @@ from typing import Any
 from mrl.rewards.contract import NoVerdict
 from mrl.rewards.part import ServerSection
 
-FILE, SECRET = "judged.jsonl", "secret"
+FILE, SECRET, DATE = "judged.jsonl", "secret", "date"
 MOST = 1 << 24
 """Numbers of 32 bytes that a process keeps in its memory, of the 2 GiB that it may have, where a question counts as 8; then it forgets
 the older half of its answers."""
@@ -120,14 +121,25 @@ def check_budget(server: ServerSection, *ledgers: JudgeCache) -> None:
         raise NoVerdict(f"the run's budget is spent: max_calls = {server.max_calls}")
 
 
+def first_date(folder: Path | None) -> datetime.date:
+    """Return the day on which the run's judges were first made, which their templates write; today without a folder."""
+    return datetime.date.fromisoformat(_kept(folder, DATE, datetime.date.today().isoformat()))
+
+
 def _secret(folder: Path | None) -> str:
-    """The run's, made on first need; two processes that begin at once agree."""
+    """Return what no policy knows."""
+    return _kept(folder, SECRET, secrets.token_hex(16))
+
+
+def _kept(folder: Path | None, name: str, first: str) -> str:
+    """The run's own text of this name, which is `first` on first need; two processes that begin at once agree."""
     if folder is None:
-        return secrets.token_hex(16)
-    file, made = folder / SECRET, folder / f"{SECRET}.{os.getpid()}"
+        return first
+    folder.mkdir(parents=True, exist_ok=True)
+    file, made = folder / name, folder / f"{name}.{os.getpid()}"
     if not file.is_file():
         made.touch(0o600)
-        made.write_text(secrets.token_hex(16))
+        made.write_text(first)
         try:
             os.link(made, file)
         except FileExistsError:

@@ -43,7 +43,7 @@ class ProcessRewardVerifier(RewardModelVerifier):
         defused = [self._conversation.defuse(step) for step in steps]
         ids, ends = self._ids(request, [text for text, _ in defused])
         found = await self._ask(
-            "/pooling", ids, lambda reply: _scores_at(reply, ends, len(ids)), task="token_classify"
+            "/pooling", request, ids, lambda reply: _scores_at(reply, ends, len(ids)), task="token_classify"
         )
         probabilities = [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in found]
         reward = REDUCTIONS[self._rules.step_reduction or "min"](probabilities)

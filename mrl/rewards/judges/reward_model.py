@@ -10,6 +10,7 @@ plain text to it. A process reward model, which scores every step of a response,
 
 from __future__ import annotations
 
+import datetime
 import json
 import secrets
 import statistics
@@ -29,7 +30,7 @@ from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.part import RewardPart
 from mrl.samples import Verdict
-from mrl.tokenizer_folder import from_folder
+from mrl.tokenizer_folder import from_folder, writing_date
 
 
 class RewardModelVerifier:
@@ -54,14 +55,20 @@ class RewardModelVerifier:
     async def score(self, request: RewardRequest) -> Verdict:
         ids, found = self._conversation.ids(request)
         heads = self._conversation.num_heads
-        scores = await self._ask("/classify", ids, lambda reply: _scores(reply, heads))
+        scores = await self._ask("/classify", request, ids, lambda reply: _scores(reply, heads))
         return self._verdict(scores, found)
 
     async def _ask(
-        self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
+        self,
+        path: str,
+        request: RewardRequest,
+        ids: list[int],
+        read: Callable[[dict[str, Any]], Sequence[float]],
+        **body: Any,
     ) -> Sequence[float]:
-        """What `read` finds in the server's answer to these tokens, or what it found where they were asked about before."""
-        key = json_digest(ids)
+        """What `read` finds in the server's answer to the request's tokens, or what it found if it was asked about what the request says
+        before."""
+        key = json_digest(self._conversation.said(request))
         if known := self._ledger.find_all(key):
             return known
         check_budget(self._server, self._ledger)
@@ -87,12 +94,13 @@ class RewardModelVerifier:
 class ConversationEncoder:
     """Makes the ids that a reward model of a folder reads."""
 
-    def __init__(self, folder: str) -> None:
-        """ConfigError for a folder that holds no reward model whose scores mean what they seem to."""
+    def __init__(self, folder: str, *, date: datetime.date | None = None) -> None:
+        """`date`: what the chat template writes where it asks for today's. ConfigError for a folder that holds no reward model whose
+        scores mean what they seem to."""
         config = _checked_config(Path(folder))
         self.folder = folder
         try:
-            self.tokenizer = from_folder(folder)
+            self.tokenizer = writing_date(from_folder(folder), date or datetime.date.today())
         except Exception as error:  # what the readers of each kind of file raise
             raise ConfigError(f"server.tokenizer = {folder!r}: {error}".splitlines()[0]) from error
         self._controls = ControlStrings.of_folder(folder)
@@ -131,12 +139,16 @@ class ConversationEncoder:
         if not self._template:
             prompt = self._controls.defuse(request.prompt)[0]
             return [*self._opening, *self._encoded(prompt)], "", [self._end]
-        messages = request.messages or ({"role": "user", "content": request.prompt},)
-        said = [
-            (str(m.get("role", "user")), self._controls.defuse(content_text(m.get("content")))[0])
-            for m in messages
+        return self._by_template([*self.said(request)[:-1], ("assistant", "")])
+
+    def said(self, request: RewardRequest) -> list[tuple[str, str]]:
+        """Return (role, text) of each message, the response the last, as far as the model is shown them."""
+        shown = request.messages if self._template else ()
+        messages = shown or ({"role": "user", "content": request.prompt},)
+        texts = [(str(m.get("role", "user")), content_text(m.get("content"))) for m in messages]
+        return [
+            (role, self._controls.defuse(text)[0]) for role, text in (*texts, ("assistant", request.response))
         ]
-        return self._by_template([*said, ("assistant", "")])
 
     def _by_template(self, said: Sequence[tuple[str, str]]) -> tuple[list[int], str, list[int]]:
         """What is around the text of the last message. The template is rendered around marks, and each text is encoded by itself in

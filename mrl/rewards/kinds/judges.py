@@ -82,10 +82,11 @@ class RewardModel(_Asked):
             raise ValueError("kind = reward_model needs server.tokenizer, the model's folder")
 
     def verifier(self, stage: Stage) -> Verifier:
+        from mrl.rewards.judges.ledger import first_date
         from mrl.rewards.judges.process_reward_model import ProcessRewardVerifier
         from mrl.rewards.judges.reward_model import ConversationEncoder, RewardModelVerifier, check_heads
 
-        conversation = ConversationEncoder(self.part.server.tokenizer or "")
+        conversation = ConversationEncoder(self.part.server.tokenizer or "", date=first_date(self.own_folder))
         check_heads(conversation, self.rules)
         made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
         return made(self.part, self.rules, conversation, self.own_folder)

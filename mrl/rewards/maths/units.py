@@ -188,6 +188,7 @@ _TAIL = re.compile(
 _PLAIN_TAIL = re.compile(
     r"(?<=[0-9.\])} ])[A-Za-z\u00b5\u03bc\u03a9$\u20ac\u00a2\u00a3\u00a5\u20b9][A-Za-z\u00b5\u03bc\u03a9/^0-9{} .\u00b2\u00b3\u00b7*-]*$"
 )
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _LEADING = re.compile(r"^([+-]?) ?(\\?\$|\u20ac|\u00a3|\u00a5|\u20b9|(?:Rs|USD|EUR)\.? ?)(?=[0-9.])")
 
 
@@ -196,7 +197,7 @@ def split_unit(text: str, *, single_letters: bool = False) -> tuple[str, Unit | 
 
     A unit stands in \\text{}, behind a degree sign, before the number (currencies), or in plain letters. Plain
     letters of more than one character are a unit behind a number, and behind any other expression only after
-    a space; a single one only where `single_letters` says that the ground truth is written so.
+    a space; a single one only where `single_letters` says that the ground truth is written so, and behind no other letter.
     """
     leading = _LEADING.match(text)
     if leading:
@@ -217,7 +218,9 @@ def _plain(text: str, start: int, single_letters: bool) -> tuple[str, Unit | Non
     spaced = body != body.rstrip()
     numeral = all(char in "0123456789.,+-/ " for char in body) or body.startswith("\\frac")
     short = [word for word in re.findall(r"[A-Za-z]+", letters) if len(word) == 1]
-    if short and not (single_letters and set(short) <= SINGLE_LETTERS) and not re.search("/|per ", letters):
-        return text, None
+    if short and not re.search("/|per ", letters):
+        beside_a_letter = re.search("[A-Za-z]", _COMMAND.sub("", body))  # b h is a product
+        if not single_letters or not set(short) <= SINGLE_LETTERS or beside_a_letter:
+            return text, None
     unit = read_unit(letters) if numeral or spaced else None
     return (body.rstrip(), unit) if unit is not None else (text, None)

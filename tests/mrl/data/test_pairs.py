@@ -26,7 +26,7 @@ from mrl.data.tune_rows import (
     steps_of,
 )
 from mrl.errors import DataError
-from tests.support.chat_tokenizers import deepseek, llama, qwen
+from tests.support.chat_tokenizers import CHATML, deepseek, llama, qwen
 
 ASK = {"role": "user", "content": "What is 3 times 4?"}
 GOOD = {"role": "assistant", "content": "The answer is 12"}
@@ -128,6 +128,49 @@ def test_every_turn_of_the_assistant_is_trained_up_to_its_end(tmp_path: Path) ->
         (encoded,) = row.responses
         assert tokenizer.decode(encoded.tokens[encoded.mask]) == expected
         assert encoded.mask[-1]
+
+
+USERS_ALONE = (
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "template", "said"),
+    [
+        (
+            "sft",
+            {"messages": [SYSTEM, ASK, GOOD | {"reasoning_content": "3 4s"}], "tools": [TOOL]},
+            USERS_ALONE,
+            ["the chat template does not use assistant.reasoning_content, system.content, tools; the model reads none of it"],
+        ),
+        (
+            "dpo",
+            {"prompt": [SYSTEM, ASK], "chosen": [GOOD], "rejected": [BAD], "tools": [TOOL]},
+            USERS_ALONE,
+            ["the chat template does not use system.content, tools; the model reads none of it"],
+        ),
+        ("sft", {"messages": [SYSTEM, ASK, GOOD], "tools": [TOOL]}, CHATML, []),
+        (
+            "sft",
+            {"prompt": "3 times 4?", "response": "12", "tools": [TOOL]},
+            CHATML,
+            [
+                "1 rows have tools, chat_template_kwargs or further keys of a message and a prompt that no template renders; the model "
+                "reads none of it"
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_of_the_rows_no_token_shows_is_named(
+    name: str, row: dict[str, Any], template: str, said: list[str], tmp_path: Path
+) -> None:
+    reader = encoder(qwen(template))
+    load_training(section(written(tmp_path / "a.jsonl", row), name=name), reader, max_length=200)
+    assert reader.unread.sentences() == said
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(

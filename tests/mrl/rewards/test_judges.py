@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import datetime
 import json
 import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import RewardRequest, request_for
+from mrl.rewards.judges import ledger, reward_model
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
 from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
@@ -311,6 +314,38 @@ def test_heads_that_disagree_lower_the_reward(
         assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
         assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
     assert stats()["calls"] == before + 1
+
+
+def test_a_template_writes_the_day_of_the_runs_first_start(
+    server: Asked, make_pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked before midnight is not asked again after it, and what is asked then has the tokens of the day before."""
+    url, stats, _ = server
+    save_classifier(
+        tmp_path,
+        chat_tokenizers.qwen("{{ strftime_now('%Y-%m-%d') }}\n" + chat_tokenizers.CHATML),
+        num_labels=1,
+    )
+    rewards = asking(url, {"tokenizer": str(tmp_path), "tries": 1}, {})
+    pairs, first = (
+        [make_pair(n, response, None) for n, response in ((0, "12"), (1, "13"))],
+        datetime.date(2020, 1, 1),
+    )
+
+    def scored_on(day: datetime.date, pair: Any) -> Verdict:
+        fixed = type("Day", (datetime.date,), {"today": classmethod(lambda _: day)})
+        for module in (ledger, reward_model):
+            monkeypatch.setattr(module, "datetime", SimpleNamespace(date=fixed))
+        return scored_here(rewards, pair, str(tmp_path / "judged"))
+
+    before = stats()["calls"]
+    one = scored_on(first, pairs[0])
+    assert (
+        scored_on(datetime.date(2020, 1, 2), pairs[0]).value == one.value and stats()["calls"] == before + 1
+    )
+    other = scored_on(datetime.date(2020, 1, 2), pairs[1])
+    request = RewardRequest("1.0", 1, "13", None, prompt=pairs[1][1].text)
+    assert other.value == sum(ConversationEncoder(str(tmp_path), date=first).ids(request)[0]), other.reason
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mrl.config.sections.rollout import RolloutSection
@@ -18,6 +19,7 @@ from mrl.rollout.request import GenerationRequest, Response
 from mrl.samples import Status
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
+from tests.support.listeners import listeners
 from tests.tiny_models import write_model
 
 DP2 = RolloutSection.model_validate({"dp": 2, **driving.SEVERAL})
@@ -89,6 +91,14 @@ def test_ranks_with_uneven_requests_give_the_models_log_probs(pair: Pair, tiny_m
         assert [len(a.tokens) for a in answers] == [r.max_tokens for r in share]
         assert driving.worst_gap(tiny_model, share, answers) < 1e-5
         assert driving.share_of_own_routes(tiny_model, share, answers) > 0.99
+
+
+@pytest.mark.integration
+def test_ranks_of_one_machine_meet_where_no_other_one_gets_to(pair: Pair) -> None:
+    own = [psutil.Process(host.process.pid) for host in pair.hosts]
+    family = [*own, *(child for process in own for child in process.children(recursive=True))]
+    heard = [each for each in listeners(family) if each.startswith("SOCK_STREAM")]
+    assert heard and not [each for each in heard if each.split()[1] in ("::", "0.0.0.0")]
 
 
 @pytest.mark.integration

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils import cpp_extension
 
 from mrl.config.sections.training import TrainingSection
+from mrl.models.megatron import build
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import OneRank, check_layout
 from tests.ranks import run_ranks
@@ -22,6 +25,18 @@ MODULES: dict[str, list[str]] = {
 def test_modules_are_named_only_where_some_are_selected() -> None:
     with pytest.raises(ValueError, match=r"needs training\.recompute = selective"):
         TrainingSection(recompute="full", recompute_modules=["moe"])
+
+
+def test_megatrons_extension_is_linked_under_a_path_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "an environment"
+    folder.mkdir()
+    monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(folder))
+    for _ in range(2):
+        build._quote_torchs_libraries()
+        flags = cpp_extension._prepare_ldflags([], False, False, False, False)
+        assert f"-L{folder}" in shlex.split(" ".join(flags))
 
 
 @pytest.mark.integration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from mrl.rewards.maths.tokens import FUNCTIONS
 from tests.support.verifier_cases.case import Case, Generator
 from tests.support.verifier_cases.maths.boxed import boxed
 
@@ -39,13 +40,14 @@ _THOUSANDS = (",", "{,}", "{,} ", ",\\!", ",\\! ", ", \\!", "\\,", "\\, ", "\\ "
 
 
 def set_differently(rng: random.Random) -> Iterator[Case]:
-    """One thing in two layouts, in the answer, the ground truth or both; and another thing in one of them."""
+    """One thing in two layouts, in the answer, the ground truth or both; and another thing in one of them. No number behind a comma has
+    three digits: 17,\\! 170 is one number."""
     while True:
         a, b, c = rng.sample(range(2, 60), 3)
         opening, closing = rng.choice(_BRACKETS)
         for shape in (
             "@{a}@", "@\\frac{{{a}}}{{61}}@", "x^2@+@{a}x@-@{b}", "{a}@\\sqrt{{3}}@+@\\pi@", "@{a}@\\pi@ r@",
-            "{o}(@{a}@,@{b}@,@{c}@{e})", "{o}\\{{@{a}@,@{b}@{e}\\}}", "{o}[@{a}@,@{a}0@{e})", "x@=@{a}", "x@<@{a}@", "x@\\le@ {a}",
+            "{o}(@{a}@,@{b}@,@{c}@{e})", "{o}\\{{@{a}@,@{b}@{e}\\}}", "{o}[@{a}@,@99@{e})", "x@=@{a}", "x@<@{a}@", "x@\\le@ {a}",
         ):  # fmt: skip
             truth, wrong = (shape.format(a=n, b=b, c=c, o="", e="").replace("@", "") for n in (a, a + 1))
             for number, right in ((a, True), (a + 1, False)):
@@ -94,8 +96,9 @@ def products(rng: random.Random) -> Iterator[Case]:
         names = rng.sample("abckmnpqrstuvwxyz", rng.randint(2, 4))
         other = rng.choice([n for n in "abckmnpqrstuvwxyz" if n not in names])
         ways = [" ".join(names), "\\cdot ".join(names), "\\,".join(names), "  ".join(names[::-1])]
-        if len(names) < 4 and "".join(names) not in ("any", "sun", "sky"):  # more of them are a word
-            ways.append("".join(names))
+        joined = "".join(names)
+        if len(names) < 4 and joined not in {"any", "sun", "sky"} | FUNCTIONS:  # more of them are a word
+            ways.append(joined)
         answer, truth = rng.sample(ways, 2)
         yield boxed(answer, truth, True, "a product with spaces")
         yield boxed(" ".join([*names[1:], other]), truth, False, "another letter")

@@ -1,0 +1,81 @@
+"""What makes two measurements the same: what the files of a model and of its rewards hold, wherever they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from mrl.own_code import search_path
+from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
+from mrl.training.checkpoint.folder import digests, file_digest
+
+_OF_A_TOKENIZER = frozenset({".json", ".jinja", ".txt", ".model", ".py"})
+
+
+def model_digest(path: str) -> str:
+    """SHA-256, in hex, over names, sizes and SHA-256 of the files of a model folder: what was measured, wherever it lies."""
+    return _folder_digest(Path(path), [file.name for file in Path(path).iterdir() if file.is_file()])
+
+
+def reward_contents(section: RewardSection) -> dict[str, Any]:
+    """Return the settings as JSON values, with a digest of what it holds in the place of each file and folder that they name."""
+    tree = _parts_contents(section)
+    tree["domains"] = {name: _parts_contents(spec) for name, spec in section.domains.items()}
+    for name, folder in engine_contents(section).items():
+        tree["engines"][name]["model"] = folder
+    return tree
+
+
+def engine_contents(section: RewardSection) -> dict[str, str]:
+    """Return the digest of each engine's model; the path of one that is not there, as whoever starts it will say."""
+    return {
+        name: model_digest(engine.model) if Path(engine.model).is_dir() else engine.model
+        for name, engine in section.engines.items()
+    }
+
+
+def _parts_contents(spec: RewardSpec) -> dict[str, Any]:
+    """Of one domain."""
+    return part_contents(spec) | {"parts": [part_contents(part) for part in spec.parts]}
+
+
+def part_contents(part: KindPart, include: set[str] | None = None) -> dict[str, Any]:
+    """The same of one verifier, or of some of its settings."""
+    tree = part.model_dump(mode="json", include=include)
+    if part.kind == "plugin" and "path" in tree:
+        place, _, name = str(part.path).rpartition(":")
+        file = Path(place) if place.endswith(".py") else _module_file(place)
+        tree["path"] = f"{_file_digest(file) or place}:{name}"
+    folder = Path(part.server.tokenizer or "")
+    if part.server.tokenizer and "server" in tree and folder.is_dir():
+        names = [file.name for file in folder.iterdir() if file.suffix in _OF_A_TOKENIZER and file.is_file()]
+        tree["server"]["tokenizer"] = _folder_digest(folder, names)
+    template = tree.get("llm", {}).get("template")
+    if template is not None:
+        tree["llm"]["template"] = _file_digest(Path(template)) or template
+    return tree
+
+
+def _folder_digest(folder: Path, names: list[str]) -> str:
+    files = digests(folder, names, version=1)
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def _file_digest(file: Path | None) -> str | None:
+    """None where there is no such file, as whoever uses it will say."""
+    return file_digest(file, version=1) if file is not None and file.is_file() else None
+
+
+def _module_file(name: str) -> Path | None:
+    """The source of a module; nothing of it or of its packages is run."""
+    path: Any = search_path()
+    spec = None
+    for depth in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), path)
+        path = spec.submodule_search_locations if spec else None
+        if depth <= name.count(".") and path is None:
+            return None
+    return Path(spec.origin) if spec and spec.origin else None
