@@ -38,7 +38,7 @@ from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
-from mrl.rollout.stop_tokens import end_of_text, require_can_end
+from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt
 from mrl.training.hf.folder import check_folder, read_config
 

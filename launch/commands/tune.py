@@ -37,7 +37,7 @@ from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_labels
-from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.end_of_text_ids import end_of_text
 
 PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 

@@ -16,10 +16,10 @@ from mrl.launch.workers import headless_actor, route_blocks
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
+from mrl.rollout.end_of_text_ids import end_of_text
 from mrl.rollout.part import Part
 from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.stint import Bell, Stint
-from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class RolloutEngine:
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
-        `stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
+        `stop_token_ids`: the folder's end-of-text (`end_of_text_ids.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
         `routes`: responses bring theirs. `keeps`: what a park takes back stays in vLLM with its cache, to go on where it is asked

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mrl.errors import ConfigError
-from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.end_of_text_ids import end_of_text
 
 
 @pytest.mark.parametrize(
