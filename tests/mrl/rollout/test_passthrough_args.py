@@ -12,7 +12,7 @@ import pytest
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.engine_arguments import OWNED, argument_faults, fields, require
+from mrl.rollout.passthrough_args import OWNED, argument_faults, fields, require
 from tests.engines import EngineHost
 
 
@@ -60,7 +60,7 @@ def test_every_fault_is_told_and_every_owned_field_exists() -> None:
         require({"blok_size": 1, "dtype": "half"})
     assert len(str(caught.value).splitlines()) == 2
     assert OWNED.keys() <= fields().keys(), "vLLM renamed a field that is ours"
-    program = "import sys, mrl.rollout.engine_arguments as e; e.require({'block_size': 1}); assert 'vllm' not in sys.modules"
+    program = "import sys, mrl.rollout.passthrough_args as e; e.require({'block_size': 1}); assert 'vllm' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
