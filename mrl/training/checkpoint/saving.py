@@ -22,8 +22,8 @@ from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.checkpoint import plain
 from mrl.training.checkpoint.folder import EXTRA_FILE
 from mrl.training.checkpoint.random_state import random_state
+from mrl.training.checkpoint.shard_writer import ShardedWrite, Written
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.checkpoint.writer import ShardedWrite, Written
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
 

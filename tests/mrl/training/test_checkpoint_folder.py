@@ -13,7 +13,7 @@ from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
 from mrl.training.checkpoint import folder as folders
 from mrl.training.checkpoint import loading
-from mrl.training.checkpoint.writer import DigestingStream
+from mrl.training.checkpoint.shard_writer import DigestingStream
 
 
 def write_checkpoint(parent: Path, name: str) -> Path:
