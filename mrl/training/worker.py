@@ -30,8 +30,8 @@ from mrl.observe.memory_use import memory_use
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.reward_labels import reward_labels
 from mrl.samples import Role, TrainBatch
+from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
-from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.hf import base, folder
 from mrl.training.lessons import Lessons

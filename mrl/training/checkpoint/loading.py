@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mrl.errors import CheckpointError
 from mrl.training.checkpoint import closed_pickle, plain
 from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint.atomic_save import random_file
 from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.checkpoint.random_state import set_random_state
-from mrl.training.checkpoint.saving import random_file
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 

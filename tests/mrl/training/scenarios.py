@@ -27,8 +27,8 @@ from mrl.models.families import family_of
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
+from mrl.training.checkpoint.atomic_save import Save
 from mrl.training.checkpoint.folder import prune
-from mrl.training.checkpoint.saving import Save
 from mrl.training.hf import export as hf_export
 from mrl.training.hf import folder as hf_folder
 from mrl.training.hf import values as hf_values

@@ -18,8 +18,8 @@ import torch
 from mrl.cli import main
 from mrl.errors import CheckpointError
 from mrl.training.checkpoint import closed_pickle, folder, plain
+from mrl.training.checkpoint.atomic_save import random_file
 from mrl.training.checkpoint.folder import MANIFEST, PICKLED_EXTRA, VERSION, read_extra
-from mrl.training.checkpoint.saving import random_file
 from tests.golden_run import STEP, write_golden_model, write_run
 from tests.mrl.training.make_golden import FOLDER, SHAPE
 from tests.mrl.training.scenarios import worker
