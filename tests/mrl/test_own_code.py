@@ -22,7 +22,7 @@ from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.score import score
+from mrl.rewards.pool.score_offline import score
 from tests.support.own_folder import write_modules_named_as_pythons
 
 MINE = """
