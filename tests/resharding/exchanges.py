@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.launch.gpu_smoke.transfer import OneRankLane
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank
 from mrl.resharding.planner.cells import PlanCells
@@ -33,6 +32,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import MeshLink
+from tests.gpu.one_rank import OneRankLane
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 

@@ -1,7 +1,7 @@
 """The transports under one face, so that one suite of tests holds for all of them.
 
 CUDA IPC is not among them: both ends are threads of one process in most of these tests, and by CUDA's documentation a
-handle is for another process to open. What `make gpu-smoke` sends goes between two processes.
+handle is for another process to open. What tests/gpu sends goes between two processes.
 """
 
 from __future__ import annotations

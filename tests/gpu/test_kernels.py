@@ -1,4 +1,4 @@
-"""What our layers and the weight sync compute, on the device in bfloat16, against float64; torch alone.
+"""Our layers and what the weight sync computes, on the device in bfloat16, against float64; torch alone.
 
 Shapes are those of a rank of Qwen3-30B-A3B on a GPU and a small part of them on CPU. Errors are
 |out - reference| / |reference| (Frobenius); 1e-2 is what bfloat16 operands may cost.
@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from mrl.launch.gpu_smoke.report import Report, median_seconds
 from mrl.models.kernels import delta_net
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
@@ -22,6 +22,7 @@ from mrl.models.kernels.experts import grouped_swiglu
 from mrl.resharding.transfer import fp8
 from mrl.resharding.wire.digest import weighted_sum
 from mrl.training.logprobs import logprobs_and_entropy
+from tests.gpu.figures import check, median_seconds, show
 
 BFLOAT16_ERROR = 1e-2
 SINKS_ERROR = 5e-2
@@ -85,27 +86,13 @@ ON_CPU = Sizes(
 )
 
 
-def check_kernels(device: torch.device, report: Report) -> None:
-    """All checks of this file, each on inputs of its own."""
-    sizes = ON_GPU if device.type == "cuda" else ON_CPU
+@pytest.fixture
+def sizes(device: torch.device) -> Sizes:
     torch.manual_seed(0)
-    for check in (
-        experts,
-        attention_kernels,
-        latent_attention,
-        sliding_windows,
-        delta_nets,
-        logprobs,
-        quantiser,
-        device_digests,
-    ):
-        try:
-            check(device, sizes, report)
-        except Exception as error:  # the other checks still say what they find
-            report.error(check.__name__.replace("_", " "), error)
+    return ON_GPU if device.type == "cuda" else ON_CPU
 
 
-def experts(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_experts(device: torch.device, sizes: Sizes) -> None:
     """Grouped experts against one expert after the other: odd counts, empty experts, no token at all."""
     rng, worst, dirty = np.random.default_rng(0), 0.0, 0
     inputs = [
@@ -122,37 +109,36 @@ def experts(device: torch.device, sizes: Sizes, report: Report) -> None:
         worst = max(worst, *(_error(a, b) for a, b in zip(results, expected, strict=True)))
         empty = torch.from_numpy(counts == 0).to(device)
         dirty += sum(int(grad[empty].count_nonzero()) for grad in results[2:4])
-    report.check(
+    check(
         worst < BFLOAT16_ERROR, f"experts, {sizes.draws} draws: error of results, gradients", f"{worst:.1e}"
     )
-    report.check(dirty == 0, "experts without a token: gradients of exact zeros", f"{dirty} others")
+    check(dirty == 0, "experts without a token: gradients of exact zeros", f"{dirty} others")
     even = torch.full((sizes.experts,), sizes.tokens // sizes.experts, device=device)
     hidden, probs = _random(device, sizes.tokens, sizes.hidden), torch.rand(sizes.tokens, device=device)
     seconds = median_seconds(device, lambda: _with_gradients(grouped_swiglu, hidden, *inputs, even, probs))
     operations = 3 * 2 * sizes.tokens * 3 * sizes.hidden * sizes.expert_width
-    report.figure(
+    show(
         "experts, forward and backward", f"{1e3 * seconds:.2f} ms, {operations / seconds / 1e12:.1f} TFLOP/s"
     )
 
 
-def attention_kernels(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_attention(device: torch.device, sizes: Sizes) -> None:
     """Packed attention with 32 heads over 4 groups of keys."""
-    _attention(device, sizes, report, "attention", heads=32, groups=4, width=128, value_width=128)
+    _attention(device, sizes, "attention", heads=32, groups=4, width=128, value_width=128)
 
 
-def latent_attention(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_latent_attention(device: torch.device, sizes: Sizes) -> None:
     """Packed attention whose keys are wider than its values, as DeepSeek's are."""
-    _attention(device, sizes, report, "latent attention", heads=16, groups=16, width=192, value_width=128)
+    _attention(device, sizes, "latent attention", heads=16, groups=16, width=192, value_width=128)
 
 
-def sliding_windows(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_sliding_windows(device: torch.device, sizes: Sizes) -> None:
     """Packed attention with sinks, without a window and with one, as gpt-oss has them in turn."""
     for window in (0, sizes.window):
         name = f"attention with sinks, window {window}" if window else "attention with sinks"
         _attention(
             device,
             sizes,
-            report,
             name,
             heads=16,
             groups=2,
@@ -163,7 +149,7 @@ def sliding_windows(device: torch.device, sizes: Sizes, report: Report) -> None:
         )
 
 
-def delta_nets(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_delta_nets(device: torch.device, sizes: Sizes) -> None:
     """The gated delta rule in chunks: results against token after token, gradients against the same chunks in float64."""
     lengths, heads, width = _segments(sizes), sizes.delta_heads, sizes.delta_width
     tokens, chunks = int(lengths.sum()), delta_net.chunk_segments(lengths, device=device)
@@ -180,18 +166,17 @@ def delta_nets(device: torch.device, sizes: Sizes, report: Report) -> None:
     expected = _with_gradients(ours, *inputs, wide=True)
     expected[0] = _delta_rule_in_turn(lengths, *(x.double() for x in inputs))
     worst = max(_error(a, b) for a, b in zip(results, expected, strict=True))
-    report.check(worst < BFLOAT16_ERROR, "gated delta nets: error of results, gradients", f"{worst:.1e}")
+    check(worst < BFLOAT16_ERROR, "gated delta nets: error of results, gradients", f"{worst:.1e}")
     del results, expected
     used = _peak(device, lambda: _with_gradients(ours, *inputs))
     seconds = median_seconds(device, lambda: _with_gradients(ours, *inputs))
     name = f"gated delta nets, {tokens} tokens, forward and backward"
-    report.figure(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
+    show(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
 
 
 def _attention(
     device: torch.device,
     sizes: Sizes,
-    report: Report,
     name: str,
     *,
     heads: int,
@@ -219,20 +204,16 @@ def _attention(
     results = _with_gradients(ours, *inputs)
     expected = _with_gradients(dense, *inputs, wide=True)
     errors = [_error(a, b) for a, b in zip(results, expected, strict=True)]
-    report.check(
-        max(errors[:4]) < BFLOAT16_ERROR, f"{name}: error of results, gradients", f"{max(errors[:4]):.1e}"
-    )
+    check(max(errors[:4]) < BFLOAT16_ERROR, f"{name}: error of results, gradients", f"{max(errors[:4]):.1e}")
     if sinks:
-        report.check(errors[4] < SINKS_ERROR, f"{name}: error of the sinks' gradient", f"{errors[4]:.1e}")
+        check(errors[4] < SINKS_ERROR, f"{name}: error of the sinks' gradient", f"{errors[4]:.1e}")
     del results, expected
     used = _peak(device, lambda: _with_gradients(ours, *inputs))
     seconds = median_seconds(device, lambda: _with_gradients(ours, *inputs))
-    report.figure(
-        f"{name}, {tokens} tokens, forward and backward", f"{1e3 * seconds:.1f} ms, {used:.2f} GB more"
-    )
+    show(f"{name}, {tokens} tokens, forward and backward", f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
 
 
-def logprobs(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_logprobs(device: torch.device, sizes: Sizes) -> None:
     """Log-probs and entropy over a whole vocabulary, in chunks of tokens."""
     hidden = _random(device, sizes.logprob_tokens, sizes.hidden)
     weight = _random(device, sizes.vocabulary, sizes.hidden, scale=sizes.hidden**-0.5)
@@ -259,16 +240,16 @@ def logprobs(device: torch.device, sizes: Sizes, report: Report) -> None:
         _with_gradients(dense, hidden[few], weight, wide=True),
     )
     worst = max(_error(a, b) for a, b in zip(results, expected, strict=True))
-    report.check(worst < BFLOAT16_ERROR, "log-probs and entropy: error of results, gradients", f"{worst:.1e}")
+    check(worst < BFLOAT16_ERROR, "log-probs and entropy: error of results, gradients", f"{worst:.1e}")
     del results, expected
     targets = targets_of_all
     used = _peak(device, lambda: _with_gradients(ours, hidden, weight))
     seconds = median_seconds(device, lambda: _with_gradients(ours, hidden, weight))
     name = f"log-probs, {sizes.logprob_tokens} tokens of {sizes.vocabulary} words, and backward"
-    report.figure(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
+    show(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
 
 
-def quantiser(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_quantiser(device: torch.device, sizes: Sizes) -> None:
     """Float8 values and scales, bit for bit the CPU's."""
     weight = _random(device, sizes.quantised_rows, 1000) * torch.rand(1000, device=device).exp2().to(
         torch.bfloat16
@@ -283,14 +264,14 @@ def quantiser(device: torch.device, sizes: Sizes, report: Report) -> None:
     seconds = median_seconds(
         device, lambda: fp8.values(weight, fp8.block_scales(weight, _QUANTISED_BLOCK), _QUANTISED_BLOCK)
     )
-    report.check(
+    check(
         same,
         "float8 values and scales are the CPU's, bit for bit",
         f"{weight.nbytes / seconds / 1e9:.0f} GB/s read",
     )
 
 
-def device_digests(device: torch.device, sizes: Sizes, report: Report) -> None:
+def test_digests_of_device_memory(device: torch.device, sizes: Sizes) -> None:
     """The fingerprint of device memory, against the CPU's arithmetic, at odd lengths and offsets."""
     data = torch.randint(0, 256, (sizes.digest_bytes,), dtype=torch.uint8, device=device)
     pieces = [
@@ -298,7 +279,7 @@ def device_digests(device: torch.device, sizes: Sizes, report: Report) -> None:
     ]
     same = all(weighted_sum(piece) == weighted_sum(piece.cpu()) for piece in pieces)
     seconds = median_seconds(device, lambda: weighted_sum(data))
-    report.check(same, "digests of device memory are the CPU's", f"{data.numel() / seconds / 1e9:.0f} GB/s")
+    check(same, "digests of device memory are the CPU's", f"{data.numel() / seconds / 1e9:.0f} GB/s")
 
 
 # -- references -----------------------------------------------------------------------------------------------------

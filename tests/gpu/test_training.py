@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from mrl.errors import WeightSyncError
-from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
-from mrl.launch.gpu_smoke.report import Report
-from mrl.launch.gpu_smoke.tiny_step import (
-    Dtype,
-    make_batch,
-    reference,
-    start_tiny_worker,
-    train_step,
-    write_model,
-)
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.worker import MegatronWorker
+from tests.gpu.figures import check, show
+from tests.gpu.peer import Peer, flat_bytes
+from tests.gpu.tiny_step import Dtype, make_batch, reference, start_tiny_worker, train_step, write_model
 
 LARGEST_DIFFERENCE = 1e-4
 """Of float32's log-probs on the device from those on the CPU: sums in another order."""
@@ -35,25 +28,28 @@ LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
 """Of the gradient's norm, relative."""
 
 
-def check_training(device: torch.device, report: Report) -> None:
+@pytest.mark.integration
+def test_a_step_and_what_is_lent_and_off_loaded(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    with tempfile.TemporaryDirectory(prefix="mrl-smoke-") as folder:
-        write_model(Path(folder), large=device.type == "cuda")
-        expected = reference(folder)
-        dtypes: tuple[Dtype, ...] = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
-        for dtype in dtypes:
-            worker, peer = start_tiny_worker(folder, dtype), Peer(device.type)
-            try:
-                first = train_step(worker)
-                _same_numbers(first, expected, dtype, report)
-                contents = _contents(worker)
-                _lease(worker, peer, device, report)
-                _offload(worker, peer, device, report)
-            finally:
-                peer.close()
-                worker.close()
-            _again(folder, dtype, first, contents, device, report)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    folder = str(tmp_path / "model")
+    write_model(Path(folder), large=device.type == "cuda")
+    expected = reference(folder)
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
+    for dtype in dtypes:
+        worker, peer = start_tiny_worker(folder, dtype), Peer(device.type)
+        try:
+            first = train_step(worker)
+            _same_numbers(first, expected, dtype)
+            contents = _contents(worker)
+            _lease(worker, peer, device)
+            _offload(worker, peer, device)
+        finally:
+            peer.close()
+            worker.close()
+        _again(folder, dtype, first, contents, device)
 
 
 def _again(
@@ -62,7 +58,6 @@ def _again(
     first: dict[str, Any],
     contents: list[int],
     device: torch.device,
-    report: Report,
 ) -> None:
     """The same step by a worker that starts anew. On CPU its bits are those of the first; what a GPU's are is told."""
     worker = start_tiny_worker(folder, dtype)
@@ -79,12 +74,12 @@ def _again(
     others = ", ".join(name for name, equal in same.items() if not equal)
     name = f"{dtype}: a second worker's step has the same bits"
     if device.type == "cuda":
-        report.figure(name, f"not in {others}" if others else "in all")
+        show(name, f"not in {others}" if others else "in all")
     else:
-        report.check(not others, name, others)
+        check(not others, name, others)
 
 
-def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str, report: Report) -> None:
+def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str) -> None:
     apart = {name: np.abs(np.array(ours[name]) - np.array(cpu[name])) for name in ("before", "after")}
     if dtype == "bfloat16":
         checks = [("before", "median", float(np.median(apart["before"])), MEDIAN_DIFFERENCE)]
@@ -92,26 +87,22 @@ def _same_numbers(ours: dict[str, Any], cpu: dict[str, Any], dtype: str, report:
         bounds = {"before": LARGEST_DIFFERENCE, "after": LARGEST_DIFFERENCE_AFTER}
         checks = [(name, "largest", float(apart[name].max()), bound) for name, bound in bounds.items()]
     for name, which, found, bound in checks:
-        report.check(found < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{found:.1e}")
+        check(found < bound, f"{dtype}: log-probs {name} the step, {which} difference", f"{found:.1e}")
     moved = float(np.abs(np.array(ours["after"]) - np.array(ours["before"])).max())
-    report.check(moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}")
+    check(moved > 10 * LARGEST_DIFFERENCE, f"{dtype}: the step moved log-probs by", f"{moved:.1e}")
     error = abs(ours["grad_norm"] / cpu["grad_norm"] - 1)
-    report.check(
-        error < LARGEST_GRADIENT_ERROR[dtype], f"{dtype}: error of the gradient's norm", f"{error:.1e}"
-    )
+    check(error < LARGEST_GRADIENT_ERROR[dtype], f"{dtype}: error of the gradient's norm", f"{error:.1e}")
 
 
-def _lease(worker: MegatronWorker, peer: Peer, device: torch.device, report: Report) -> None:
+def _lease(worker: MegatronWorker, peer: Peer, device: torch.device) -> None:
     memory = worker.policy.memory
     with peer.leased(memory, device) as read:
         size = sum(buffer.param_data.nbytes for buffer in memory.buffers) >> 20
-        report.check(
-            read == _contents(worker), "the second process reads the leased parameters", f"{size} MiB"
-        )
-        report.check(_raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
+        check(read == _contents(worker), "the second process reads the leased parameters", f"{size} MiB")
+        check(_raises(WeightSyncError, worker.offload), "off-loading under a live lease is refused")
 
 
-def _offload(worker: MegatronWorker, peer: Peer, device: torch.device, report: Report) -> None:
+def _offload(worker: MegatronWorker, peer: Peer, device: torch.device) -> None:
     """Off-load gives the device's memory back, as another process sees it; reload brings the same bits."""
     memory = worker.policy.memory
     before, generation, held = _contents(worker), memory.generation, _held(worker, device)
@@ -120,16 +111,16 @@ def _offload(worker: MegatronWorker, peer: Peer, device: torch.device, report: R
     freed, seen = held - _held(worker, device), _visible(peer, device) - visible
     worker.reload()
     least = sum(b.param_data.nbytes + b.grad_data.nbytes for b in memory.buffers)
-    report.check(
+    check(
         freed >= least // 2,
         "off-loading frees parameters and gradients",
         f"{freed >> 20} MiB of {held >> 20}",
     )
     if device.type == "cuda":
-        report.check(seen >= 0.9 * freed, "the second process sees that memory free", f"{seen >> 20} MiB")
-    report.check(memory.generation == generation + 1, "the reloaded memory has a new generation")
-    report.check(_contents(worker) == before, "the reloaded parameters are the same to the last bit")
-    report.check(worker.forward(make_batch()) is not None, "the reloaded worker computes")
+        check(seen >= 0.9 * freed, "the second process sees that memory free", f"{seen >> 20} MiB")
+    check(memory.generation == generation + 1, "the reloaded memory has a new generation")
+    check(_contents(worker) == before, "the reloaded parameters are the same to the last bit")
+    check(worker.forward(make_batch()) is not None, "the reloaded worker computes")
 
 
 def _held(worker: MegatronWorker, device: torch.device) -> int:

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import torch
 
-from mrl.launch.gpu_smoke.peer import Peer, flat_bytes
-from mrl.launch.gpu_smoke.report import Report
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.exportable import exportable_allocations
 from mrl.training.platform import device_memory
 from mrl.training.platform.parameter_memory import ParameterMemory
+from tests.gpu.figures import check, show
+from tests.gpu.peer import Peer, flat_bytes
 
 _GPU_BYTES, _CPU_BYTES = 4 << 30, 16 << 20
 _ROUNDS = 20
@@ -27,12 +27,12 @@ _SMALLEST_SHARE = 0.95
 """Of freed bytes, what the second process must see: torch keeps no more than the ends of segments."""
 
 
-def check_offload(device: torch.device, report: Report) -> None:
+def test_memory_comes_back_from_offloading(device: torch.device) -> None:
     """One off-load measured, then many."""
     with expandable_segments(device):
         peer = Peer(device.type)
         try:
-            offloading = Offloading(device, peer, report)
+            offloading = Offloading(device, peer)
             offloading.once()
             offloading.many(_ROUNDS)
         finally:
@@ -53,8 +53,8 @@ def expandable_segments(device: torch.device) -> Iterator[None]:
 class Offloading:
     """A rank's parameters and gradients, and the second process."""
 
-    def __init__(self, device: torch.device, peer: Peer, report: Report) -> None:
-        self._device, self._peer, self._report = device, peer, report
+    def __init__(self, device: torch.device, peer: Peer) -> None:
+        self._device, self._peer = device, peer
         elements = (_GPU_BYTES if device.type == "cuda" else _CPU_BYTES) // 2
         with exportable_allocations():
             parameters = torch.randint(0, 99, (elements,), dtype=torch.int16, device=device).view(
@@ -78,7 +78,7 @@ class Offloading:
         kept = self._free() - full
         device_memory.give_back(self._device)
         given = self._free() - full
-        self._report.check(
+        check(
             given >= _SMALLEST_SHARE * self._num_bytes,
             f"{self._num_bytes >> 20} MiB off-loaded: the second process sees",
             f"{given >> 20} MiB ({kept >> 20} before torch's cache was emptied)",
@@ -101,9 +101,9 @@ class Offloading:
             device_memory.give_back(self._device)
             free.append(self._free())
             self._memory.reload()
-        self._report.check(same, f"{rounds} rounds of export, off-load and reload: the same bytes")
+        check(same, f"{rounds} rounds of export, off-load and reload: the same bytes")
         lost = free[0] - min(free)
-        self._report.check(lost < 64 << 20, "memory that those rounds kept back", f"{lost >> 20} MiB")
+        check(lost < 64 << 20, "memory that those rounds kept back", f"{lost >> 20} MiB")
 
     def _read_by_the_other(self) -> int:
         """The digest that the second process makes of the leased parameters."""
@@ -126,4 +126,4 @@ class Offloading:
         memory.synchronize(self._device)
         seconds = time.monotonic() - start
         speed = self._parameters.nbytes / seconds / 1e9
-        self._report.figure(name, f"{seconds:.3f} s, {speed:.1f} GB/s of parameters")
+        show(name, f"{seconds:.3f} s, {speed:.1f} GB/s of parameters")

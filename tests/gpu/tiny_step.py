@@ -1,4 +1,4 @@
-"""The part of the smoke test that trains: a tiny mixture of experts, one step, and the same on the CPU."""
+"""A tiny mixture of experts, one training step of it, and the same step on the CPU."""
 
 from __future__ import annotations
 

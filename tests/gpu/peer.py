@@ -1,4 +1,4 @@
-"""The other process of the GPU smoke test: it does with a trainer's memory what an engine's worker does.
+"""A second process of the tests of one device: it does with a trainer's memory what an engine's worker does.
 
 Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its result.
 """

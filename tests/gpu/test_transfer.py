@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.launch.gpu_smoke.peer import DEADLINE_SECONDS, Peer, flat_bytes
-from mrl.launch.gpu_smoke.report import Report
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank
 from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
-from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import RankGroup
@@ -25,40 +22,17 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import of_part
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.digest import digest_bytes
-from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.slot_link import SlotLink
+from tests.gpu.figures import check, show
+from tests.gpu.one_rank import OneRankLane
+from tests.gpu.peer import DEADLINE_SECONDS, Peer, flat_bytes
 
 _TENSORS = 16
 
 
-class OneRankLane:
-    """Copies the messages of the only trainer rank into the bucket that it shares with the only receiver (`planned.Lane`)."""
-
-    def __init__(self, part: SlotPart, device: torch.device) -> None:
-        self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device)
-        self._arrived: list[Parcel] = []
-
-    def bucket(self, turn: int) -> torch.Tensor:
-        return self._bucket
-
-    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        assert received is not None
-        self._arrived = []
-        for message in window.sends:
-            data = self._bucket[message.offset : message.offset + message.num_bytes]
-            sent = digest_bytes(data)
-            received[: message.num_bytes].copy_(data)
-            self._arrived.append(Parcel(rank=0, offset=0, num_bytes=message.num_bytes, digest=sent))
-
-    def finish(self, turn: int) -> list[Parcel] | None:
-        return self._arrived
-
-    def drain(self) -> None:
-        """Does nothing: every window was finished."""
-
-
-def check_transfer(device: torch.device, payload_bytes: int, report: Report) -> None:
+def test_tensors_arrive_as_they_were_sent(device: torch.device) -> None:
     """Two sessions over the same buffers: the first maps them, the second shows what a weight sync costs."""
+    payload_bytes = 1 << 30 if device.type == "cuda" else 64 << 20
     sync = SyncSection(bucket_bytes=min(64 << 20, max(1 << 20, payload_bytes // 8)))
     tensors, manifest, plan = payload(payload_bytes, device, sync.bucket_bytes)
     sent = {f"t{i}": digest_bytes(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
@@ -70,12 +44,10 @@ def check_transfer(device: torch.device, payload_bytes: int, report: Report) -> 
             peer.ask("receive", session, manifest)
             stats = send_through_buckets(sender, session, plan, manifest, tensors)
             arrived = peer.answer()["digests"]
-            report.check(
-                arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent"
-            )
+            check(arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent")
         moved = stats.moved
         speed = moved.num_bytes / stats.seconds / 1e9
-        report.figure(
+        show(
             f"sender: {moved.num_bytes >> 20} MiB in {moved.num_windows} buckets, with digests",
             f"{speed:.1f} GB/s",
         )

@@ -1,0 +1,11 @@
+"""The device that these tests run on: the CPU with small shapes, and a GPU where there is one."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("a worker takes the GPU that it sees")
+    return torch.device(request.param, 0) if request.param == "cuda" else torch.device("cpu")
