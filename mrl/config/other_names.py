@@ -124,7 +124,10 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "clamp": "delete it; an estimate is at most 10 nats",
         "controller": "set kl.target, and kl.horizon, for a coefficient that moves; without a target it stays",
     },
-    ObjectiveSection: {"margin_scale": "scale the margins of the rows; without a margin a row has none"},
+    ObjectiveSection: {
+        "distribution": "set heads, whose disagreement a reward can be lowered by",
+        "margin_scale": "scale the margins of the rows; without a margin a row has none",
+    },
     OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
     ProductCorrection: {"low": "delete it; only large weights are cut"},
     SequenceMaskCorrection: {"token_high": "delete it; token_weights = truncated cuts them at 2"},
@@ -220,6 +223,7 @@ RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
 REMOVED_WORDS = {
+    "bench": "python -m benchmarks.schedules and python -m benchmarks.step, of the repository, measure schedules and steps",
     "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "watch": "mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
     "logging.trackers shows curves live",

@@ -1,4 +1,4 @@
-"""`mrl bench step`: a step of the loop against its floor, in the same processes, dtype and threads.
+"""python -m benchmarks.step CONFIG ...: a step of the loop against its floor, in the same processes, dtype and threads.
 
 Floor: one generate call per engine for the batch, the update of the same packed batch and, where the step has it, the pass before
 it, called alone and back to back. The step has scoring, packing, advantages, the weight sync and all orchestration besides. Validation and saves are in
@@ -7,6 +7,8 @@ neither. Steps and floors alternate, so that a change of the machine's speed hit
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bench_run import measured_rows
+from mrl.cli.common import CONFIG_HELP
+from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands.assemble import Parts
-from mrl.launch.commands.bench_run import measured_rows
 from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.learn import denominators
 from mrl.loops.schedule import Schedule
@@ -31,7 +35,7 @@ def bench_step(config: Config, *, num_steps: int = 5) -> dict[str, Any]:
     """Medians of `num_steps` steps and floors after one warm-up of each, in seconds, and their ratio. ConfigError for a
     schedule without such a floor."""
     if config.loop.schedule != "on_policy":
-        raise ConfigError(f"mrl bench step measures loop.schedule = on_policy, not {config.loop.schedule}")
+        raise ConfigError(f"benchmarks.step measures loop.schedule = on_policy, not {config.loop.schedule}")
     floors: list[dict[str, float]] = []
 
     def measured(parts: Parts, loop: Schedule) -> None:
@@ -116,3 +120,17 @@ def step_table(figures: Mapping[str, Any]) -> str:
     lines.append(f"{'all':<12}{figures['step_seconds']:>10.3f}{figures['floor_seconds']:>10.3f}")
     lines.append(f"step / floor = {figures['ratio']:.2f} (median of {len(figures['steps'])})")
     return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
+    parser.add_argument("config", nargs="+", help=CONFIG_HELP)
+    parser.add_argument("--steps", type=int, default=5, help="measured, after one of warm-up")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_intermixed_args(arguments)
+    figures = bench_step(load_config(*options.config), num_steps=options.steps)
+    print(json.dumps(figures, indent=1) if options.json else step_table(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""One run for the measurements of `mrl bench`: a configured schedule over real workers, in a folder that is gone afterwards."""
+"""One run for measurements: a configured schedule over real workers, in a folder that is gone afterwards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def measured_rows(
 
 
 def whole_run(parts: Parts, loop: Schedule) -> None:
-    """All steps from the start; for rows_of()."""
+    """Run all steps from the start; an argument of measured_rows()."""
     loop.start()
     loop.run()
 

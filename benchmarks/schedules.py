@@ -1,4 +1,4 @@
-"""`mrl bench stream`: schedules against each other, on real engines and with the same load.
+"""python -m benchmarks.schedules CONFIG ...: schedules against each other, on real engines and with the same load.
 
 Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
 hashes. A step of one schedule therefore trains as many tokens as the same step of another, and no group is
@@ -9,14 +9,18 @@ Where environments answer, turns end where the policy ends them and rewards are 
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.bench_load import LogNormalLengths, hashed
+from benchmarks.bench_run import changed, measured_rows, whole_run
+from mrl.cli.common import CONFIG_HELP
+from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.launch.commands.bench_load import LogNormalLengths, hashed
-from mrl.launch.commands.bench_run import changed, measured_rows, whole_run
 from mrl.rewards.kinds.section import RewardSection
 
 ROUNDS = 2
@@ -26,7 +30,7 @@ ROUNDS = 2
 def schedule_overrides(schedule: str) -> list[str]:
     """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
 
-    >>> settings_of("stream:max_age=2:sync_every=4")
+    >>> schedule_overrides("stream:max_age=2:sync_every=4")
     ['loop.schedule=stream', 'stream.max_age=2', 'stream.sync_every=4']
     """
     name, *settings = schedule.split(":")
@@ -48,12 +52,12 @@ def bench_stream(
     """
     if num_steps < 1 or warm_up < 0 or sigma < 0 or (mean is not None and mean < 1):
         raise ConfigError(
-            f"mrl bench stream: --steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
+            f"--steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
             f"--sigma {sigma} at least 0"
         )
     if mean is not None and any(config.agent for config in configs.values()):
         raise ConfigError(
-            f"mrl bench stream: --mean {mean} is of responses whose lengths are drawn, and turns of the section agent end where "
+            f"--mean {mean} is of responses whose lengths are drawn, and turns of the section agent end where "
             "the policy ends them; remove one of the two"
         )
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
@@ -142,3 +146,33 @@ def stream_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
         f"step s: median of {counted} steps; the speed-ups are of medians and of means, against the first"
     )
     return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schedules", description=__doc__)
+    parser.add_argument("config", nargs="+", help=CONFIG_HELP)
+    parser.add_argument(
+        "--schedules",
+        default="on_policy,stream:max_age=2",
+        help="separated by commas; settings of `stream` after colons; the first one is compared with",
+    )
+    parser.add_argument("--steps", type=int, default=15, help="measured of each schedule, in two runs")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
+    parser.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    parser.add_argument(
+        "--mean", type=float, help="tokens of a response; a quarter of the longest by default"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_intermixed_args(arguments)
+    names = options.schedules.split(",")
+    if len(set(names)) < len(names):
+        parser.error(f"--schedules {options.schedules}: duplicate schedule")
+    configs = {name: load_config(*options.config, *schedule_overrides(name)) for name in names}
+    figures = bench_stream(
+        configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
+    )
+    print(json.dumps(figures, indent=1) if options.json else stream_table(figures))
+
+
+if __name__ == "__main__":
+    main()
