@@ -20,7 +20,6 @@ from mrl.own_code import find_callable
 GROUP = "mrl.environments"
 _SHIPPED = {
     "calculator": "mrl.agents.envs.calculator:Calculator",
-    "file_repair": "mrl.agents.envs.file_repair:FileRepair",
     "guess": "mrl.agents.envs.guess:Guess",
     "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
     "openrlhf": "mrl.agents.adapters.openrlhf:OpenRLHF",
