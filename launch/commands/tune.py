@@ -18,7 +18,6 @@ from mrl.config.load import dump, load_tune
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.style_probes import StyleProbe, style_probes
 from mrl.data.tune_rows import (
     TuneRows,
     load_training,
@@ -224,16 +223,6 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
     return RewardFolder(found, about | dict(report))
 
 
-def _probes(config: Config, section: TuneSection, validation: TuneRows) -> tuple[StyleProbe, ...]:
-    from mrl.tokenizer_folder import load_tokenizer
-
-    if not section.objective.is_reward_model or section.objective.scores_steps:
-        return ()
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    longest = config.model.max_length
-    return style_probes(validation.rows, tokenizer, max_length=longest, seed=config.run.seed)
-
-
 def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
     """What the ranks are told beside the configuration: a reward model has its score after the last token, in one place more."""
     if not section.objective.is_reward_model:
@@ -254,8 +243,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training, **worker_changes(config, section))
     rows = load_tune_rows(config, section)
-    probes = _probes(config, section, rows[1])
-    tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell, probes=probes)
+    tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):
         worker.close()
         return

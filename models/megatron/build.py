@@ -28,7 +28,6 @@ from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
 from mrl.models.megatron.model_config import ModelConfig
-from mrl.reward_labels import gives_distribution
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
@@ -100,7 +99,7 @@ def _is_extra_state(name: str) -> bool:
 class ValueHead(torch.nn.Module):
     """Hidden states to one number each, or to one of each of K heads, computed in float32; the same on all tensor-parallel ranks.
 
-    One head starts at 0, and so do a distribution's two numbers. Of several each starts elsewhere, where scores have a variance of
+    One head starts at 0. Of several each starts elsewhere, where scores have a variance of
     about 1: normal with variance 1 / (D + 1), as in arXiv 2009.01325, from `seed` and the head's number alone.
     """
 
@@ -191,7 +190,7 @@ def build_chunks(
             vp_stage=chunk if layout.vpp > 1 else None,
         )
         if num_value_heads and model.post_process:
-            apart = num_value_heads > 1 and not gives_distribution(hf_config)
+            apart = num_value_heads > 1
             head: Any = ValueHead(
                 config.hidden_size, heads=num_value_heads, apart=apart, seed=seed, dtype=dtype
             )

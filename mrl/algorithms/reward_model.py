@@ -13,11 +13,6 @@ Several heads give a response a score each. What is minimised is the mean of the
 loss's size (bootstrapped DQN, 1602.04621), and each head counts a pair as often as its bootstrap took it; a pair's share stays that of
 the whole step, because the counts are 1 on average. Centring counts every pair once: all heads have the height 0 on the same rows.
 What ensembles of reward models are good for: 2310.02743, 2312.09244.
-
-A distribution (probabilistic uncertain reward model, 2503.22480) has a mean m and a deviation s in the place of a score. A pair's chosen
-response is the better one with the probability E sig(m_w - m_l + z sqrt(s_w^2 + s_l^2)), z standard normal, by Gauss and Hermite's
-quadrature. Between two responses a deviation does what a smaller difference does, so that means of any size fit with deviations of that
-size: `prior` times the mean of (log s)^2 keeps them around 1.
 """
 
 from __future__ import annotations
@@ -26,16 +21,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mrl.algorithms.preference import CHOSEN, REJECTED
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
-
-_NODES, _WEIGHTS = hermegauss(64)
-"""[64] points of a standard normal number and, up to a factor, what each counts (Gauss and Hermite)."""
 
 
 def pair_losses(
@@ -44,35 +35,16 @@ def pair_losses(
     rejected: Tensor,
     margin: Tensor,
     probability: Tensor,
-    deviation: Tensor | None = None,
 ) -> Tensor:
-    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better, deviation
-    [P] of the difference where scores are the means of distributions. [K, P] scores of K heads cost [K, P]."""
-    logits = chosen - rejected - margin
-    return label_losses(section, logits, probability, deviation)
+    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better. [K, P]
+    scores of K heads cost [K, P]."""
+    return label_losses(section, chosen - rejected - margin, probability)
 
 
-def label_losses(
-    section: ObjectiveSection, logits: Tensor, probability: Tensor, deviation: Tensor | None = None
-) -> Tensor:
+def label_losses(section: ObjectiveSection, logits: Tensor, probability: Tensor) -> Tensor:
     """[..., P] what log-odds [..., P] cost where the label says the probability [P]; both sides of it are smoothed."""
     believed = (1 - section.smoothing) * probability + section.smoothing * (1 - probability)
-    return -believed * log_preference(logits, deviation) - (1 - believed) * log_preference(-logits, deviation)
-
-
-def log_preference(difference: Tensor, deviation: Tensor | None) -> Tensor:
-    """The logarithm of the probability that a response is preferred whose score is higher by `difference` [..., P], or by a normal
-    number of that mean and of the `deviation` [P]."""
-    if deviation is None:
-        return logsigmoid(difference)
-    nodes, weights = difference.new_tensor(_NODES), difference.new_tensor(_WEIGHTS)
-    drawn = difference[..., None] + deviation[..., None] * nodes
-    return torch.logsumexp(logsigmoid(drawn) + (weights / weights.sum()).log(), -1)
-
-
-def deviation_of_difference(log_sigma: Tensor) -> Tensor:
-    """[P] the deviation of a pair's difference; log_sigma [B] of its two independent rewards."""
-    return torch.exp(torch.logaddexp(2 * log_sigma[CHOSEN], 2 * log_sigma[REJECTED]) / 2)
+    return -believed * logsigmoid(logits) - (1 - believed) * logsigmoid(-logits)
 
 
 def agreement(difference: Tensor, probability: Tensor) -> Tensor:
@@ -94,8 +66,7 @@ class RewardModelObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; values [N], or [N, K] of K heads, or [N, 2] means and log-deviations, with gradient,
-        arrays: loss_mask [N], one token a response.
+        """(loss, metrics) of one packed microbatch; values [N], or [N, K] of K heads, with gradient, arrays: loss_mask [N], one token a response.
 
         segments.values: weight, margin, probability, [B] float64; of several heads bootstrap, [B, K]. denominators: num_rows,
         the weights of all pairs of the step added up; score_sum [K], each head's weighted sum of all scores of the step, where the
@@ -103,28 +74,19 @@ class RewardModelObjective:
         """
         scores, known = _scores(values, arrays["loss_mask"], segments), segments.values
         weight, margin, probability = (known[name][CHOSEN] for name in ("weight", "margin", "probability"))
-        means, log_sigma = (scores, None) if self._section.distribution is None else (scores[:1], scores[1])
-        chosen, rejected = means[:, CHOSEN], means[:, REJECTED]
+        chosen, rejected = scores[:, CHOSEN], scores[:, REJECTED]
         share = weight / denominators["num_rows"]
-        deviation = None if log_sigma is None else deviation_of_difference(log_sigma)
-        costs = pair_losses(self._section, chosen, rejected, margin, probability, deviation) * share
-        if len(means) > 1:
+        costs = pair_losses(self._section, chosen, rejected, margin, probability) * share
+        if len(scores) > 1:
             costs = costs * known["bootstrap"][CHOSEN].T
-        pair_loss = costs.sum() / len(means)
+        pair_loss = costs.sum() / len(scores)
         center = self._center(chosen + rejected, weight, denominators)
         metrics = score_metrics(chosen.detach().mean(0), rejected.detach().mean(0), probability, share)
         metrics |= {"preference/pair_loss": pair_loss.detach(), "preference/center": center.detach()}
-        if len(means) > 1:
-            metrics["preference/disagreement"] = (_of_both(_disagreement(means.detach())) * share).sum()
-        if log_sigma is not None:
-            metrics["preference/sigma"] = (_of_both(log_sigma.detach().exp()) * share).sum()
-        return pair_loss + center + self._prior(log_sigma, share), metrics
-
-    def _prior(self, log_sigma: Tensor | None, share: Tensor) -> Tensor:
-        """This microbatch's share of the term that keeps deviations around 1; log_sigma [B]."""
-        if self._section.distribution is None or log_sigma is None:
-            return share.new_zeros(())
-        return self._section.distribution.prior * (_of_both(log_sigma**2) * share).sum()
+        if len(scores) > 1:
+            apart = scores.detach().std(0, correction=0)  # over K, not K - 1
+            metrics["preference/disagreement"] = ((apart[CHOSEN] + apart[REJECTED]) / 2 * share).sum()
+        return pair_loss + center, metrics
 
     def _center(self, total: Tensor, weight: Tensor, denominators: Mapping[str, Any]) -> Tensor:
         """This microbatch's share of the centring term, the mean over heads; total [K, P] = r_w + r_l.
@@ -147,16 +109,6 @@ def _scores(values: Tensor, mask: Tensor, segments: Segments) -> Tensor:
     heads = [values] if values.dim() == 1 else values.unbind(1)
     kept = checked({f"values of head {head}": each for head, each in enumerate(heads)}, mask, segments)
     return torch.stack([segments.sum(each.double()) for each in kept.values()])
-
-
-def _of_both(values: Tensor) -> Tensor:
-    """[P] the mean of [B] values over a pair's two responses."""
-    return (values[CHOSEN] + values[REJECTED]) / 2
-
-
-def _disagreement(scores: Tensor) -> Tensor:
-    """[B] of [K, B] scores: their standard deviation over the heads (over K, not K - 1)."""
-    return scores.std(0, correction=0)
 
 
 def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: Tensor) -> dict[str, Tensor]:

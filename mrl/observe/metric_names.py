@@ -405,18 +405,9 @@ METRICS = {
         "The 95 % interval of the accuracy over so many pairs (Wilson); of a reward model, in validation.",
     ),
     "preference/center": Metric("1", "Of a reward model: the term that keeps scores around 0."),
-    "val/preference/disagreement/<probe>": Metric(
-        "reward", "The same of responses in a manner that no pair had: those of one style probe."
-    ),
     "preference/disagreement": Metric(
         "reward",
         "Of several heads: the standard deviation of a response's scores over them, mean over responses.",
-    ),
-    "val/preference/sigma/<probe>": Metric(
-        "reward", "The same of responses in a manner that no pair had: those of one style probe."
-    ),
-    "preference/sigma": Metric(
-        "reward", "Of a reward model that gives distributions: their deviation, mean over responses."
     ),
     "preference/head_accuracy": Metric(
         "share",

@@ -23,18 +23,16 @@ from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.bootstrap import bootstrap_counts
-from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
 from mrl.loops.tuning.figures import (
     demonstration_figures,
+    means_of,
     preference_figures,
     report_line,
     score_figures,
     score_report,
-    style_line,
-    style_report,
 )
 from mrl.loops.tuning.row_logprobs import (
     Logprobs,
@@ -49,7 +47,6 @@ from mrl.loops.tuning.row_logprobs import (
 )
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
 from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
-from mrl.loops.tuning.uncertainty import means_of, spread_figures, spread_line, spread_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import folder as checkpoint_folder
 from mrl.training.hf import base
@@ -75,13 +72,10 @@ class Tuner:
         *,
         folder: Path,
         tell: Callable[[str], None],
-        probes: Sequence[StyleProbe] = (),
     ) -> None:
-        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0; `probes`: of the validation's
-        responses, for a reward model."""
+        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0."""
         self._config, self._section, self._worker, self._folder = config, section, worker, folder
         self._training, self._validation, self._tell = training, validation, tell
-        self._probes = probes
         self._objective = _objective_of(section)
         compares = section.objective.takes_pairs and not section.objective.is_reward_model
         self._pair_loss = pair_loss_of(section.objective) if compares else None
@@ -238,22 +232,10 @@ class Tuner:
         """The figures of a reward model, whose report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
         scores = self._scores(rows)
-        found, figures = means_of(section, scores), score_figures(section, rows, scores)
-        is_kept = self._is_kept(figures)
-        if not (is_kept or section.says_how_sure):
-            return figures
-        probed = {probe.name: self._scores(probe.rows) for probe in self._probes}
-        if is_kept:
-            report = score_report(rows, found)
-            if section.says_how_sure:
-                name = "heads" if section.distribution is None else "distribution"
-                report[name] = spread_report(section, rows, scores, probed)
-            if probed:
-                chosen = np.array([found[n][0] for n in range(len(found))])
-                moved = [means_of(section, each) for each in probed.values()]
-                report["style"] = style_report(self._probes, moved, chosen, report["score_std"])
-            run_on_rank_zero(lambda: self._write_report(report))
-        return figures | (spread_figures(section, rows, scores, probed) if section.says_how_sure else {})
+        figures = score_figures(section, rows, scores)
+        if self._is_kept(figures):
+            run_on_rank_zero(lambda: self._write_report(score_report(rows, means_of(scores))))
+        return figures
 
     def _validated_steps(self) -> dict[str, float]:
         """The figures of a process reward model, whose report goes with the weights that are kept."""
@@ -273,14 +255,7 @@ class Tuner:
         if not self._validation.rows or not self._section.objective.is_reward_model:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
-        if self._section.objective.scores_steps:
-            self._tell(step_line(report))
-            return report
-        self._tell(report_line(report))
-        if spread := report.get("heads") or report.get("distribution"):
-            self._tell(spread_line(self._section.objective, spread))
-        if "style" in report:
-            self._tell(style_line(report["style"]))
+        self._tell(step_line(report) if self._section.objective.scores_steps else report_line(report))
         return report
 
     def _is_kept(self, figures: Mapping[str, float]) -> bool:

@@ -1,6 +1,5 @@
 """A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward, or of
-several labels, the heads of an ensemble, their mean less a weight times their standard deviation; or the mean of a distribution less a
-weight times its deviation.
+several labels, the heads of an ensemble, their mean less a weight times their standard deviation.
 
 The penalty is that of uncertainty-weighted optimization (arXiv 2310.02743), with the deviation, which has the scores' unit,
 in the place of the variance.
@@ -17,10 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mrl.errors import ConfigError, RewardError
-from mrl.reward_labels import SCORED, gives_distribution, num_heads_of_score, scores_steps
+from mrl.reward_labels import SCORED, num_heads_of_score, scores_steps
 from mrl.rewards.contract import RewardRequest, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.ledger import JudgeCache, check_budget, json_digest
@@ -77,9 +74,6 @@ class RewardModelVerifier:
         weight, found = self._rules.disagreement_weight, float(control_strings)
         if weight is None:
             return scored(scores[0], score=scores[0], control_strings=found)
-        if self._conversation.gives_distribution:
-            mean, sigma = scores[0], checked_value(np.exp(scores[1]), verifier=self.name)
-            return scored(mean - weight * sigma, score=mean, sigma=sigma, control_strings=found)
         mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
         return scored(mean - weight * spread, score=mean, disagreement=spread, control_strings=found)
 
@@ -98,8 +92,6 @@ class ConversationEncoder:
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self.tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
-        self.gives_distribution = gives_distribution(config)
-        """Whether these are a mean and the logarithm of a deviation."""
         self.num_heads = num_heads_of_score(config)
         """Numbers that the model gives for a conversation."""
         about = _about(Path(folder))
@@ -171,11 +163,6 @@ class ConversationEncoder:
 def check_heads(conversation: ConversationEncoder, rules: RewardModelRules) -> None:
     """ConfigError where the settings are for another number of heads than the model has."""
     heads, folder = conversation.num_heads, conversation.folder
-    if conversation.gives_distribution and rules.disagreement_weight is None:
-        raise ConfigError(
-            f"{folder} gives a mean and a deviation: set reward_model.disagreement_weight; the reward is the mean less that times the "
-            "deviation, and with 0 the mean alone"
-        )
     if heads > 1 and rules.disagreement_weight is None:
         raise ConfigError(
             f"{folder} gives {heads} numbers. If each is the score of a head, set reward_model.disagreement_weight: the reward is "

@@ -93,7 +93,7 @@ class RewardModelRules(Section):
 
     disagreement_weight: float | None = Field(default=None, ge=0)
     """Of a model with several labels, each the score of a head of its own: the reward is their mean less this times their
-    standard deviation; of one whose labels are mean and log_sigma: the mean less this times sigma. null: the model has one label."""
+    standard deviation; null: the model has one label."""
     step_reduction: Literal["min", "product", "mean", "last"] | None = None
     """Of a process reward model: the reward is the least of the steps' probabilities of being right, their product, their mean, or that of
     the last one. null: the least."""

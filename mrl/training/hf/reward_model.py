@@ -18,7 +18,7 @@ from mrl.reward_labels import label_keys, reward_model_config
 from mrl.training.hf.folder import read_config
 
 ABOUT = "reward_model.json"
-"""What a reward model's folder says of its score: the end tokens it is read at, how often it was right, its calibration."""
+"""What a reward model's folder says of its score: the end tokens it is read at, how often it was right."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

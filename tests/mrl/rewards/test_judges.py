@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
-from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
+from mrl.reward_labels import STEP, label_keys, reward_labels
 from mrl.rewards.contract import RewardRequest, request_for
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
@@ -311,23 +311,6 @@ def test_heads_that_disagree_lower_the_reward(
         assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
         assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
     assert stats()["calls"] == before + 1
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_a_deviation_lowers_the_reward(weight: float, server: Asked, make_pair: Any, tmp_path: Path) -> None:
-    """The server says that log_sigma is ln 2, whatever it is asked."""
-    save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(DISTRIBUTION))
-    asked = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution"}
-    section = asking(server[0], asked, {"disagreement_weight": weight})
-    pair = make_pair(0, "12", None)
-    verdict = scored_here(section, pair)
-    mean = sum(
-        ConversationEncoder(str(tmp_path)).ids(RewardRequest("0.0", 0, "12", None, prompt=pair[1].text))[0]
-    )
-    assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
-    assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
-    with pytest.raises(ConfigError, match="gives a mean and a deviation: set reward_model"):
-        check_heads(ConversationEncoder(str(tmp_path)), RewardModelRules())
 
 
 @pytest.mark.parametrize(

@@ -407,15 +407,6 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
                     RewardModelObjective(section), heads=heads
                 ),
             )
-    for kind in (None, "batch_sum"):
-        center = None if kind is None else {"kind": kind, "weight": 0.01}
-        section = ObjectiveSection.model_validate(
-            {"name": "reward_model", "center": center, "distribution": {"prior": 0.1}}
-        )
-        yield (
-            f"tune reward_model {kind}, a distribution",
-            lambda section=section: objective_step(RewardModelObjective(section), heads=2),
-        )
     for name, objective in (("tokens", cross_entropy), ("sequences", cross_entropy_of_sequences)):
         yield f"tune sft {name}", lambda objective=objective: objective_step(objective)
 

@@ -17,7 +17,6 @@ from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
 from mrl.loops.tuning.row_logprobs import Scores, row_scores, row_step_scores
 from mrl.reward_labels import (
-    DISTRIBUTION,
     STEP,
     has_score,
     num_heads_of_score,
@@ -209,13 +208,6 @@ def test_the_labels_say_how_many_heads_a_folder_has() -> None:
         require_labels(
             reward_model_config(policy, reward_labels(3)), reward_labels(1), what="critic.path = f"
         )
-    distribution = reward_model_config(policy, DISTRIBUTION)
-    require_labels(distribution, DISTRIBUTION, what="x")
-    for labels in (reward_labels(1), reward_labels(2)):
-        with pytest.raises(ConfigError, match="x is a reward model of a distribution, and has to be one of"):
-            require_labels(distribution, labels, what="x")
-    with pytest.raises(ConfigError, match="of 2 heads, and has to be one of a distribution"):
-        require_labels(reward_model_config(policy, reward_labels(2)), DISTRIBUTION, what="x")
     require_labels(reward_model_config(policy, STEP), STEP, what="x")
     with pytest.raises(ConfigError, match="x is a reward model of steps, and has to be one of 1 head"):
         require_labels(reward_model_config(policy, STEP), reward_labels(1), what="x")

@@ -1,4 +1,4 @@
-"""One step of a reward model, of one head, of several, of a distribution or of steps, is the same in every layout and for every
+"""One step of a reward model, of one head, of several or of steps, is the same in every layout and for every
 microbatch size: scores, loss, metrics and gradient."""
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import pytest
 from mrl.algorithms.process_reward_model import ProcessRewardObjective
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.sections.training import LayoutSection
-from mrl.config.sections.tune import CenterSection, DistributionSection, ObjectiveSection
+from mrl.config.sections.tune import CenterSection, ObjectiveSection
 from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_scores, row_step_scores
-from mrl.reward_labels import DISTRIBUTION, STEP, reward_labels
+from mrl.reward_labels import STEP, reward_labels
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
-from tests.mrl.training.critics import head_weight, set_head
+from tests.mrl.training.critics import set_head
 from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, scored_steps, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
@@ -33,16 +33,7 @@ OBJECTIVES = (
     ObjectiveSection(name="reward_model", smoothing=0.1, center=CenterSection(weight=0.01)),
     ObjectiveSection(name="reward_model", center=CenterSection(kind="batch_sum", weight=1e-3)),
 )
-DISTRIBUTIONS = (
-    ObjectiveSection(name="reward_model", distribution=DistributionSection(prior=0.1)),
-    ObjectiveSection(
-        name="reward_model",
-        smoothing=0.1,
-        center=CenterSection(kind="batch_mean", weight=0.1),
-        distribution=DistributionSection(),
-    ),
-)
-KINDS = ((reward_labels(1), OBJECTIVES), (reward_labels(3), OBJECTIVES), (DISTRIBUTION, DISTRIBUTIONS))
+KINDS = ((reward_labels(1), OBJECTIVES), (reward_labels(3), OBJECTIVES))
 """What the model gives, and what it is trained by."""
 
 
@@ -59,9 +50,7 @@ def reward_model_steps(
     for labels, objectives in KINDS[1:]:
         at.policy = TrainedModel(at.model, at.training, **place, value_labels=labels)
         at.policy.load_hf(folder)
-        if labels == DISTRIBUTION:
-            set_head(at.policy, head_weight(2))
-        told += steps_of(at, objectives, heads=1 if labels == DISTRIBUTION else len(labels))
+        told += steps_of(at, objectives, heads=len(labels))
     at.policy = TrainedModel(at.model, at.training, **place, value_labels=STEP)
     at.policy.load_hf(folder)
     set_head(at.policy)
@@ -113,7 +102,6 @@ def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
         assert len({round(score, 3) for score in scores.values()}) > len(scores) / 2
         assert len({round(step["grad_norm"], 3) for step in steps}) == len(objectives)
         assert all(("preference/disagreement" in step) == (len(labels) == 3) for step in steps)
-        assert all(("preference/sigma" in step) == (labels == DISTRIBUTION) for step in steps)
     scores, *steps = remaining
     assert list(scores) == [
         f"{n}.{i}" for n, row in enumerate(scored_steps()) for i in range(len(row.step_labels))
