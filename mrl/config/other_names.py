@@ -109,7 +109,11 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "tolerance": "delete it; a group is degenerate if its rewards differ by 1e-6 of the largest or less",
         "whiten_per_domain": "delete it; whitening is over the batch",
     },
-    DistillationSection: {"clip": "delete it; a sampled token's term is at most 10"},
+    DistillationSection: {
+        "clip": "delete it; a sampled token's term is at most 10",
+        ("estimator", "top_k"): "set exact, which holds a hidden state a token, not logits",
+        "top_k": "delete it; estimator = exact takes the whole vocabulary",
+    },
     DifficultySection: {"confidence": "delete it; it is 0.9"},
     ExportSection: {"max_shard_bytes": "delete it; 5 GB; `mrl export` has --max-shard-bytes"},
     FilterSection: {

@@ -28,7 +28,6 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 
 from mrl.algorithms.tokens import NotFiniteError, Segments
-from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
 from mrl.models.kernels.zigzag import kept_positions
@@ -38,9 +37,8 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training import lessons
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import Lesson, Lessons
+from mrl.training.lessons import Lesson, Lessons, States
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
@@ -134,16 +132,14 @@ class Passes:
             {"ref_logprobs": self._flat_arrays(batch, prepared, outputs)["logprobs"]} if self._is_last else {}
         )
 
-    def lesson(
-        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, options: PassOptions
-    ) -> Lesson | None:
+    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
         """Return what today's parameters say of the trained tokens of the batch's samples `own` [S], as a
         teacher's; None on ranks without an output layer."""
-        part, vocabulary = batch.select(own), self._vocabulary(options.temperature)
+        part = batch.select(own)
         prepared = self._prepare(part, all_tokens=False)
 
-        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, ...]:
-            return lessons.teacher_targets(self._states(item, hidden), self._head, section, vocabulary)
+        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
+            return self._states(item, hidden)
 
         with torch.no_grad():
             outputs = self._run(prepared, keep, forward_only=True, margins=[])
@@ -152,8 +148,10 @@ class Passes:
         places = np.concatenate([item.own_index for item in prepared])
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
-        parts = [torch.cat(each) for each in zip(*outputs, strict=True)]
-        return Lesson(rows, lessons.said(parts, self._head, section))
+        states = States(
+            torch.cat(outputs), self._head.detach().clone()
+        )  # the layer will be the policy's again
+        return Lesson(rows, states)
 
     def _choices(
         self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False

@@ -205,7 +205,7 @@ class MegatronWorker:
         """
         taught = None
         if options.role == "policy" and distillation is not None:
-            taught = self._lessons(batch, distillation, options)
+            taught = self._lessons(batch, distillation)
         return self._trained(options.role).accumulate(
             batch, objective, denominators, options, taught=taught, reference=self._reference(options)
         )
@@ -214,14 +214,14 @@ class MegatronWorker:
         """The second half of the policy's update(): one optimizer step along the gradients that wait."""
         return self.policy.step(lr=lr)
 
-    def _lessons(self, batch: TrainBatch, section: DistillationSection, options: PassOptions) -> Lessons:
+    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
         """One pass of each teacher over its samples of the shard."""
         numbers, found = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
             with self._acting_as("teacher", path):
                 own = np.flatnonzero(numbers == number)
-                found.append(self.policy.passes.lesson(batch, own, section, options))
+                found.append(self.policy.passes.lesson(batch, own))
         return Lessons(section, [lesson for lesson in found if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:

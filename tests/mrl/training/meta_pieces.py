@@ -47,7 +47,6 @@ from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lessons
 from mrl.training.packing import pack_microbatches
-from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
@@ -358,7 +357,7 @@ def lessons(section: DistillationSection, *, split: bool) -> None:
     vocabulary = Vocabulary(VOCAB - 1, 0.7, CHUNK, types.SimpleNamespace() if split else None)
     rank._vocabulary = lambda temperature: vocabulary  # type: ignore[method-assign]
     own = np.arange(BATCH.num_samples - 1)
-    lesson = rank.lesson(read(), own, section, PassOptions(temperature=0.7))
+    lesson = rank.lesson(read(), own)
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)
@@ -412,13 +411,11 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _lessons() -> Iterator[tuple[str, Callable[[], None]]]:
-    for estimator, divergence, split in itertools.product(
-        ("exact", "top_k"), ("reverse", "forward", "jsd"), (False, True)
-    ):
+    for divergence, split in itertools.product(("reverse", "forward", "jsd"), (False, True)):
         section = DistillationSection.model_validate(
-            {"teachers": {"default": "one"}, "estimator": estimator, "divergence": divergence}
+            {"teachers": {"default": "one"}, "divergence": divergence}
         )
-        name = f"lessons {estimator} {divergence}{' split' if split else ''}"
+        name = f"lessons {divergence}{' split' if split else ''}"
         yield name, lambda section=section, split=split: lessons(section, split=split)
 
 
