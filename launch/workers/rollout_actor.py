@@ -162,7 +162,7 @@ class RolloutActor:
     def _told(self, responses: Sequence[Response], *, beats: int = 0) -> ResponseBatch:
         """What the driver gets of responses: of their routes a handle, and where it keeps a record what that says of them."""
         batch = ResponseBatch.of(responses, route_blocks.share_block, recorded=self._config.records_schedule)
-        return dataclasses.replace(batch, beats=beats, bell=self.bell.address, pace=self.engine.pace.take())
+        return dataclasses.replace(batch, beats=beats, bell=self.bell.address)
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be

@@ -145,17 +145,6 @@ METRICS = {
         "samples", "Unfinished requests of lost engines that others began again, so far; in the same rows."
     ),
     "rollout/failed": Metric("samples", "Samples whose generation failed."),
-    "rollout/decode_steps/<sequences>": Metric(
-        "1", "Steps of all engines with at most so many sequences, and more than half, that begin none."
-    ),
-    "rollout/decode_tokens/<sequences>": Metric("tokens", "Tokens decoded in them, one of each sequence."),
-    "rollout/decode_seconds/<sequences>": Metric("s", "What they took."),
-    "rollout/prefill_steps": Metric("1", "Steps of all engines that begin requests."),
-    "rollout/prefill_decoded": Metric("tokens", "Tokens decoded in them."),
-    "rollout/prefill_seconds": Metric("s", "What they took."),
-    "rollout/prefill_tokens": Metric(
-        "tokens", "Tokens of the prompts, and of parked responses, that they begin."
-    ),
     "agent/episodes": Metric("samples", "Episodes generated for the step."),
     "agent/turns": Metric("1", "Mean number of the policy's turns in them."),
     "agent/env_seconds_p99": Metric(

@@ -19,7 +19,6 @@ import xxhash
 
 from mrl.errors import ConfigError, RolloutError
 from mrl.rollout.fingerprint import fingerprint
-from mrl.rollout.pace import Sums
 from mrl.rollout.stint import Address
 from mrl.routes import Keep, Routes, in_one_block
 from mrl.samples import Prompt, ResponseSegment, Status
@@ -234,8 +233,6 @@ class ResponseBatch:
     """Of the call that brought them (mrl/rollout/stint.py); 0 where it was none that works."""
     bell: Address = ("", 0, b"")
     """Of the process that they came from."""
-    pace: Sums = dataclasses.field(default_factory=dict)
-    """Of its steps since it last told them (mrl/rollout/pace.py)."""
 
     @classmethod
     def of(
