@@ -33,7 +33,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
-from mrl.reward_labels import has_score, require_labels, reward_labels
+from mrl.reward_labels import SCORE, has_score, require_labels
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.pool import try_verifiers
@@ -191,7 +191,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
-    require_labels(hf, reward_labels(1), what=f"critic.path = {path}")
+    require_labels(hf, SCORE, what=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(

@@ -114,7 +114,7 @@ def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> N
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
     """ConfigError where the folder that the run would write scored another token than the run trains, and where it begins with another
-    number of heads."""
+    kind of reward model."""
     from mrl.training.hf.folder import read_config
 
     name = _section(config).objective.name

@@ -8,11 +8,6 @@ With d = r_w - r_l - m, the score of the chosen less that of the rejected respon
 costs -q log sig(d) - (1 - q) log sig(-d), q = (1 - e) p + e (1 - p), p its probability: Bradley and Terry (1952), margins as in
 Llama 2 (arXiv 2307.09288). Differences leave the scores' height free; `center` fixes it: the mean over pairs of (r_w + r_l)^2
 (2312.09244), or the square of the sum, or of the mean, of all scores of the step (batch-sum regularisation, 2505.07271).
-
-Several heads give a response a score each. What is minimised is the mean of their losses, so that the backbone's gradient is of one
-loss's size (bootstrapped DQN, 1602.04621), and each head counts a pair as often as its bootstrap took it; a pair's share stays that of
-the whole step, because the counts are 1 on average. Centring counts every pair once: all heads have the height 0 on the same rows.
-What ensembles of reward models are good for: 2310.02743, 2312.09244.
 """
 
 from __future__ import annotations
@@ -36,8 +31,7 @@ def pair_losses(
     margin: Tensor,
     probability: Tensor,
 ) -> Tensor:
-    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better. [K, P]
-    scores of K heads cost [K, P]."""
+    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better."""
     return label_losses(section, chosen - rejected - margin, probability)
 
 
@@ -66,30 +60,23 @@ class RewardModelObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; values [N], or [N, K] of K heads, with gradient, arrays: loss_mask [N], one token a response.
+        """(loss, metrics) of one packed microbatch; values [N] with gradient, arrays: loss_mask [N], one token a response.
 
-        segments.values: weight, margin, probability, [B] float64; of several heads bootstrap, [B, K]. denominators: num_rows,
-        the weights of all pairs of the step added up; score_sum [K], each head's weighted sum of all scores of the step, where the
-        centring couples them.
+        segments.values: weight, margin, probability, [B] float64. denominators: num_rows, the weights of all pairs of the step
+        added up; score_sum, the weighted sum of all scores of the step, where the centring couples them.
         """
         scores, known = _scores(values, arrays["loss_mask"], segments), segments.values
         weight, margin, probability = (known[name][CHOSEN] for name in ("weight", "margin", "probability"))
-        chosen, rejected = scores[:, CHOSEN], scores[:, REJECTED]
+        chosen, rejected = scores[CHOSEN], scores[REJECTED]
         share = weight / denominators["num_rows"]
-        costs = pair_losses(self._section, chosen, rejected, margin, probability) * share
-        if len(scores) > 1:
-            costs = costs * known["bootstrap"][CHOSEN].T
-        pair_loss = costs.sum() / len(scores)
+        pair_loss = (pair_losses(self._section, chosen, rejected, margin, probability) * share).sum()
         center = self._center(chosen + rejected, weight, denominators)
-        metrics = score_metrics(chosen.detach().mean(0), rejected.detach().mean(0), probability, share)
+        metrics = score_metrics(chosen.detach(), rejected.detach(), probability, share)
         metrics |= {"preference/pair_loss": pair_loss.detach(), "preference/center": center.detach()}
-        if len(scores) > 1:
-            apart = scores.detach().std(0, correction=0)  # over K, not K - 1
-            metrics["preference/disagreement"] = ((apart[CHOSEN] + apart[REJECTED]) / 2 * share).sum()
         return pair_loss + center, metrics
 
     def _center(self, total: Tensor, weight: Tensor, denominators: Mapping[str, Any]) -> Tensor:
-        """This microbatch's share of the centring term, the mean over heads; total [K, P] = r_w + r_l.
+        """This microbatch's share of the centring term; total [P] = r_w + r_l.
 
         The square of a sum over the step has the gradient of a linear form whose factor is known from a pass before the
         update; so no microbatch and no layout changes it.
@@ -98,17 +85,17 @@ class RewardModelObjective:
         if center is None:
             return total.new_zeros(())
         if center.kind == "pair":
-            return center.weight * (total**2 * weight / num_rows).sum() / len(total)
-        whole, part = total.new_tensor(denominators["score_sum"])[: len(total)], (total * weight).sum(1)
-        factor = center.weight * whole / (1.0 if center.kind == "batch_sum" else (2 * num_rows) ** 2)
-        return (factor * (2 * part - part.detach())).mean()
+            return center.weight * (total**2 * weight / num_rows).sum()
+        part = (total * weight).sum()
+        factor = center.weight * denominators["score_sum"]
+        if center.kind == "batch_mean":
+            factor /= (2 * num_rows) ** 2
+        return factor * (2 * part - part.detach())
 
 
 def _scores(values: Tensor, mask: Tensor, segments: Segments) -> Tensor:
-    """[K, B] float64: what each head says of each response, by its values [N] or [N, K]."""
-    heads = [values] if values.dim() == 1 else values.unbind(1)
-    kept = checked({f"values of head {head}": each for head, each in enumerate(heads)}, mask, segments)
-    return torch.stack([segments.sum(each.double()) for each in kept.values()])
+    """[B] float64: the score of each response, by its values [N]."""
+    return segments.sum(checked({"values": values}, mask, segments)["values"].double())
 
 
 def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: Tensor) -> dict[str, Tensor]:

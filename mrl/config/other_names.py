@@ -129,7 +129,8 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "controller": "set kl.target, and kl.horizon, for a coefficient that moves; without a target it stays",
     },
     ObjectiveSection: {
-        "distribution": "set heads, whose disagreement a reward can be lowered by",
+        "distribution": "delete it; a reward model gives one score",
+        "heads": "delete it; a reward model has one head",
         "margin_scale": "scale the margins of the rows; without a margin a row has none",
     },
     OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
@@ -183,7 +184,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "unevaluated": "delete it; an operation left to do is wrong where the ground truth is an integer",
     },
     RepetitionRules: {"max_penalty": "set weight, the factor of a verifier among parts"},
-    RewardModelRules: _SERVER,
+    RewardModelRules: _SERVER | {"disagreement_weight": "delete it; a reward model has one head"},
     RewardSection: {
         "idle_seconds": "delete it; a worker without work for 900 s ends",
         "min_agreement": "delete it; an error is written when agreement with witnesses falls",

@@ -394,14 +394,6 @@ METRICS = {
         "The 95 % interval of the accuracy over so many pairs (Wilson); of a reward model, in validation.",
     ),
     "preference/center": Metric("1", "Of a reward model: the term that keeps scores around 0."),
-    "preference/disagreement": Metric(
-        "reward",
-        "Of several heads: the standard deviation of a response's scores over them, mean over responses.",
-    ),
-    "preference/head_accuracy": Metric(
-        "share",
-        "Accuracy of one head alone, mean over the heads; in validation, of a reward model of several.",
-    ),
     "preference/score_<mean|std>": Metric("reward", "Of all scores of a reward model, in validation."),
     "preference/margin_mean": Metric("reward", "Mean of chosen less rejected implied reward."),
     "preference/margin_square": Metric("reward^2", "Mean of its square."),

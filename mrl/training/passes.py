@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
 
-A critic's objective takes values=[n], or [n, K] of several heads, in place of logprobs and entropy; the value of entry t is of the
+A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the
 state before it.
 Where teachers left lessons it takes divergence=[n] too, 0 where none says anything.
 The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
@@ -353,7 +353,7 @@ class Passes:
     def _outputs(
         self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
     ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where it is taught), or values ([m, K] of several heads), of item.rows from
+        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from
         hidden [k / tp, 1, D]."""
         states = self._states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
@@ -409,7 +409,7 @@ class Passes:
         outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
-        """[N] arrays ([N, K] of several heads), in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
+        """[N] arrays, in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
         arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
         if margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
@@ -419,9 +419,7 @@ class Passes:
         self, batch: TrainBatch, prepared: list[Prepared], outputs: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
         names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
-        heads = self._chunks.num_value_heads
-        shape = (batch.num_tokens, heads) if heads > 1 else (batch.num_tokens,)
-        flat = {name: np.zeros(shape, np.float32) for name in names}
+        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
         for item, values_of in zip(prepared, outputs, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
             for name in flat.keys() & values_of.keys():

@@ -67,7 +67,7 @@ class TrainedModel:
         seed: int = 0,
         replays: bool = False,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters and heads.
+        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters.
         `replays`: batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
         hf_config = folder.read_config(model.path)
@@ -83,8 +83,7 @@ class TrainedModel:
             layout,
             max_length=model.max_length,
             device=device,
-            num_value_heads=len(value_labels),
-            seed=seed,
+            has_value_head=len(value_labels) > 0,
             replays=replays,
         )
         self._bucket_size = training.summed_bucket()

@@ -28,7 +28,7 @@ from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
 from mrl.resharding.wire.digest import digest_bytes
-from mrl.reward_labels import reward_labels
+from mrl.reward_labels import SCORE
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
@@ -115,7 +115,7 @@ class MegatronWorker:
             layout=self.layout,
             place=self.place,
             device=self.device,
-            value_labels=reward_labels(1),
+            value_labels=SCORE,
         )
         self.critic.load_hf(model.path)
         tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))
@@ -154,7 +154,7 @@ class MegatronWorker:
     def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> dict[str, np.ndarray] | None:
         """Return log-probs and entropy [N] of this shard, and what the options ask for besides.
 
-        The critic gives `values` [N], a reward model of K heads [N, K]: entry t is the value of the state before token t, 0 for a
+        The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a
         segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
         Entropies are in nats. Policy and reference take the batch's routes, if it has any; teachers choose their
         own experts.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.reward_labels import STEP, reward_labels
+from mrl.reward_labels import SCORE, STEP
 from mrl.section import Section, named
 
 ObjectiveName = Literal[
@@ -38,7 +38,7 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
-    "reward_model": frozenset({"smoothing", "center", "heads"}),
+    "reward_model": frozenset({"smoothing", "center"}),
     "process_reward_model": frozenset({"smoothing"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
@@ -82,9 +82,6 @@ class ObjectiveSection(Section):
     """Of kto: weight of responses labelled false."""
     center: CenterSection | None = None
     """Of reward_model: a term that keeps scores around 0."""
-    heads: int = Field(default=1, ge=1)
-    """Of reward_model: scores that are trained on one backbone, each on pairs of its own draw (docs/design/reward-models.md); several
-    need center, or each had a height of its own."""
     function: str | None = None
     """Of custom: package.module:function or file.py:function that gives the loss of each pair, as docs/design/preference.md says."""
     options: dict[str, Any] = {}
@@ -103,11 +100,6 @@ class ObjectiveSection(Section):
         if (self.name == "custom") != (self.function is not None):
             raise ValueError(
                 "function: to be given for custom, as package.module:function or file.py:function, and for nothing else"
-            )
-        if self.heads > 1 and self.center is None:
-            raise ValueError(
-                "center: to be set for several heads, whose heights differences leave free: they would disagree on every response "
-                "alike; for instance {kind: batch_mean, weight: 0.01}"
             )
         return self
 
@@ -139,7 +131,7 @@ class ObjectiveSection(Section):
     @property
     def labels(self) -> tuple[str, ...]:
         """What a reward model gives of a response or of a step, by name."""
-        return STEP if self.scores_steps else reward_labels(self.heads)
+        return STEP if self.scores_steps else SCORE
 
     @property
     def couples_scores(self) -> bool:

@@ -49,13 +49,12 @@ def preference_figures(
 
 
 def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Scores) -> dict[str, float]:
-    """What a reward model's scores, of each response's [K] outputs, say of pairs, with the 95 % interval of their accuracy."""
-    means = means_of(scores)
+    """What a reward model's scores, say of pairs, with the 95 % interval of their accuracy."""
 
     def of(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.float64)
 
-    chosen, rejected = (of(means[n][side] for n in range(len(rows))) for side in (0, 1))
+    chosen, rejected = (of(scores[n][side] for n in range(len(rows))) for side in (0, 1))
     margin, probability = of(row.label.margin for row in rows), of(row.label.probability for row in rows)
     share = of(row.weight for row in rows)
     share /= share.sum()
@@ -70,29 +69,12 @@ def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Sc
         "val/preference/score_mean": float(both.mean()),
         "val/preference/score_std": float(both.std(correction=0)),
     }
-    if section.heads > 1:
-        every = np.concatenate([scores[n] for n in range(len(rows))])
-        found["val/preference/disagreement"] = float(every.std(axis=1).mean())
-        found["val/preference/head_accuracy"] = float(_head_accuracies(rows, scores).mean())
     longer = [len(row.responses[0].tokens) - len(row.responses[1].tokens) for row in rows]
     found |= _margin_figures((chosen - rejected).numpy(), np.array(longer))
     return found | _tag_figures(rows, (chosen - rejected).numpy())
 
 
-def means_of(scores: Scores) -> dict[int, list[float]]:
-    """Return the score of each response, the mean over the heads, by row."""
-    return {number: each.mean(axis=1).tolist() for number, each in scores.items()}
-
-
-def _head_accuracies(rows: Sequence[TuneRow], scores: Scores) -> np.ndarray:
-    """[K] share of pairs that each head orders as their labels say, ties half."""
-    difference = np.stack([scores[n][0] - scores[n][1] for n in range(len(rows))])
-    probability = np.array([row.label.probability for row in rows])[:, None]
-    right = np.where(difference > 0, probability, np.where(difference < 0, 1 - probability, 0.5))
-    return right.T @ np.array([row.weight for row in rows]) / sum(row.weight for row in rows)
-
-
-def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]) -> dict[str, Any]:
+def score_report(rows: Sequence[TuneRow], scores: Scores) -> dict[str, Any]:
     """What held-out pairs say of a reward model: how often its scores are right, and where they lie."""
     chosen, rejected = (np.array([scores[n][side] for n in range(len(rows))]) for side in (0, 1))
     probability = np.array([row.label.probability for row in rows])

@@ -22,13 +22,11 @@ from mrl.algorithms.process_reward_model import ProcessRewardObjective
 from mrl.algorithms.reward_model import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
-from mrl.data.bootstrap import bootstrap_counts
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
 from mrl.loops.tuning.figures import (
     demonstration_figures,
-    means_of,
     preference_figures,
     report_line,
     score_figures,
@@ -151,9 +149,7 @@ class Tuner:
         section, seed = self._section, self._config.run.seed
         numbers = rows_of_step(self._training, section, step=self._step, seed=seed)
         rows = [self._training.rows[number] for number in numbers]
-        heads = section.objective.heads
-        counts = bootstrap_counts(rows, heads, seed=seed) if heads > 1 else None
-        batch = batch_of(rows, numbers.tolist(), self._ref, bootstrap=counts)
+        batch = batch_of(rows, numbers.tolist(), self._ref)
         side = batch.samples["side"]
         weights = batch.samples["weight"]
         denominators: dict[str, Any] = {
@@ -165,7 +161,7 @@ class Tuner:
         if self._apart.rows:
             denominators["kto_z"] = self._zero_point(numbers)
         if section.objective.couples_scores:
-            denominators["score_sum"] = self._score_sums(rows)
+            denominators["score_sum"] = self._score_sum(rows)
         metrics = self._worker.update(own_share(batch, self._worker), self._objective, denominators)
         if self._step == 1:
             metrics |= self._begins_at_the_reference(numbers, metrics)
@@ -183,10 +179,10 @@ class Tuner:
         ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
         return max(0.0, float(np.mean(ratios)))
 
-    def _score_sums(self, rows: Sequence[TuneRow]) -> list[float]:
-        """[K] each head's weighted sum of all scores of the step, by the weights before it."""
+    def _score_sum(self, rows: Sequence[TuneRow]) -> float:
+        """The weighted sum of all scores of the step, by the weights before it."""
         found = self._scores(rows)
-        return sum(row.weight * found[place].sum(axis=0) for place, row in enumerate(rows)).tolist()  # type: ignore[union-attr]
+        return float(sum(row.weight * found[place].sum() for place, row in enumerate(rows)))
 
     def _scores(self, rows: Sequence[TuneRow]) -> Scores:
         return row_scores(self._worker, rows, batch_rows=self._section.batch_rows)
@@ -234,7 +230,7 @@ class Tuner:
         scores = self._scores(rows)
         figures = score_figures(section, rows, scores)
         if self._is_kept(figures):
-            run_on_rank_zero(lambda: self._write_report(score_report(rows, means_of(scores))))
+            run_on_rank_zero(lambda: self._write_report(score_report(rows, scores)))
         return figures
 
     def _validated_steps(self) -> dict[str, float]:

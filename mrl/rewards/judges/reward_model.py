@@ -1,8 +1,5 @@
-"""A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward, or of
-several labels, the heads of an ensemble, their mean less a weight times their standard deviation.
+"""A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward.
 
-The penalty is that of uncertainty-weighted optimization (arXiv 2310.02743), with the deviation, which has the scores' unit,
-in the place of the variance.
 The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
 plain text to it. A process reward model, which scores every step of a response, is asked by process_reward_model.py.
 """
@@ -11,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,15 +40,14 @@ class RewardModelVerifier:
     ) -> None:
         self._rules, self._server, self._conversation = rules, part.server, conversation
         who = ("reward_model", Endpoint.who(part), part.server.model, conversation.version)
-        self.version = json_digest(*who, rules.disagreement_weight, rules.step_reduction)[:12]
+        self.version = json_digest(*who, rules.step_reduction)[:12]
         self._ledger = JudgeCache(folder, self.version)
         self._endpoint = Endpoint.of(part)
 
     async def score(self, request: RewardRequest) -> Verdict:
         ids, found = self._conversation.ids(request)
-        heads = self._conversation.num_heads
-        scores = await self._ask("/classify", ids, lambda reply: _scores(reply, heads))
-        return self._verdict(scores, found)
+        (score,) = await self._ask("/classify", ids, _score)
+        return scored(score, score=score, control_strings=float(found))
 
     async def _ask(
         self, path: str, ids: list[int], read: Callable[[dict[str, Any]], Sequence[float]], **body: Any
@@ -68,14 +63,6 @@ class RewardModelVerifier:
         found = read(await self._endpoint.post(path, body))
         self._ledger.note(len(ids), key, *found)
         return found
-
-    def _verdict(self, scores: Sequence[float], control_strings: int) -> Verdict:
-        """The reward of a response that has these scores; `disagreement` is their standard deviation (over the heads, not one less)."""
-        weight, found = self._rules.disagreement_weight, float(control_strings)
-        if weight is None:
-            return scored(scores[0], score=scores[0], control_strings=found)
-        mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
-        return scored(mean - weight * spread, score=mean, disagreement=spread, control_strings=found)
 
 
 class ConversationEncoder:
@@ -161,15 +148,12 @@ class ConversationEncoder:
 
 
 def check_heads(conversation: ConversationEncoder, rules: RewardModelRules) -> None:
-    """ConfigError where the settings are for another number of heads than the model has."""
+    """ConfigError where the model gives no reward, or the settings are for another kind."""
     heads, folder = conversation.num_heads, conversation.folder
-    if heads > 1 and rules.disagreement_weight is None:
+    if heads > 1:
         raise ConfigError(
-            f"{folder} gives {heads} numbers. If each is the score of a head, set reward_model.disagreement_weight: the reward is "
-            "then their mean less that times their standard deviation; if they are classes, none of them is a reward"
+            f"{folder} gives {heads} numbers; classes, or the heads of an ensemble, are not a reward"
         )
-    if heads == 1 and rules.disagreement_weight is not None:
-        raise ConfigError(f"{folder} gives one number, which has no disagreement_weight; leave it out")
     if conversation.scores_steps and not conversation.step_separator:
         raise ConfigError(
             f"{folder} scores steps, and its reward_model.json has no step_separator, which says what ends one"
@@ -218,15 +202,11 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _scores(reply: dict[str, Any], count: int) -> tuple[float, ...]:
-    """The `count` numbers of the reply."""
+def _score(reply: dict[str, Any]) -> tuple[float]:
+    """The one number of the reply."""
     try:
         (row,) = reply["data"]
-        values = tuple(row["probs"])
+        (value,) = row["probs"]
     except (KeyError, TypeError, ValueError) as error:
-        raise RewardError(f"the reward model's answer is no list of numbers: {str(reply)[:120]!r}") from error
-    if len(values) != count:
-        raise RewardError(
-            f"the reward model's answer has {len(values)} numbers; its folder has {count} labels"
-        )
-    return tuple(checked_value(value, verifier="reward_model") for value in values)
+        raise RewardError(f"the reward model's answer is not one number: {str(reply)[:120]!r}") from error
+    return (checked_value(value, verifier="reward_model"),)

@@ -91,9 +91,6 @@ class LlmRules(Section):
 class RewardModelRules(Section):
     """Which reward model is asked."""
 
-    disagreement_weight: float | None = Field(default=None, ge=0)
-    """Of a model with several labels, each the score of a head of its own: the reward is their mean less this times their
-    standard deviation; null: the model has one label."""
     step_reduction: Literal["min", "product", "mean", "last"] | None = None
     """Of a process reward model: the reward is the least of the steps' probabilities of being right, their product, their mean, or that of
     the last one. null: the least."""

@@ -66,7 +66,7 @@ def one_token_each(
         values=scores,
         arrays={"loss_mask": torch.ones(len(scores), dtype=torch.bool)},
         segments=Segments.of(np.ones(len(scores), int), values=values),
-        denominators={"num_rows": len(side) / 2, "score_sum": [float(scores.detach().sum())]},
+        denominators={"num_rows": len(side) / 2, "score_sum": float(scores.detach().sum())},
     )
 
 
@@ -126,7 +126,7 @@ def test_shares_of_single_pairs_add_up_to_the_whole(settings: dict[str, Any]) ->
             values=part,
             arrays={"loss_mask": mask[own]},
             segments=Segments.of(LENGTHS[samples], values={n: v[samples] for n, v in known.items()}),
-            denominators={"num_rows": 3.5, "score_sum": [score_sum]},
+            denominators={"num_rows": 3.5, "score_sum": score_sum},
         )
         return loss.detach(), metrics, torch.autograd.grad(loss, part)[0]
 
@@ -151,81 +151,8 @@ def test_accuracy_is_what_the_labels_say_of_the_higher_score() -> None:
         ({"name": "reward_model", "beta": 0.3}, "not read by reward_model"),
         ({"name": "dpo", "center": CenterSection(weight=0.1)}, "not read by dpo"),
         ({"name": "sft", "smoothing": 0.1}, "not read by sft"),
-        ({"name": "dpo", "heads": 3}, "heads: not read by dpo"),
     ],
 )
 def test_a_setting_that_has_no_effect_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         ObjectiveSection(**settings)
-
-
-HEADS = 3
-
-
-@pytest.mark.parametrize("settings", SETTINGS[1:])
-def test_heads_are_trained_each_by_its_own_draw_of_the_pairs(settings: dict[str, Any]) -> None:
-    """Loss and gradient are the mean of those of single heads that see each pair as often as it was drawn; autograd of a formula written
-    down here, with the square of a step's sum as a square."""
-    generator, pairs = np.random.default_rng(1), 5
-    scores = torch.from_numpy(generator.normal(size=(2 * pairs, HEADS))).requires_grad_()
-    counts = generator.poisson(1.0, (pairs, HEADS)).astype(np.float64)
-    counts[2] = 0  # no head drew it
-    weight, margin, probability = generator.random((3, pairs))
-    known = {"weight": weight, "margin": margin, "probability": probability, "bootstrap": counts}
-    known = {name: np.repeat(values, 2, axis=0) for name, values in known.items()}
-    whole = (scores.detach().numpy() * known["weight"][:, None]).sum(0)
-    loss, metrics = RewardModelObjective(section(heads=HEADS, **settings))(
-        values=scores,
-        arrays={"loss_mask": torch.ones(2 * pairs, dtype=torch.bool)},
-        segments=Segments.of(np.ones(2 * pairs, int), values=known | {"side": np.tile([1.0, 0.0], pairs)}),
-        denominators={"num_rows": weight.sum(), "score_sum": whole.tolist()},
-    )
-    (ours,) = torch.autograd.grad(loss, scores)
-
-    read = section(**settings)
-    believed = torch.from_numpy((1 - read.smoothing) * probability + read.smoothing * (1 - probability))
-    expected = torch.zeros((), dtype=torch.float64)
-    for head in range(HEADS):
-        up, down = scores[0::2, head], scores[1::2, head]
-        odds = up - down - torch.from_numpy(margin)
-        costs = -believed * torch.sigmoid(odds).log() - (1 - believed) * torch.sigmoid(-odds).log()
-        expected = (
-            expected + (costs * torch.from_numpy(weight * counts[:, head])).sum() / weight.sum() / HEADS
-        )
-        assert read.center is not None
-        total = (up + down) * torch.from_numpy(weight)
-        square = {
-            "pair": lambda up=up, down=down: (
-                ((up + down) ** 2 * torch.from_numpy(weight)).sum() / weight.sum()
-            ),
-            "batch_sum": lambda total=total: total.sum() ** 2,
-            "batch_mean": lambda total=total: (total.sum() / (2 * weight.sum())) ** 2,
-        }[read.center.kind]()
-        expected = expected + read.center.weight * square / HEADS
-    (wanted,) = torch.autograd.grad(expected, scores)
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
-    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
-    spread = scores.detach().numpy().std(axis=1)
-    assert metrics["preference/disagreement"].item() == pytest.approx(
-        (spread * known["weight"]).sum() / 2 / weight.sum()
-    )
-
-
-def test_accuracy_is_that_of_the_heads_mean() -> None:
-    """One head is wrong by 1, two are right by 3: the mean is right."""
-    values = {name: np.ones(2) for name in ("weight", "probability")} | {"margin": np.zeros(2)}
-    values |= {"side": np.array([1.0, 0.0]), "bootstrap": np.zeros((2, HEADS))}
-    _, metrics = RewardModelObjective(section(heads=HEADS, center={"weight": 0.1}))(
-        values=torch.tensor([[0.0, 3.0, 3.0], [1.0, 0.0, 0.0]], dtype=torch.float64),
-        arrays={"loss_mask": torch.ones(2, dtype=torch.bool)},
-        segments=Segments.of(np.ones(2, int), values=values),
-        denominators={"num_rows": 1.0},
-    )
-    assert metrics["preference/accuracy"].item() == 1.0 and metrics["preference/pair_loss"].item() == 0.0
-    assert metrics["preference/margin_mean"].item() == pytest.approx(5 / 3)
-
-
-def test_several_heads_need_a_common_height() -> None:
-    with pytest.raises(ValidationError, match="center: to be set for several heads"):
-        section(heads=3)
-    assert section(heads=3, center={"weight": 0.1}).heads == 3 and section().heads == 1

@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
-from mrl.reward_labels import STEP, label_keys, reward_labels
+from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest, request_for
 from mrl.rewards.judges.ledger import FILE
 from mrl.rewards.judges.question import read_choice, read_line
@@ -287,53 +287,27 @@ def asking(url: str, server: dict[str, Any], rules: dict[str, Any]) -> RewardSec
     return RewardSection.model_validate(named | {"retries": 0, "deadline_seconds": 60.0})
 
 
-def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
+def scored_by_heads(folder: Path, url: str, heads: int, *, served: int) -> RewardSection:
     """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
     tokenizer = chat_tokenizers.qwen()
     save_classifier(folder, tokenizer, id2label={str(head): f"head {head}" for head in range(heads)})
     server = {"tokenizer": str(folder), "tries": 1, "model": str(served)}
-    return asking(url, server, rules)
+    return asking(url, server, {})
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_heads_that_disagree_lower_the_reward(
-    weight: float, server: Asked, make_pair: Any, tmp_path: Path
+@pytest.mark.parametrize(("labels", "said"), [(3, "gives 3 numbers"), (0, "gives 2 numbers")])
+def test_several_numbers_are_no_reward(
+    labels: int, said: str, server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
-    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
-    url, stats, _ = server
-    (tmp_path / "model").mkdir()
-    heads = scored_by_heads(tmp_path / "model", url, 3, served=3, disagreement_weight=weight)
-    pair, before = make_pair(0, "12", None), stats()["calls"]
-    for _ in range(2):
-        verdict = scored_here(heads, pair, str(tmp_path / "judged"))
-        request = RewardRequest("0.0", 0, "12", None, prompt=pair[1].text)
-        mean = sum(ConversationEncoder(str(tmp_path / "model")).ids(request)[0]) + 3.0
-        assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
-        assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
-    assert stats()["calls"] == before + 1
-
-
-@pytest.mark.parametrize(
-    ("heads", "served", "rules", "said"),
-    [
-        (3, 3, {}, "gives 3 numbers. If each is the score of a head"),
-        (1, 1, {"disagreement_weight": 0.5}, "gives one number, which has no disagreement_weight"),
-        (0, 2, {}, "gives 2 numbers"),  # transformers' own default
-        (3, 2, {"disagreement_weight": 0.5}, "answer has 2 numbers; its folder has 3 labels"),
-    ],
-)
-def test_numbers_that_are_no_heads_are_no_reward(
-    heads: int,
-    served: int,
-    rules: dict[str, Any],
-    said: str,
-    server: Asked,
-    make_pair: Any,
-    tmp_path: Path,
-) -> None:
-    section = scored_by_heads(tmp_path, server[0], heads, served=served, **rules)
-    with pytest.raises((ConfigError, RewardError), match=said):
+    """Without names a folder has two labels, as transformers reads it."""
+    section = scored_by_heads(tmp_path, server[0], labels, served=labels)
+    with pytest.raises(ConfigError, match=said):
         scored_here(section, make_pair(0, "12", None))
+
+
+def test_an_answer_of_several_numbers_is_no_reward(server: Asked, make_pair: Any, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="is not one number"):
+        scored_here(scored_by_heads(tmp_path, server[0], 1, served=2), make_pair(0, "12", None))
 
 
 def scored_by_steps(folder: Path, url: str, *, model: str = "", **rules: Any) -> RewardSection:
@@ -446,9 +420,8 @@ def test_an_answer_of_fewer_tokens_is_no_reward(
     ("labels", "about", "rules", "said"),
     [
         (STEP, {}, {}, "has no step_separator"),
-        (reward_labels(1), {"step_separator": "x"}, {"token_values": True}, "are for a process reward model"),
-        (reward_labels(1), {}, {"step_reduction": "min"}, "are for a process reward model"),
-        (STEP, {"step_separator": "x"}, {"disagreement_weight": 1.0}, "which has no disagreement_weight"),
+        (SCORE, {"step_separator": "x"}, {"token_values": True}, "are for a process reward model"),
+        (SCORE, {}, {"step_reduction": "min"}, "are for a process reward model"),
     ],
 )
 def test_settings_for_another_kind_of_reward_model_are_refused(

@@ -85,9 +85,9 @@ def once[M: torch.nn.Module](make: Callable[[], M]) -> M:
         return make().to(META)
 
 
-def passes(layout: Layout, choice: LayerChoice, window: int, *, heads: int = 0) -> Passes:
+def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: bool = False) -> Passes:
     """Those of rank 0 with an output layer, as far as they ask no process group that is not stood in for."""
-    head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, *([heads] if heads > 1 else []), dtype=torch.float32)
+    head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, dtype=torch.float32)
     last = types.SimpleNamespace(head_weight=lambda: head, values=lambda hidden: hidden.float() @ of_values)
     rank = object.__new__(Passes)
     rank._layout, rank._place, rank._device, rank._is_last = layout, layout.place(0), META, True
@@ -97,8 +97,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, heads: int = 0) 
         window=window,
         models=[last],
         vocab_size=VOCAB - 1,
-        has_value_head=heads > 0,
-        num_value_heads=heads,
+        has_value_head=has_value_head,
         config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
     rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore[assignment]
@@ -125,7 +124,6 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
     arrays["age"] = np.zeros(batch.num_tokens, np.float32)
     count = batch.num_samples
     samples = {name: np.ones(count) for name in ("weight", "margin", "probability", "ref_logprob")}
-    samples["bootstrap"] = np.ones((count, 3))
     samples |= {"side": np.arange(count)[::-1] % 2.0, TEACHER: np.zeros(count, np.int64)}
     return TrainBatch(
         batch.tokens,
@@ -139,12 +137,14 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
 
 
 COUNTS = {"num_tokens": 9.0, "num_sequences": 6.0, "num_fresh_tokens": 9.0, "num_taught_tokens": 9.0}
-ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": [1.0, 1.0, 1.0]}
+ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": 1.0}
 
 
-def objective_step(objective: Callable[..., Any], *, taught: Any = None, heads: int = 0) -> None:
+def objective_step(
+    objective: Callable[..., Any], *, taught: Any = None, has_value_head: bool = False
+) -> None:
     """The loss of a microbatch, from hidden states, and its backward pass."""
-    rank, batch = passes(*LAYOUTS["local"], heads=heads), read()
+    rank, batch = passes(*LAYOUTS["local"], has_value_head=has_value_head), read()
     item = prepared(rank, batch)
     kept: list[dict[str, Tensor]] = []
     loss = rank._objective_loss(batch, objective, COUNTS | ROWS, 0.7, kept, taught)
@@ -181,10 +181,9 @@ def outputs_come_back() -> None:
     item = prepared(rank, BATCH)
     outputs = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 0.7)
     rank._flat_arrays(BATCH, [item], [outputs])
-    for heads in (1, 3):
-        critic = passes(*LAYOUTS["local"], heads=heads)
-        values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
-        critic._flat_arrays(BATCH, [item], [values])
+    critic = passes(*LAYOUTS["local"], has_value_head=True)
+    values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
+    critic._flat_arrays(BATCH, [item], [values])
     rank._prefix_margins(BATCH, [item], rank._no_margins([item]))
 
 
@@ -396,16 +395,11 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"tune {name}", lambda section=section: objective_step(PreferenceObjective(section))
     for kind in (None, "pair", "batch_sum", "batch_mean"):
         center = None if kind is None else {"kind": kind, "weight": 0.01}
-        for heads in (1, 3) if center else (1,):
-            section = ObjectiveSection.model_validate(
-                {"name": "reward_model", "center": center, "heads": heads}
-            )
-            yield (
-                f"tune reward_model {kind}, {heads} heads",
-                lambda section=section, heads=heads: objective_step(
-                    RewardModelObjective(section), heads=heads
-                ),
-            )
+        section = ObjectiveSection.model_validate({"name": "reward_model", "center": center})
+        yield (
+            f"tune reward_model {kind}",
+            lambda section=section: objective_step(RewardModelObjective(section), has_value_head=True),
+        )
     for name, objective in (("tokens", cross_entropy), ("sequences", cross_entropy_of_sequences)):
         yield f"tune sft {name}", lambda objective=objective: objective_step(objective)
 
@@ -426,7 +420,7 @@ ONE_WAIT: dict[str, Callable[[], None]] = {
     },
     **{
         f"critic, clip {clip}": lambda clip=clip: objective_step(
-            ValueObjective(AlgorithmSection.model_validate({"value_clip": clip})), heads=1
+            ValueObjective(AlgorithmSection.model_validate({"value_clip": clip})), has_value_head=True
         )
         for clip in (None, 0.2)
     },
