@@ -2,7 +2,7 @@
 
 | name | found |
 |---|---|
-| `calculator`, `guess`, ... | here: those that come with the project |
+| `calculator`, `python_maths`, ... | here: those that come with the project |
 | any other word | the entry point of that name in the group `mrl.environments` of an installed package |
 | `package.module:Class`, `file.py:Class` | as reward functions are |
 """
@@ -20,7 +20,6 @@ from mrl.own_code import find_callable
 GROUP = "mrl.environments"
 _SHIPPED = {
     "calculator": "mrl.agents.envs.calculator:Calculator",
-    "guess": "mrl.agents.envs.guess:Guess",
     "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
     "openrlhf": "mrl.agents.adapters.openrlhf:OpenRLHF",
     "python_maths": "mrl.agents.envs.python_maths:PythonMaths",

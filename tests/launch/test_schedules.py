@@ -61,7 +61,7 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
         (["--steps", "0"], "--steps 0"),
         (["--mean", "0"], "--mean 0"),
         (
-            ["agent={environment: guess}", "reward={kind: environment}", "--mean", "8"],
+            ["agent={environment: tests.support.guess:Guess}", "reward={kind: environment}", "--mean", "8"],
             "turns of the section agent",
         ),
     ],

@@ -247,7 +247,7 @@ def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: s
 EVERY_SECTION = [
     "data={difficulty: {file: f}, train: [{path: t}]}",
     "reward={domains: {a: {parts: [{kind: maths}]}, b: {kind: llm, engine: e}}, engines: {e: {model: m}}}",
-    "agent={environment: calculator, domains: {a: {environment: guess}}}",
+    "agent={environment: calculator, domains: {a: {environment: tests.support.guess:Guess}}}",
     "algorithm={estimator: {name: gae}, shaping: {overlong: {max_tokens: 9, buffer_tokens: 1}}}",
     "algorithm={shaping_by_domain: {a: {}}, filter: {}}",
     "critic={}",

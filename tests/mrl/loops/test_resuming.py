@@ -109,16 +109,21 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
     """Whether a domain has an environment is fixed; which one it has is not."""
-    plain = "agent={environment: guess, domains: {prose: {}}}"
+    plain = "agent={environment: tests.support.guess:Guess, domains: {prose: {}}}"
     state = {"supply": {}, "settings": kept_settings(config_of(tmp_path, FILTER, plain))}
     assert state["settings"]["agent"] == "a section not for prose"
     require_resumable(state, config_of(tmp_path, FILTER, plain, "agent.environment=calculator"))
-    for agent in ("{environment: guess}", "{environment: guess, domains: {prose: {environment: guess}}}"):
+    for agent in (
+        "{environment: tests.support.guess:Guess}",
+        "{environment: tests.support.guess:Guess, domains: {prose: {environment: tests.support.guess:Guess}}}",
+    ):
         with pytest.raises(
             ConfigError, match=r"agent: .* was saved with a section not for prose, this is a section,"
         ):
             require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
-    alone = config_of(tmp_path, FILTER, "agent={domains: {riddles: {environment: guess}}}")
+    alone = config_of(
+        tmp_path, FILTER, "agent={domains: {riddles: {environment: tests.support.guess:Guess}}}"
+    )
     assert kept_settings(alone)["agent"] == "a section for riddles"
 
 
