@@ -219,7 +219,6 @@ def _rewards_command(commands) -> None:
     check.add_argument(
         "--min-agreement", type=float, default=0.0, help="least accuracy; below it the exit code is 1"
     )
-    check.add_argument("--repeat", action="store_true", help="ask twice, count verdicts that differ")
     check.add_argument(
         "--attacks", nargs="*", default=[], help='files of further attacks, rows {"id", "text"}'
     )
@@ -260,7 +259,6 @@ def _rewards_check(options: argparse.Namespace) -> int:
         gold=Path(options.gold),
         threshold=options.threshold,
         min_agreement=options.min_agreement,
-        repeat=options.repeat,
         attacks=tuple(Path(file) for file in options.attacks),
         attacked_rows=options.attacked_rows,
         deadline_seconds=options.deadline,
