@@ -84,7 +84,6 @@ NOT_FOR_A_MICROBATCH = {
     "models/megatron/experts.py _weight": "parameters",
     "models/megatron/packed_attention.py _sinks": "parameters",
     "models/megatron/build.py ValueHead.__init__": "parameters",
-    "models/megatron/build.py _start_of_head": "parameters",
     "models/megatron/*.py *.__init__": "parameters",
     "algorithms/advantages.py *": "the driver's arrays, in its memory",
     "algorithms/distillation.py join_advantages": "the driver's arrays",
