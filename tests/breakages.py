@@ -129,7 +129,7 @@ BREAKAGES = (
     ),
     Breakage(
         "adapter-scale",
-        "models/megatron/adapters.py",
+        "models/megatron/lora_parameters.py",
         "sum_b.add_(torch.mm(dw, a.t()), alpha=self.scale)",
         "sum_b.add_(torch.mm(dw, a.t()))",
         ("tests/mrl/training/test_lora.py",),

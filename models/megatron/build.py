@@ -23,9 +23,9 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
-from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
+from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.model_config import ModelConfig
 
 ADAPTERS = "adapters."

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped
-from mrl.models.megatron.experts import GroupedExperts
+from mrl.models.megatron.expert_layer import GroupedExperts
 from mrl.models.megatron.model_config import ModelConfig
 
 

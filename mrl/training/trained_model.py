@@ -27,8 +27,8 @@ from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
-from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
+from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations

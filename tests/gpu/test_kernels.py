@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mrl.models.kernels import delta_net
+from mrl.models.kernels import delta_rule
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
 from mrl.models.kernels.experts import grouped_swiglu
@@ -152,14 +152,14 @@ def test_sliding_windows(device: torch.device, sizes: Sizes) -> None:
 def test_delta_nets(device: torch.device, sizes: Sizes) -> None:
     """The gated delta rule in chunks: results against token after token, gradients against the same chunks in float64."""
     lengths, heads, width = _segments(sizes), sizes.delta_heads, sizes.delta_width
-    tokens, chunks = int(lengths.sum()), delta_net.chunk_segments(lengths, device=device)
+    tokens, chunks = int(lengths.sum()), delta_rule.chunk_segments(lengths, device=device)
     query, key = (_random(device, tokens, heads // 2, width) for _ in range(2))
     value = _random(device, tokens, heads, width)
     decay = -torch.rand(tokens, heads, device=device)
     beta = torch.rand(tokens, heads, device=device)
 
     def ours(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        return delta_net.gated_delta_rule(query, key, value, decay, beta, chunks)[0]
+        return delta_rule.gated_delta_rule(query, key, value, decay, beta, chunks)[0]
 
     inputs = (query, key, value, decay, beta)
     results = _with_gradients(ours, *inputs)
@@ -323,7 +323,7 @@ def _delta_rule_in_turn(
     for place in range(int(lengths.max())):
         rows = (sizes > place).nonzero().squeeze(1)
         at = starts[rows] + place
-        outputs[at], states[rows] = delta_net.gated_delta_step(
+        outputs[at], states[rows] = delta_rule.gated_delta_step(
             query[at], key[at], value[at], decay[at], beta[at], states[rows]
         )
     return outputs

@@ -21,7 +21,7 @@ from mrl.models.family import Family
 from mrl.models.folder_form import FolderForm, Home
 from mrl.models.hf_config import HfConfig
 from mrl.models.kernels import float8
-from mrl.models.kernels.microscaling import dequantise_microscaled
+from mrl.models.kernels.mxfp4 import dequantise_microscaled
 from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
 from mrl.training.hf.folder import (

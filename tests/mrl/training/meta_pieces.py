@@ -28,16 +28,16 @@ from mrl.config.sections.tune import ObjectiveSection
 from mrl.models.adapters import Adapter, Half
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
-from mrl.models.kernels.delta_net import gated_delta_rule, gates, short_convolution
+from mrl.models.kernels.delta_rule import gated_delta_rule, gates, short_convolution
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped, grouped_swiglu
 from mrl.models.kernels.rotary import RotaryTable, rotate, rotate_pairs
 from mrl.models.kernels.slots import to_slots
 from mrl.models.kernels.zigzag import padded
 from mrl.models.layout import Layout
-from mrl.models.megatron.adapters import LowRankPair
-from mrl.models.megatron.delta_net import GatedNorm
+from mrl.models.megatron.delta_net_layer import GatedNorm
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
+from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
 from mrl.models.megatron.replay import Given, Recorded

@@ -2,7 +2,7 @@
 
 Megatron's own module (megatron.core.ssm.gated_delta_net, 0.19.2) cannot be built without
 flash-linear-attention, whose kernels need a GPU, and its torch form refuses packed sequences. Here the rule is
-models/kernels/delta_net.py's, or flash-linear-attention's where the layer choice says so; the projections are
+models/kernels/delta_rule.py's, or flash-linear-attention's where the layer choice says so; the projections are
 Megatron's. All parameters lie by key head, so that tensor parallelism cuts them like any other: a rank has
 whole key heads with their value heads. A state passes along the whole of a segment, so that under context
 parallelism the ranks exchange tokens for heads before the rule and back after it (as DeepSpeed-Ulysses does for
@@ -29,7 +29,7 @@ from megatron.core.transformer.utils import (
 )
 from torch import Tensor
 
-from mrl.models.kernels.delta_net import gated_delta_rule, gates, short_convolution
+from mrl.models.kernels.delta_rule import gated_delta_rule, gates, short_convolution
 from mrl.models.kernels.slots import to_slots
 from mrl.models.layout import divide
 from mrl.models.megatron.packed_segments import PackedSegments

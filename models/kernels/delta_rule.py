@@ -3,7 +3,7 @@
 Every value head has a state [K, V] that starts at 0 with each segment. At each token it decays, and its key's
 value is moved towards the token's by beta. As in arXiv 2406.06484 the tokens of a chunk are computed together:
 one triangular system gives what each of them writes, and only chunks follow one another. Chunks of all
-segments are computed at once, in float32 or wider. The module around it is models/megatron/delta_net.py.
+segments are computed at once, in float32 or wider. The module around it is models/megatron/delta_net_layer.py.
 """
 
 from __future__ import annotations
