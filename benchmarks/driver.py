@@ -47,7 +47,7 @@ from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.observe.settled import settle
 from mrl.prepare.tokenizer import write_bpe
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 

@@ -21,7 +21,7 @@ from mrl.cli.common import CONFIG_HELP
 from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 ROUNDS = 2
 """Runs of each schedule."""

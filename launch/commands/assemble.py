@@ -53,7 +53,7 @@ from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import RewardEngines
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 from mrl.training.hf.folder import read_config

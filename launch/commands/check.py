@@ -34,9 +34,9 @@ from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
 from mrl.reward_labels import SCORE, has_score, require_labels
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.pool import try_verifiers
+from mrl.rewards.pool.reward_pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt

@@ -28,7 +28,7 @@ from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 

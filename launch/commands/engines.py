@@ -12,9 +12,9 @@ from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
 from mrl.models.rope import max_positions
-from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
-from mrl.rewards.judges.rules import EngineSection
-from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.judges.judge_rules import EngineSection
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder, check_heads
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer

@@ -27,7 +27,7 @@ from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector
 from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
 from mrl.training.checkpoint.folder import digests

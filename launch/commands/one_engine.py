@@ -14,7 +14,7 @@ from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.rollout.texts import Texts

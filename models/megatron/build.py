@@ -40,7 +40,7 @@ class PackedModel(GPTModel):
 
     @property
     def pairs(self) -> Iterable[LowRankPair]:
-        """The adapters of a chunk whose weights are frozen (adapters.py)."""
+        """The adapters of a chunk whose weights are frozen (lora_parameters.py)."""
         adapters: Any = self._modules.get("adapters")
         return adapters or ()
 

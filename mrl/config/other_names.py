@@ -29,11 +29,11 @@ from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.rewards.code.rules import CodeRules
-from mrl.rewards.instructions.rules import RepetitionRules
-from mrl.rewards.judges.rules import EngineSection, LlmRules, RewardModelRules
-from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.instructions.instruction_rules import RepetitionRules
+from mrl.rewards.judges.judge_rules import EngineSection, LlmRules, RewardModelRules
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection, RewardSpec
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.section import Section
 
 _REWARD = (KindPart, RewardSpec, RewardSection)

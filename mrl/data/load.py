@@ -26,7 +26,7 @@ from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
 from mrl.data.unread import Unread, further_keys
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10

@@ -18,15 +18,15 @@ from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
 from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
-from mrl.rewards.judges.ledger import SECRET
+from mrl.rewards.judges.judge_cache import SECRET
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.llm import shown
-from mrl.rewards.judges.reward_model import ConversationEncoder
-from mrl.rewards.judges.rules import LlmRules
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import ServerSection
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.engines import RewardEngines, served
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
+from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Prompt, Verdict
 from mrl.training.hf.export import export_checkpoint
 from mrl.training.hf.reward_model import RewardFolder, config_of

@@ -24,7 +24,7 @@ from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Prompt, Sample, Verdict
 from mrl.tokenizer_folder import load_tokenizer
 from tests.launch import command

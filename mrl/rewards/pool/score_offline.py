@@ -11,8 +11,8 @@ import numpy as np
 
 from mrl.errors import DataError, RewardError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict
 

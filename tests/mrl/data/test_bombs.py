@@ -20,7 +20,7 @@ from mrl.data.files import read_rows
 from mrl.data.load import load_data
 from mrl.data.messages import read_messages
 from mrl.errors import MrlError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from tests.support.bad_files import outcome
 
 MIB = 2**20

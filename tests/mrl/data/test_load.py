@@ -9,7 +9,7 @@ from mrl.data import load
 from mrl.data.load import load_data, load_validation
 from mrl.data.shapes import DataRow, read_row
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 MATHS = RewardSection(kind="maths")
 

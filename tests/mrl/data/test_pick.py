@@ -8,7 +8,7 @@ from mrl.config.sections.data import DataSection
 from mrl.data.load import load_data
 from mrl.data.pick import pick_row
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 MATHS = RewardSection.model_validate({"kind": "maths"})
 

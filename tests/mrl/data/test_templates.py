@@ -16,7 +16,7 @@ from mrl.data.load import load_data
 from mrl.data.messages import read_messages
 from mrl.data.templates import JsonText
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from tests.support.family_templates import FORMS, tokenizer
 
 TEXT = '{"a":1,"b":[ "x" ]}'

@@ -19,15 +19,15 @@ from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
 from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest, request_for
-from mrl.rewards.judges.ledger import FILE
+from mrl.rewards.judges.judge_cache import FILE
+from mrl.rewards.judges.judge_rules import RewardModelRules
 from mrl.rewards.judges.question import read_choice, read_line
-from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
-from mrl.rewards.judges.rules import RewardModelRules
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder, check_heads
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import ServerSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Verdict, VerdictKind
 from tests.support import chat_tokenizers
 from tests.support.judge_server import FAILURES, judge_server, token_score

@@ -12,8 +12,8 @@ from fractions import Fraction
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardRequest, scored
 from mrl.rewards.maths.answers import final_answer, read_answer
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.numbers import Quantity, as_numerals, exact_quantity, tidy
-from mrl.rewards.maths.rules import MathsRules
 from mrl.samples import Verdict
 
 NAME = "maths"

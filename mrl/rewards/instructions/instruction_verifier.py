@@ -16,8 +16,8 @@ from mrl.errors import DataError
 from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.rewards.instructions.checks import CHECKS, arguments_error
 from mrl.rewards.instructions.ifeval import checks_of
-from mrl.rewards.instructions.plain import VisibleResponse, plain_text
-from mrl.rewards.instructions.rules import InstructionRules
+from mrl.rewards.instructions.instruction_rules import InstructionRules
+from mrl.rewards.instructions.plain_text import VisibleResponse, plain_text
 from mrl.rewards.visible import visible_text
 from mrl.samples import Verdict
 

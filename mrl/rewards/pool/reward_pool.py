@@ -21,16 +21,16 @@ from types import TracebackType
 from mrl.errors import RewardError
 from mrl.rewards.causes import CauseLog
 from mrl.rewards.contract import RewardRequest, no_reward, request_for
-from mrl.rewards.kinds.environment import return_of
+from mrl.rewards.kinds.environment_return import return_of
 from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection, RewardSpec
-from mrl.rewards.part import RewardPart
+from mrl.rewards.kinds.reward_section import RewardSection, RewardSpec
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue, queues_of
 from mrl.rewards.pool.tickets import Ticket
 from mrl.rewards.pool.trial import TRIAL_RESPONSE, trial_sample
 from mrl.rewards.pool.work import Task
+from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 _log = logging.getLogger(__name__)

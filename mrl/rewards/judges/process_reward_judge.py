@@ -23,7 +23,7 @@ from tokenizers.decoders import DecodeStream
 from mrl.errors import RewardError
 from mrl.reasoning_steps import split_steps, step_ends
 from mrl.rewards.contract import RewardRequest, checked_value, scored
-from mrl.rewards.judges.reward_model import RewardModelVerifier
+from mrl.rewards.judges.reward_model_judge import RewardModelVerifier
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.samples import Verdict
 

@@ -1,7 +1,7 @@
 """A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward.
 
 The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
-plain text to it. A process reward model, which scores every step of a response, is asked by process_reward_model.py.
+plain text to it. A process reward model, which scores every step of a response, is asked by process_reward_judge.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mrl.errors import ConfigError, RewardError
 from mrl.reward_labels import SCORED, num_heads_of_score, scores_steps
 from mrl.rewards.contract import RewardRequest, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
-from mrl.rewards.judges.ledger import JudgeCache, check_budget, json_digest
+from mrl.rewards.judges.judge_cache import JudgeCache, check_budget, json_digest
+from mrl.rewards.judges.judge_rules import RewardModelRules
 from mrl.rewards.judges.question import content_text
-from mrl.rewards.judges.rules import RewardModelRules
 from mrl.rewards.judges.untrusted import ControlStrings
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Verdict
 from mrl.tokenizer_folder import from_folder
 

@@ -1,4 +1,4 @@
-"""A reward worker: `python -m mrl.rewards.pool.worker PARENT_PID`.
+"""A reward worker: `python -m mrl.rewards.pool.reward_worker PARENT_PID`.
 
 consumes      frames on standard input: first (RewardKind, Stage), then (number, requests), pickled
 produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per number
@@ -31,8 +31,8 @@ from mrl.processes.framing import MAX_REPLY_BYTES, frame, read_frame, read_frame
 from mrl.processes.lifeline import die_with_parent
 from mrl.processes.own_time import Starved
 from mrl.rewards.contract import GroupVerifier, NoVerdict, RewardRequest, Stage, Verifier
-from mrl.rewards.part import RewardPart
 from mrl.rewards.pool.executor import ForkedExecutor
+from mrl.rewards.reward_part import RewardPart
 from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict
 

@@ -22,11 +22,11 @@ from typing import Any
 from mrl.errors import RewardError
 from mrl.processes.own_time import PATIENCE_SECONDS, Allowance
 from mrl.rewards.addresses import proxy_of
+from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
+from mrl.rewards.code.code_verifier import verify_with
 from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
-from mrl.rewards.code.verifier import verify_with
 from mrl.rewards.contract import RewardRequest, scored
 from mrl.samples import Verdict
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam, completed
 from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import Case, CodeTask
 from mrl.rewards.contract import RewardRequest, rejected, scored

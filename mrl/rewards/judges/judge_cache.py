@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.rewards.contract import NoVerdict
-from mrl.rewards.part import ServerSection
+from mrl.rewards.reward_part import ServerSection
 
 FILE, SECRET = "judged.jsonl", "secret"
 MOST = 1 << 24

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
-from mrl.rewards.judges.rules import EngineSection
+from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.kinds.registry import KINDS
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 from mrl.section import Section
 
 
