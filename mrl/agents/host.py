@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mrl.agents.answer import EnvironmentFault
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import find_environment
 from mrl.agents.handle import GuestHandle
-from mrl.agents.messages import read_call, read_opening
-from mrl.agents.registry import find_environment
+from mrl.agents.host_messages import read_call, read_opening
 from mrl.errors import ConfigError
 from mrl.processes.channel import Outbox, read_some, take_over
 from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame

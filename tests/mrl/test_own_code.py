@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.own_code import find_callable, place_of, search_path
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.code_rules import CodeRules

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mrl.agents.environment import Step
+from mrl.agents.environment_registry import find_environment, names
 from mrl.agents.envs.calculator import Calculator, calculator_rows
-from mrl.agents.registry import find_environment, names
 from mrl.agents.tool_calls import ToolCall, calls_in
-from mrl.agents.tools.arithmetic import value_of
+from mrl.agents.tools.arithmetic_tool import value_of
 from mrl.agents.tools.tool import ToolBox, ToolError, shorten
 from tests.support.guess import Guess
 

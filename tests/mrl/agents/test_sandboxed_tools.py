@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.envs.python_maths import PythonMaths
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from mrl.agents.deadlines import Deadlines
-from mrl.agents.registry import EnvironmentSpec
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.errors import ConfigError
 
 
