@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import distillation, kl
+from mrl.algorithms import distillation_terms, kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
-from mrl.algorithms.rows import AdvantageRows
+from mrl.algorithms.reward_rows import AdvantageRows
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
@@ -69,7 +69,7 @@ def shape_and_estimate(
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
     batch = dataclasses.replace(batch, loss_mask=trained)
     if config.distillation is not None:
-        spread["advantages"], taught = distillation.join_advantages(
+        spread["advantages"], taught = distillation_terms.join_advantages(
             config.distillation, batch, spread["advantages"]
         )
         metrics |= taught

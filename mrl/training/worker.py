@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import xxhash
 
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.distillation import DistillationSection

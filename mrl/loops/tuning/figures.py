@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mrl.algorithms.preference import PairLoss, Side, pair_metrics, rewards
-from mrl.algorithms.reward_model import pair_losses, score_metrics
+from mrl.algorithms.reward_model_objective import pair_losses, score_metrics
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import TuneRow, by_tag
 from mrl.loops.tuning.row_logprobs import Scores

@@ -18,8 +18,8 @@ import torch
 
 from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
-from mrl.algorithms.process_reward_model import ProcessRewardObjective
-from mrl.algorithms.reward_model import RewardModelObjective
+from mrl.algorithms.process_reward_objective import ProcessRewardObjective
+from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from mrl.algorithms.reward_model import (
+from mrl.algorithms.reward_model_objective import (
     RewardModelObjective,
     pair_losses,
     score_metrics,

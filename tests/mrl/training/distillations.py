@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import DistillationSection

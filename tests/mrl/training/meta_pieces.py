@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrl.algorithms import correction, kl
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms import correction_weights, kl
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PAIR_LOSSES, PreferenceObjective
-from mrl.algorithms.reward_model import RewardModelObjective
+from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.correction import CORRECTION_KINDS, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
@@ -215,7 +215,7 @@ def no_correction() -> None:
     """Which objectives leave out."""
     mask = torch.empty(9, dtype=torch.bool, device=META)
     tokens: Any = types.SimpleNamespace(mask=mask, old_logprobs=made(9))
-    correction.weights(NoCorrection(), tokens, made(9))
+    correction_weights.weights(NoCorrection(), tokens, made(9))
 
 
 def delta_net() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mrl.algorithms.reward_model import agreement, label_losses
+from mrl.algorithms.reward_model_objective import agreement, label_losses
 from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
 
