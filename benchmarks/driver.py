@@ -27,7 +27,7 @@ from benchmarks.bench_load import LogNormalLengths, hashed
 from benchmarks.driver_stubs import Pace, StubPools, StubRollout, StubTrain
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place

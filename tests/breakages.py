@@ -157,7 +157,7 @@ BREAKAGES = (
     ),
     Breakage(
         "resumed-position",
-        "mrl/data/stream.py",
+        "mrl/data/prompt_stream.py",
         '        self._position = int(state["position"])',
         "        self._position = 0",
         ("tests/mrl/data/test_stream.py",),

@@ -18,8 +18,8 @@ from typing import Any
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
-from mrl.data.load import Dataset
-from mrl.data.stream import PromptStream
+from mrl.data.load_rows import Dataset
+from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue

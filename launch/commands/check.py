@@ -16,8 +16,8 @@ from typing import Any
 
 from mrl.capacity import requirements
 from mrl.config.root import Config
-from mrl.data.files import read_rows
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
+from mrl.data.row_files import read_rows
 from mrl.data.tokenise import pieces, tokenizer_of
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus

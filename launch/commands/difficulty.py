@@ -17,7 +17,7 @@ from mrl.algorithms.solve_rate import Band, SolveRate
 from mrl.config.root import Config
 from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, RewardError
 from mrl.files import held, put_aside

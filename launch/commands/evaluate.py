@@ -17,7 +17,7 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
-from mrl.data.load import load_validation
+from mrl.data.load_rows import load_validation
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.files import held, put_aside, replace_durably

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Pair, PreferenceOptions, pairs_of, told_ways

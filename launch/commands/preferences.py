@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import collecting

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.files import read_rows
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.kinds.ground_truth import parse_ground_truth

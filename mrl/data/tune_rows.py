@@ -15,11 +15,11 @@ import numpy as np
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoded, Encoder
 from mrl.data.demonstrations import demonstration, tools_of
-from mrl.data.files import read_rows
 from mrl.data.messages import Messages
+from mrl.data.odd_values import refuse_half_characters, without_nan
 from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
+from mrl.data.row_files import read_rows
 from mrl.data.stepwise import stepwise
-from mrl.data.values import refuse_half_characters, without_nan
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from mrl.data.shapes import DataRow
+from mrl.data.row_shapes import DataRow
 from mrl.errors import DataError
 
 Thing = tuple[str, ...]

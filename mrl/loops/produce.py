@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops.arrivals.as_they_come import Arrivals
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight

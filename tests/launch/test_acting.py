@@ -9,7 +9,7 @@ import pytest
 
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
 from mrl.launch.commands.acting import look_at, require_known_domains
 from tests.support import chat_tokenizers

@@ -14,7 +14,7 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid

@@ -17,7 +17,7 @@ import yaml
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands import started
 from mrl.launch.commands.check import check_resume

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data import load
-from mrl.data.load import load_data, load_validation
-from mrl.data.shapes import DataRow, read_row
+from mrl.data import load_rows
+from mrl.data.load_rows import load_data, load_validation
+from mrl.data.row_shapes import DataRow, read_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 
@@ -62,7 +62,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
         read.append(place.rpartition(":")[2])
         return read_row(columns, place=place, **options)
 
-    monkeypatch.setattr(load, "read_row", counted)
+    monkeypatch.setattr(load_rows, "read_row", counted)
     once = [row(1), row(2, domain="sums"), row(3, answer=None), row(4, level=1), row(4, level=2)]
     train = write_rows(3 * once)
     section = DataSection.model_validate(
@@ -79,7 +79,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
         7,
     )
     assert left_out["dedupe", "sums"].examples == [f"{train}:{n}: the prompt of {train}:2" for n in (7, 12)]
-    monkeypatch.setattr(load, "read_row", read_row)
+    monkeypatch.setattr(load_rows, "read_row", read_row)
     every = load_data(section.model_copy(update={"dedupe": False}), MATHS, plain_tokenizer).report
     assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
 
@@ -177,11 +177,11 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(
             DataSection(train=train, validation=validation, overlap=rule), MATHS, plain_tokenizer
         )
 
-    assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
-    dropped = load("drop")
+    assert (load_rows("report").report.overlapping, len(load_rows("report").train[0].rows)) == (1, 3)
+    dropped = load_rows("drop")
     assert ([p.ground_truth for p in dropped.train[0].rows], dropped.report.rows) == (["2", "6"], 2)
     with pytest.raises(DataError, match=r"t\.jsonl:2 and .*v\.jsonl:1"):
-        load("refuse")
+        load_rows("refuse")
 
 
 def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
@@ -208,12 +208,12 @@ def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
     def load(rule: str) -> Any:
         return load_data(DataSection(train=train, answer_in_prompt=rule), MATHS, chat_tokenizer)
 
-    assert (load("report").report.answer_in_prompt, load("report").report.rows) == (3, 6)
-    dropped = load("drop")
+    assert (load_rows("report").report.answer_in_prompt, load_rows("report").report.rows) == (3, 6)
+    dropped = load_rows("drop")
     assert (dropped.report.answer_in_prompt, dropped.report.rows) == (3, 3)
     assert [p.row.rpartition(":")[2] for p in dropped.train[0].rows] == ["2", "3", "5"]
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the prompt holds its ground truth .*3 such rows"):
-        load("refuse")
+        load_rows("refuse")
 
 
 def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:

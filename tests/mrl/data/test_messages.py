@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.pick import pick_row
 from mrl.errors import DataError
 from mrl.rewards.kinds.reward_section import RewardSection

@@ -12,7 +12,7 @@ import pytest
 
 from mrl.config.sections.data import DataSection
 from mrl.data.conversation import Encoder
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.messages import read_messages
 from mrl.data.templates import JsonText
 from mrl.errors import DataError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops.arrivals.as_they_come import Rollout
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import load
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.prepare import domains, tokenizer
 from mrl.rewards.code.code_verifier import verify_program as verify_code
 from mrl.rewards.code.tasks import parse_task

@@ -8,7 +8,7 @@ import pytest
 
 import mrl
 from mrl.config.sections.data import DataEntry
-from mrl.data.shapes import as_prompt, read_row
+from mrl.data.row_shapes import as_prompt, read_row
 from mrl.rewards.contract import request_for
 from mrl.rewards.plugins.plugin_verifier import load_plugin
 from mrl.rewards.pool.trial import trial_sample

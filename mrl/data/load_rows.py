@@ -16,12 +16,12 @@ import xxhash
 from mrl.config.sections.data import DataEntry, DataSection
 from mrl.config.sections.loop import LoopSection
 from mrl.data.difficulty import choose
-from mrl.data.files import from_arrow, read_rows
 from mrl.data.identity import content_of, vocabulary_digest
 from mrl.data.left_out import LeftOut
 from mrl.data.messages import with_system
-from mrl.data.shapes import DataRow, as_prompt, fields_of, read_row, shape_of, texts_of
-from mrl.data.stream import PromptStream, Source, validation_order
+from mrl.data.prompt_stream import PromptStream, Source, validation_order
+from mrl.data.row_files import from_arrow, read_rows
+from mrl.data.row_shapes import DataRow, as_prompt, fields_of, read_row, shape_of, texts_of
 from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
 from mrl.data.unread import Unread, further_keys
 from mrl.errors import ConfigError, DataError

@@ -30,7 +30,7 @@ from mrl.data.messages import (
     read_tools,
     without_nulls,
 )
-from mrl.data.values import refuse_half_characters, without_nan
+from mrl.data.odd_values import refuse_half_characters, without_nan
 from mrl.errors import DataError
 from mrl.samples import Prompt
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from mrl.data.hub import DAMAGED_COLUMNS, PREFIX, read_hub
-from mrl.data.shapes import names_of
-from mrl.data.values import arrow_rows
+from mrl.data.odd_values import arrow_rows
+from mrl.data.row_shapes import names_of
 from mrl.errors import DataError
 
 ROW_BYTES = 2**28
