@@ -17,7 +17,7 @@ from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Pair, PreferenceOptions, pairs_of, told_ways
-from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.arithmetic_rows import write_rows
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.llm import Questions

@@ -12,7 +12,7 @@ from mrl.config.flat import flat
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.diagnosis.closing import closing_line, learned_nothing
-from mrl.diagnosis.curves import Curves
+from mrl.diagnosis.metric_arrays import Curves
 from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions

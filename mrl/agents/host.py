@@ -1,6 +1,6 @@
 """The host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      frames of JSON on standard input, a pipe or a socket (messages.py): first EnvironmentSpec and Deadlines, then calls
+consumes      frames of JSON on standard input, a pipe or a socket (host_messages.py): first EnvironmentSpec and Deadlines, then calls
 produces      JSON frames where standard output was: {"ready"} or {"broken"}, then one reply for each call
 waits for     frames, its guests' replies and ends, and their deadlines; all in one place
 never does    call the environment itself: each episode is a forked guest, so that what one does harms no other

@@ -5,11 +5,11 @@ outcomes, and the run's algorithm state. Produces: the batch with `advantages` a
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
-token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation.py).
+token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation_terms.py).
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
-What is the same for all tokens of a sample is computed once for it (rows.py), and spread over them at the end.
+What is the same for all tokens of a sample is computed once for it (reward_rows.py), and spread over them at the end.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from functools import cached_property
 
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
-from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import host_moments, object_store_bytes, pool_bytes
 from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
+from mrl.capacity.phase_deadlines import Wait, waits
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
 from mrl.capacity.step_time import (

@@ -94,16 +94,16 @@ def _make_command(commands) -> None:
 
 def _make(options: argparse.Namespace) -> int:
     if options.what == "arithmetic":
-        from mrl.prepare import arithmetic
+        from mrl.prepare import arithmetic_rows
 
         print(
-            f"wrote {arithmetic.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
+            f"wrote {arithmetic_rows.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
         )
         return 0
     if options.what == "calculator":
-        from mrl.prepare import calculator
+        from mrl.prepare import calculator_rows
 
-        print(f"wrote {calculator.write_calculator(options.out)}")
+        print(f"wrote {calculator_rows.write_calculator(options.out)}")
         return 0
     if options.what == "chains":
         from mrl.prepare import chains

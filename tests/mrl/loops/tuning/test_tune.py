@@ -19,7 +19,7 @@ from mrl.launch.commands.tune import worker_changes
 from mrl.loops.tuning.tuner import Tuner
 from mrl.observe.metric_names import undescribed
 from mrl.observe.metrics_log import read, without_volatile
-from mrl.prepare import arithmetic, new_model
+from mrl.prepare import arithmetic_rows, new_model
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.worker import MegatronWorker
 from tests.ranks import run_ranks
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[4]
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of sums and a random Qwen3-MoE."""
-    folder = arithmetic.write_arithmetic(
+    folder = arithmetic_rows.write_arithmetic(
         tmp_path_factory.mktemp("task"), largest=9, num_validation=16, num_sft=8
     )
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)

@@ -11,8 +11,8 @@ from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.errors import DataError
 from mrl.report.curves import DownsampledCurves
-from mrl.report.rows import ReadSummary, read_log_rows
-from mrl.report.samples import SamplesShown
+from mrl.report.log_rows import ReadSummary, read_log_rows
+from mrl.report.samples_shown import SamplesShown
 
 FACTS = ("versions", "hardware", "summary")
 """Files of a run folder, beside its settings."""

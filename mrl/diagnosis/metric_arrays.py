@@ -20,7 +20,7 @@ START = 5
 RECENT = 5
 """Rows that make its recent mean."""
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""As mrl.report.rows reads them."""
+"""As mrl.report.log_rows reads them."""
 CERTAIN = 2.0
 """Standard errors beyond which a difference is one."""
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
-from mrl.diagnosis.curves import Curves
 from mrl.diagnosis.findings import Diagnosis
+from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import RULES, diagnose
 from mrl.errors import DataError
-from mrl.report.rows import ReadSummary, read_log_rows
+from mrl.report.log_rows import ReadSummary, read_log_rows
 
 SHOWN = 3
 """Samples of a finding."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrl.agents.envs.calculator import calculator_rows
-from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.tokenizer import END
 
 _CALLS = 0.3
