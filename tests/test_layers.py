@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
-from mrl.training.environment import CPU_ENVIRONMENT
+from mrl.training.process_environment import CPU_ENVIRONMENT
 from tests.support import chat_tokenizers
 from tests.support.source_tree import modules
 

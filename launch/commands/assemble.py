@@ -56,7 +56,7 @@ from mrl.rewards.pool.engines import RewardEngines
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 log = logging.getLogger(__name__)
 

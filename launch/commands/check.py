@@ -40,7 +40,7 @@ from mrl.rewards.pool.reward_pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt
-from mrl.training.hf.folder import check_folder, read_config
+from mrl.training.hf.hf_folder import check_folder, read_config
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.hf.folder import read_config, tensor_files
+from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def check_engines(config: Config) -> None:

@@ -30,7 +30,7 @@ from mrl.observe.samples_log import row_of
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
-from mrl.training.checkpoint.folder import digests
+from mrl.training.checkpoint.checkpoint_folder import digests
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
 MEASURED = (

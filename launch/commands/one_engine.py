@@ -18,7 +18,7 @@ from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.rollout.request import GenerationRequest, Response, Round
 from mrl.rollout.texts import Texts
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine

@@ -17,7 +17,7 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.learn import TrainerRanks
 from mrl.loops.recorder import Recorder
 from mrl.observe.run_folder import RunFolder
-from mrl.training.checkpoint.folder import name_of, verify_sizes
+from mrl.training.checkpoint.checkpoint_folder import name_of, verify_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

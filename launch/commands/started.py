@@ -11,7 +11,7 @@ from mrl.config.merge import tree_of
 from mrl.config.root import Config
 from mrl.errors import CheckpointError, ConfigError
 from mrl.observe import metrics_log
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.hf import base
 

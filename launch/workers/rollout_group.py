@@ -38,7 +38,7 @@ from mrl.rollout.part import schedulers
 from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
 from mrl.rollout.stint import Beats, Stint, Stints
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
     from ray import ObjectRef

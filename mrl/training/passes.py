@@ -45,7 +45,7 @@ from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.routing import ExpertLoad, prefix_minimum, recorded_margins
+from mrl.training.router_loads import ExpertLoad, prefix_minimum, recorded_margins
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import base, folder
+from mrl.training.hf import base, hf_folder
 from mrl.training.lessons import Lessons
 from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.passes import InPlace, Objective
@@ -68,7 +68,7 @@ class MegatronWorker:
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
-        hf_config = folder.read_config(model.path)
+        hf_config = hf_folder.read_config(model.path)
         # A layout that does not fit fails here, before any rank waits for another.
         family_of(hf_config).local_tensors(hf_config, self.layout, self.place)
         self.device, _ = start_process_groups(
@@ -182,7 +182,7 @@ class MegatronWorker:
         (replay.py).
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest,
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
-        (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is
+        (router_loads.py). A loss or gradient that is not finite, or a step without any token to train on, is
         skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
         values=[n]. With `distillation` the policy's teachers say first what they would, at every token, and the objective is called with divergence=[n] too.
         """

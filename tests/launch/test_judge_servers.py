@@ -28,8 +28,8 @@ from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Prompt, Verdict
-from mrl.training.hf.export import export_checkpoint
-from mrl.training.hf.reward_model import RewardFolder, config_of
+from mrl.training.hf.export_folder import export_checkpoint
+from mrl.training.hf.reward_model_folder import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.ranks import run_ranks

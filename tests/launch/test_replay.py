@@ -12,7 +12,7 @@ from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, ReplayError
 from mrl.launch.commands.replay import ReplayOptions, replay, replay_config
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
-from mrl.training.checkpoint.folder import MANIFEST
+from mrl.training.checkpoint.checkpoint_folder import MANIFEST
 from tests.mrl.loops.table_policy import config_of
 
 

@@ -46,7 +46,7 @@ from mrl.loops.tuning.row_logprobs import (
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
 from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf import base
 from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
 from mrl.training.worker import MegatronWorker

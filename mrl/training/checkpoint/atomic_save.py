@@ -2,7 +2,7 @@
 committed by all.
 
 Nothing is visible before the commit's rename, and a save that is killed leaves a partial folder that is never
-taken. folder.py says which folders are acceptable.
+taken. checkpoint_folder.py says which folders are acceptable.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch.distributed as dist
 
 from mrl.errors import CheckpointError
 from mrl.files import commit_folder, partial_of, start_folder, sync, write_durably
-from mrl.training.checkpoint import folder as checkpoint_folder
-from mrl.training.checkpoint import plain
-from mrl.training.checkpoint.folder import EXTRA_FILE
+from mrl.training.checkpoint import checkpoint_folder, plain_values
+from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE
 from mrl.training.checkpoint.random_state import random_state
 from mrl.training.checkpoint.shard_writer import ShardedWrite, Written
 from mrl.training.checkpoint.training_state import TrainingState
@@ -36,15 +35,15 @@ class Save:
     def __init__(
         self, path: Path, states: Mapping[str, TrainingState], *, extra: dict[str, Any], about: dict[str, Any]
     ) -> None:
-        """Plans it. `extra` (rank 0's) is of plain values (plain.py); `about` is JSON.
+        """Plans it. `extra` (rank 0's) is of plain values (plain_values.py); `about` is JSON.
 
         `states` are by the folder inside `path` that holds them, the policy's in "" (the path itself).
         """
         self._path, self._about = path, about
         self._partial = partial_of(path)
-        self._small = {random_file(dist.get_rank()): plain.dumps(random_state())}
+        self._small = {random_file(dist.get_rank()): plain_values.dumps(random_state())}
         if dist.get_rank() == 0:
-            self._small[EXTRA_FILE] = plain.dumps(extra)
+            self._small[EXTRA_FILE] = plain_values.dumps(extra)
         self._written: dict[str, Written] = {}
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None

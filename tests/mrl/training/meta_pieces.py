@@ -50,7 +50,7 @@ from mrl.training.packing import pack_microbatches
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.routing import ExpertLoad, recorded_margins
+from mrl.training.router_loads import ExpertLoad, recorded_margins
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
 

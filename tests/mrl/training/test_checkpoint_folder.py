@@ -11,7 +11,7 @@ import pytest
 
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
-from mrl.training.checkpoint import folder as folders
+from mrl.training.checkpoint import checkpoint_folder as folders
 from mrl.training.checkpoint import loading
 from mrl.training.checkpoint.shard_writer import DigestingStream
 

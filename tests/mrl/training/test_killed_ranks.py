@@ -20,7 +20,7 @@ from torch import Tensor
 from mrl.algorithms.objective import cross_entropy
 from mrl.training.checkpoint import shard_writer
 from mrl.training.checkpoint.atomic_save import random_file
-from mrl.training.checkpoint.folder import latest_checkpoint, prune
+from mrl.training.checkpoint.checkpoint_folder import latest_checkpoint, prune
 from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker

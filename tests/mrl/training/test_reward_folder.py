@@ -25,9 +25,9 @@ from mrl.reward_labels import (
     reward_model_config,
     scores_steps,
 )
-from mrl.training.hf import export
-from mrl.training.hf.folder import read_config
-from mrl.training.hf.reward_model import RewardFolder, config_of
+from mrl.training.hf import export_folder
+from mrl.training.hf.hf_folder import read_config
+from mrl.training.hf.reward_model_folder import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.mrl.training.layouts import name_of
@@ -61,7 +61,7 @@ def scores_and_folder(
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
-        export.export_checkpoint(
+        export_folder.export_checkpoint(
             shards,
             Path(out),
             source=Path(folder),
@@ -122,7 +122,9 @@ def step_scores_and_folder(
     at.save_weights(shards)
     if rank == 0:
         about = RewardFolder(config_of(folder, TOKENIZER, STEP), {"end_tokens": [1]})
-        export.export_checkpoint(shards, Path(out), source=Path(folder), dtype="float32", reward_model=about)
+        export_folder.export_checkpoint(
+            shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
+        )
     at.close()
     return found
 

@@ -18,13 +18,13 @@ import xxhash
 
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
-from mrl.training.checkpoint import closed_pickle, plain
+from mrl.training.checkpoint import closed_pickle, plain_values
 
 MANIFEST = "manifest.json"
 DAMAGED = ".damaged"
 """What the name of a checkpoint ends in that was refused, and whose step was saved again."""
 EXTRA_FILE = "extra.plain"
-"""The loop's state, and what else the saver gave (plain.py)."""
+"""The loop's state, and what else the saver gave (plain_values.py)."""
 PICKLED_EXTRA = "extra.pickle"
 """Its name in checkpoints of versions 1 and 2, which are read with a closed list of classes (closed_pickle.py)."""
 VERSION = 3
@@ -155,7 +155,7 @@ def set_aside_from(path: Path) -> None:
 
 def read_extra(folder: Path) -> dict[str, Any]:
     """What the saver gave beside the ranks' state. CheckpointError where it cannot be read. Runs no code of the file's."""
-    path, read = folder / EXTRA_FILE, plain.loads
+    path, read = folder / EXTRA_FILE, plain_values.loads
     if not path.exists():
         path, read = (
             folder / PICKLED_EXTRA,

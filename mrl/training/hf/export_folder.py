@@ -26,9 +26,9 @@ from mrl.models.hf_config import QUANTIZATION, HfConfig
 from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
 from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
 from mrl.training.hf.adapted import AdaptedWeights
-from mrl.training.hf.folder import read_config, tensor_files
-from mrl.training.hf.reward_model import ABOUT, RewardFolder
-from mrl.training.hf.values import describe_tensors, read_whole
+from mrl.training.hf.hf_folder import read_config, tensor_files
+from mrl.training.hf.read_values import describe_tensors, read_whole
+from mrl.training.hf.reward_model_folder import ABOUT, RewardFolder
 
 FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""

@@ -15,7 +15,7 @@ import transformers
 
 from mrl.errors import ConfigError
 from mrl.reward_labels import label_keys, reward_model_config
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 ABOUT = "reward_model.json"
 """What a reward model's folder says of its score: the end tokens it is read at, how often it was right."""

@@ -1,6 +1,6 @@
 """What a Hugging Face folder says that it holds, and whether that is the model: config.json, the index, the files' headers.
 
-No weights are read, and torch is not: values.py reads them.
+No weights are read, and torch is not: read_values.py reads them.
 """
 
 from __future__ import annotations

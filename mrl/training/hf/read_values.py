@@ -1,6 +1,6 @@
 """Reads the values of a Hugging Face folder into a rank's parameters, piece by piece.
 
-The name tables say where each piece goes; memory holds at most one piece at a time. Writing is in export.py.
+The name tables say where each piece goes; memory holds at most one piece at a time. Writing is in export_folder.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mrl.models.kernels import float8
 from mrl.models.kernels.mxfp4 import dequantise_microscaled
 from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
 from mrl.resharding.planner.boxes import Box
-from mrl.training.hf.folder import (
+from mrl.training.hf.hf_folder import (
     check_files,
     open_safetensors,
     require_shape,
