@@ -29,11 +29,9 @@ LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
 
 
 @pytest.mark.integration
-def test_a_step_and_what_is_lent_and_off_loaded(
-    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_and_what_is_lent_and_off_loaded(device: torch.device, tmp_path: Path) -> None:
     """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    torch.backends.cuda.matmul.allow_tf32 = False
     folder = str(tmp_path / "model")
     write_model(Path(folder), large=device.type == "cuda")
     expected = reference(folder)
