@@ -104,7 +104,7 @@ test: setup system-packages
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:
-	$(BIN)/python -m pytest -q -rP -m gpu tests/gpu
+	$(BIN)/python -m pytest -q -rP -m gpu --confcutdir tests/gpu tests/gpu
 
 # Megatron-Bridge's pins exclude vLLM's: its own packages come before those of the main environment, which has torch and Megatron.
 oracle: .oracle/installed
