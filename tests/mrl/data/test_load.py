@@ -177,11 +177,11 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(
             DataSection(train=train, validation=validation, overlap=rule), MATHS, plain_tokenizer
         )
 
-    assert (load_rows("report").report.overlapping, len(load_rows("report").train[0].rows)) == (1, 3)
-    dropped = load_rows("drop")
+    assert (load("report").report.overlapping, len(load("report").train[0].rows)) == (1, 3)
+    dropped = load("drop")
     assert ([p.ground_truth for p in dropped.train[0].rows], dropped.report.rows) == (["2", "6"], 2)
     with pytest.raises(DataError, match=r"t\.jsonl:2 and .*v\.jsonl:1"):
-        load_rows("refuse")
+        load("refuse")
 
 
 def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
@@ -208,12 +208,12 @@ def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
     def load(rule: str) -> Any:
         return load_data(DataSection(train=train, answer_in_prompt=rule), MATHS, chat_tokenizer)
 
-    assert (load_rows("report").report.answer_in_prompt, load_rows("report").report.rows) == (3, 6)
-    dropped = load_rows("drop")
+    assert (load("report").report.answer_in_prompt, load("report").report.rows) == (3, 6)
+    dropped = load("drop")
     assert (dropped.report.answer_in_prompt, dropped.report.rows) == (3, 3)
     assert [p.row.rpartition(":")[2] for p in dropped.train[0].rows] == ["2", "3", "5"]
     with pytest.raises(DataError, match=r"rows\.jsonl:1: the prompt holds its ground truth .*3 such rows"):
-        load_rows("refuse")
+        load("refuse")
 
 
 def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:
