@@ -104,7 +104,7 @@ test: setup system-packages
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:
-	$(BIN)/python -m mrl.launch.gpu_smoke
+	$(BIN)/python -m pytest -q -rP -m gpu --confcutdir tests/gpu tests/gpu
 
 # Megatron-Bridge's pins exclude vLLM's: its own packages come before those of the main environment, which has torch and Megatron.
 oracle: .oracle/installed
@@ -130,7 +130,7 @@ docs: setup
 	$(BIN)/python -m sphinx -qW --keep-going -c docs -d site/.doctrees . site
 	@echo "site/docs/README.html opens in a browser"
 
-EXTRAS := --extra nixl --extra agents --extra hub --extra tensorboard --extra wandb
+EXTRAS := --extra agents --extra hub --extra tensorboard --extra wandb
 lock:
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --no-annotate --no-header --extra cpu --extra docs --extra dev $(EXTRAS) --overrides requirements/overrides.txt --no-emit-package artoo-artifacts pyproject.toml requirements/cpu.in -o requirements/cpu.lock

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bench_load import LogNormalLengths, hashed
 from benchmarks.driver_stubs import Pace, StubPools, StubRollout, StubTrain
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.bench_load import LogNormalLengths, hashed
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
@@ -45,7 +45,7 @@ from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.observe.settled import settle
 from mrl.prepare.tokenizer import write_bpe
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
 

@@ -19,7 +19,6 @@ from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.rollout.pace import Pace as EnginePace
 from mrl.rollout.request import GenerationRequest, Response, prompt_digest, sample_of
 from mrl.rollout.texts import Texts
 from mrl.rollout.waiting import WaitingQueue
@@ -51,7 +50,7 @@ class StubEngine:
         self._tokens = rng.integers(0, pace.vocab_size, POOL_TOKENS).astype(np.int32)
         self._logprobs = -rng.exponential(0.5, POOL_TOKENS).astype(np.float32)
         self._waiting, self._running = WaitingQueue(), dict[str, tuple[GenerationRequest, int]]()
-        self.version, self.pace = -1, EnginePace()
+        self.version = -1
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
         self._waiting.add(requests)
@@ -61,10 +60,7 @@ class StubEngine:
         for request in self._waiting.take(self._seats - len(self._running)):
             self._running[request.request_id] = request, 0
         if self._running:
-            seconds = self._pace.engine_step_seconds
-            time.sleep(max_steps * seconds)
-            for _ in range(max_steps):
-                self.pace.count(sequences=len(self._running), begun_tokens=0, seconds=seconds)
+            time.sleep(max_steps * self._pace.engine_step_seconds)
         self._running = {n: (r, done + max_steps) for n, (r, done) in self._running.items()}
         ended = [name for name, (request, done) in self._running.items() if done >= request.max_tokens]
         return [self._response(*self._running.pop(name), Status.TRUNCATED) for name in ended]

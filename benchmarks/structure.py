@@ -63,6 +63,8 @@ def main() -> None:
         homes = homes_of(modules, *kinds)
         names = ", ".join(f"{name} {len(files)}" for name, files in homes.items())
         print(f"{title} with more than one home {len(homes)}: {names}")
+    shared = shared_base_names(modules)
+    print(f"files that share a base name {sum(map(len, shared.values()))}: {', '.join(shared)}")
 
 
 def modules_of(root: Path) -> dict[str, Path]:
@@ -158,6 +160,16 @@ def homes_of(modules: dict[str, Path], *kinds: type[ast.stmt]) -> dict[str, list
             if isinstance(node, kinds) and not (name := getattr(node, "name", "_")).startswith("_"):
                 homes[name].append(f"{path}.py")
     return {name: files for name, files in sorted(homes.items()) if len(files) > 1 and name != "main"}
+
+
+def shared_base_names(modules: dict[str, Path]) -> dict[str, list[str]]:
+    """Return the files of each base name that a top-level folder has more than once, packages' own files aside."""
+    named: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in sorted(modules):
+        top, base = path.partition("/")[0], path.rpartition("/")[2]
+        if base != "__init__":
+            named[top, base].append(f"{path}.py")
+    return {base: files for (_, base), files in named.items() if len(files) > 1}
 
 
 if __name__ == "__main__":

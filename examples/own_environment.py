@@ -3,8 +3,8 @@
 import random
 
 from mrl.agents.environment import Step
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 
 
 class Lock:

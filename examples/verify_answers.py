@@ -3,8 +3,8 @@
 Runs in this process, so it is for responses you trust; a run verifies in reward workers that are ended at their deadline.
 """
 
-from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.maths.verifier import verify_exactly, verify_symbolically
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import verify_exactly, verify_symbolically
 
 RULES = MathsRules()
 CASES = [

@@ -1,6 +1,6 @@
 """The sizes of a gated delta net, and where its tensors lie in the trainer and in an engine. Imports no engine.
 
-The trainer's parameters lie by key head (models/megatron/delta_net.py), whatever the checkpoint's order is; what
+The trainer's parameters lie by key head (models/megatron/delta_net_layer.py), whatever the checkpoint's order is; what
 families have differently is where the rows of the projection to queries, keys, values and gates come from.
 """
 

@@ -4,7 +4,7 @@ it lies in it. Pure.
 A matrix [rows, columns] is cut along its rows into groups of 32 numbers. `X_packed` holds eight numbers of a row in an
 int32, the first in its lowest bits, each plus 8; `X_scale` the scale of each group, in bfloat16; `X_shape` the two sizes:
 weight = number * scale in the type of the scale. Source: compressed-tensors 0.17,
-compressors/pack_quantized, whose own code unpacks them (mrl/training/hf/values.py).
+compressors/pack_quantized, whose own code unpacks them (mrl/training/hf/read_values.py).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class SigmoidMoe(Family):
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             # Megatron would move the biases with every reduction of gradients, padding counted:
-            # training.router_bias says whether they move (mrl/training/routing.py).
+            # training.router_bias says whether they move (mrl/training/router_loads.py).
             "moe_router_bias_update_rate": 0.0,
         }
         if groups != chosen:  # with all groups chosen there is no limit

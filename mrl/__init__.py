@@ -23,7 +23,7 @@ _HOMES = {
     "Run": "mrl.launch.commands.train",
     "StepRow": "mrl.launch.commands.train",
     "evaluate": "mrl.launch.commands.evaluate",
-    "score": "mrl.rewards.pool.score",
+    "score": "mrl.rewards.pool.score_offline",
     "Verdict": "mrl.samples",
     **dict.fromkeys(
         (

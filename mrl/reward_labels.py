@@ -24,23 +24,11 @@ def num_heads_of_score(hf: Mapping[str, Any]) -> int:
     return len(hf.get("id2label") or ()) or int(hf.get("num_labels") or DEFAULT_LABELS)
 
 
-DISTRIBUTION = ("mean", "log_sigma")
-"""The labels of a reward that is a normal distribution: its mean, and the logarithm of its deviation."""
+SCORE = ("score",)
+"""The label of a reward model: the score of a response."""
 
 STEP = ("step_score",)
 """The label of a process reward model: the log-odds that the step which ends with the last token is right."""
-
-
-def reward_labels(heads: int, *, distribution: bool = False) -> tuple[str, ...]:
-    """The names of what a reward model of so many heads gives."""
-    if distribution:
-        return DISTRIBUTION
-    return ("score",) if heads == 1 else tuple(f"score_{head}" for head in range(heads))
-
-
-def gives_distribution(hf: Mapping[str, Any]) -> bool:
-    """Whether the reward model of a folder gives a mean and a deviation."""
-    return _labels_of(hf) == DISTRIBUTION
 
 
 def scores_steps(hf: Mapping[str, Any]) -> bool:
@@ -60,7 +48,7 @@ def label_keys(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def reward_model_config(hf: Mapping[str, Any], given: Sequence[str] = ("score",)) -> dict[str, Any]:
+def reward_model_config(hf: Mapping[str, Any], given: Sequence[str] = SCORE) -> dict[str, Any]:
     """What config.json says of the reward model of the same layers that gives these labels; of a reward model what it says."""
     if has_score(hf):
         return dict(hf)
@@ -76,5 +64,4 @@ def require_labels(hf: Mapping[str, Any], labels: Sequence[str], *, what: str) -
 
 
 def _told(labels: tuple[str, ...], heads: int) -> str:
-    named = {DISTRIBUTION: "a distribution", STEP: "steps"}
-    return named.get(labels, f"{heads} head{'s' if heads > 1 else ''}")
+    return "steps" if labels == STEP else f"{heads} head{'s' if heads > 1 else ''}"

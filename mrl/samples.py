@@ -236,7 +236,7 @@ class TrainBatch:
     routes: tuple[Routes, ...] | None = None
     """Of each sample, where the passes of policy and reference are to take them."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """What is known of each sample, [B] arrays ([B, K]: of each of K heads) by name; an objective finds them in its segments' values."""
+    """What is known of each sample, [B] arrays by name; an objective finds them in its segments' values."""
     whole_groups: bool = False
     """Samples of one group, which stand side by side, are computed in one microbatch."""
     microbatches: np.ndarray | None = None

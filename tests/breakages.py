@@ -129,7 +129,7 @@ BREAKAGES = (
     ),
     Breakage(
         "adapter-scale",
-        "models/megatron/adapters.py",
+        "models/megatron/lora_parameters.py",
         "sum_b.add_(torch.mm(dw, a.t()), alpha=self.scale)",
         "sum_b.add_(torch.mm(dw, a.t()))",
         ("tests/mrl/training/test_lora.py",),
@@ -157,7 +157,7 @@ BREAKAGES = (
     ),
     Breakage(
         "resumed-position",
-        "mrl/data/stream.py",
+        "mrl/data/prompt_stream.py",
         '        self._position = int(state["position"])',
         "        self._position = 0",
         ("tests/mrl/data/test_stream.py",),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mrl.data.files import read_rows
+from mrl.data.row_files import read_rows
 
 WHOLE = "MRL_DATA" in os.environ
 FOLDER = Path(os.environ.get("MRL_DATA", Path(__file__).parent / "data"))

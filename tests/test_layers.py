@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
-from mrl.training.environment import CPU_ENVIRONMENT
+from mrl.training.process_environment import CPU_ENVIRONMENT
 from tests.support import chat_tokenizers
 from tests.support.source_tree import modules
 
@@ -62,7 +62,6 @@ ENGINES = {
     "vllm": ("mrl.cpu", "mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
     "megatron": ("mrl.cpu", "mrl.training", "mrl.models.megatron", "benchmarks"),
     "ray": ("mrl.launch",),
-    "nixl_cu13": ("mrl.resharding.wire",),
     "torch.distributed": (
         "mrl.cpu",
         "mrl.launch",
@@ -149,7 +148,7 @@ def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id + 1}
     config = {"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", **ids}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    made = f"from mrl.rewards.judges.reward_model import ConversationEncoder\nConversationEncoder({str(tmp_path)!r})"
+    made = f"from mrl.rewards.judges.reward_model_judge import ConversationEncoder\nConversationEncoder({str(tmp_path)!r})"
     assert loaded_by(made, ("torch", "ray", "vllm", "megatron")) == []
 
 

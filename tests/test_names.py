@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from benchmarks.structure import CLASSES, FUNCTIONS, homes_of, modules_of
+from benchmarks.structure import CLASSES, FUNCTIONS, homes_of, modules_of, shared_base_names
 from tests.support.source_tree import ROOT
 
 MOST_SHARED_FUNCTIONS = 1
 """`named` of mrl/section.py and of mrl/config/describe.py."""
+MOST_SHARED_FILES = 6
+"""Files whose base name another file of the same top-level folder has: of agents, sections, loops and the rollout."""
 
 
 def listed(homes: dict[str, list[str]]) -> str:
@@ -22,6 +24,13 @@ def test_a_public_class_name_has_one_home() -> None:
 def test_few_public_function_names_have_more_than_one_home() -> None:
     shared = homes_of(modules_of(ROOT), *FUNCTIONS)
     assert len(shared) <= MOST_SHARED_FUNCTIONS, f"rename all but one of each:\n{listed(shared)}"
+
+
+def test_few_files_share_a_base_name() -> None:
+    shared = shared_base_names(modules_of(ROOT))
+    assert sum(map(len, shared.values())) <= MOST_SHARED_FILES, (
+        f"rename all but one of each:\n{listed(shared)}"
+    )
 
 
 def test_homes_are_those_of_public_names_at_the_top_level(tmp_path: Path) -> None:

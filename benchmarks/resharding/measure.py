@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.resharding.spans import chrome, packed_meanwhile
 from benchmarks.resharding.world import Rank, Verify, gathered
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.transfer.planned_sync import PlannedSync
-from mrl.resharding.transfer.timeline import Span, chrome, packed_meanwhile
+from mrl.resharding.transfer.timeline import Span
 
 GB = 1e9
 KINDS: tuple[Verify, ...] = ("off", "wire", "full")

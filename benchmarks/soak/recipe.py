@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from mrl.prepare import arithmetic
+from mrl.prepare import arithmetic_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASE_SECONDS = 120
@@ -27,7 +27,7 @@ class Recipe:
     def prepare(self) -> None:
         """Makes the rows, once."""
         if not (self.data / "train.jsonl").is_file():
-            arithmetic.write_arithmetic(self.data, largest=20, num_validation=8, num_sft=8)
+            arithmetic_rows.write_arithmetic(self.data, largest=20, num_validation=8, num_sft=8)
 
     def command(self, folder: Path, *more: str) -> list[str]:
         """`mrl train` of the run FOLDER/run."""

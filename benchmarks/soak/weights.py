@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.soak.recipe import newest_checkpoint
-from mrl.training.checkpoint.folder import EXTRA_FILE, MANIFEST, file_names, name_of
+from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE, MANIFEST, file_names, name_of
 
 
 def differences(run: Path, other: Path) -> list[str]:

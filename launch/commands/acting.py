@@ -16,7 +16,7 @@ from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
 from mrl.loops.episodes import Episodes, Rules
 from mrl.loops.protocols import Environments
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 Tools = list[dict[str, Any]] | str
 """As chat templates take them, or as a system message shows them."""

@@ -18,8 +18,8 @@ from typing import Any
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
-from mrl.data.load import Dataset
-from mrl.data.stream import PromptStream
+from mrl.data.load_rows import Dataset
+from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
@@ -52,10 +52,10 @@ from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import RewardEngines
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths
 from mrl.samples import Prompt
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from mrl.capacity import requirements
 from mrl.config.root import Config
-from mrl.data.files import read_rows
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
+from mrl.data.row_files import read_rows
 from mrl.data.tokenise import pieces, tokenizer_of
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
@@ -33,14 +33,14 @@ from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
-from mrl.reward_labels import has_score, require_labels, reward_labels
-from mrl.rewards.kinds.section import RewardSection
+from mrl.reward_labels import SCORE, has_score, require_labels
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.pool import try_verifiers
+from mrl.rewards.pool.reward_pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
-from mrl.rollout.stop_tokens import end_of_text, require_can_end
+from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt
-from mrl.training.hf.folder import check_folder, read_config
+from mrl.training.hf.hf_folder import check_folder, read_config
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
-    require_labels(hf, reward_labels(1), what=f"critic.path = {path}")
+    require_labels(hf, SCORE, what=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(

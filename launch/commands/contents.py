@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mrl.own_code import search_path
-from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
-from mrl.training.checkpoint.folder import digests, file_digest
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection, RewardSpec
+from mrl.training.checkpoint.checkpoint_folder import digests, file_digest
 
 _OF_A_TOKENIZER = frozenset({".json", ".jinja", ".txt", ".model", ".py"})
 

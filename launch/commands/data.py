@@ -14,7 +14,7 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.load import LoadReport, load_data
+from mrl.data.load_rows import LoadReport, load_data
 from mrl.data.preview import FilePreview, RowPreview, of_source, of_tuned
 from mrl.data.tokenise import tokenizer_of
 from mrl.data.tune_rows import TuneRow, load_training, load_validation_rows

@@ -17,7 +17,7 @@ from mrl.algorithms.solve_rate import Band, SolveRate
 from mrl.config.root import Config
 from mrl.config.sections.data import SAMPLES_A_LOOK, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, RewardError
 from mrl.files import held, put_aside
@@ -28,7 +28,7 @@ from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 

@@ -12,13 +12,13 @@ from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
 from mrl.models.rope import max_positions
-from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
-from mrl.rewards.judges.rules import EngineSection
-from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.judges.judge_rules import EngineSection
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder, check_heads
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.hf.folder import read_config, tensor_files
+from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def check_engines(config: Config) -> None:

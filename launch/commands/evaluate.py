@@ -17,7 +17,7 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
-from mrl.data.load import load_validation
+from mrl.data.load_rows import load_validation
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.files import held, put_aside, replace_durably
@@ -28,7 +28,7 @@ from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import Collector
 from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling, request_id
 from mrl.samples import Group, Prompt
 

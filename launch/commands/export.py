@@ -15,11 +15,17 @@ from mrl.files import held
 from mrl.models.families import family_of
 from mrl.observe import metrics_log
 from mrl.observe.model_card import model_card
-from mrl.training.checkpoint.folder import latest_checkpoint, name_of, read_manifest, step_of, verify_files
+from mrl.training.checkpoint.checkpoint_folder import (
+    latest_checkpoint,
+    name_of,
+    read_manifest,
+    step_of,
+    verify_files,
+)
 from mrl.training.checkpoint.reader import DistributedCheckpoint
-from mrl.training.hf import export, peft
+from mrl.training.hf import export_folder, peft
 from mrl.training.hf.adapted import AdaptedWeights
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 
 def export_run(
@@ -50,11 +56,11 @@ def _export_run(
     size = max_shard_bytes or MAX_SHARD_BYTES
     if out is None:
         hf_config = read_config(source)
-        export.weights_of(checkpoint, source, hf_config, lora)
-        files = export.plan_files(source, hf_config, dtype=dtype, file_bytes=size)
+        export_folder.weights_of(checkpoint, source, hf_config, lora)
+        files = export_folder.plan_files(source, hf_config, dtype=dtype, file_bytes=size)
     else:
         card = _card(Path(run_folder), config, step=step_of(checkpoint), dtype=dtype)
-        files = export.export_checkpoint(
+        files = export_folder.export_checkpoint(
             checkpoint, Path(out), source=source, dtype=dtype, file_bytes=size, card=card, lora=lora
         )
     return (

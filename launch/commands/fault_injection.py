@@ -44,7 +44,7 @@ KINDS |= {"train": True, "engine": True, "vllm": True}
 """Kinds of targets; whether they have a number."""
 HOST = ("mrl.agents.host",)
 """An episode's process is forked from the host's and keeps its command."""
-CHILDREN = {"reward": [("mrl.rewards.pool.worker",)], "host": [HOST], "guest": [HOST, HOST]}
+CHILDREN = {"reward": [("mrl.rewards.pool.reward_worker",)], "host": [HOST], "guest": [HOST, HOST]}
 CHILDREN["tool"] = [HOST, HOST, ("",)]
 CHILDREN |= {"watcher": [("session_watcher.py",)]}
 RAYLET = ("raylet/raylet",)

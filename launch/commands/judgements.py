@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError
 from mrl.launch.commands.preferences import Pair, PreferenceOptions, pairs_of, told_ways
-from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.arithmetic_rows import write_rows
 from mrl.rewards.contract import RewardRequest
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.llm import Questions
 from mrl.rewards.judges.question import thought_of
-from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.ground_truth import ground_truth_of
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import ServerSection
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.reward_part import ServerSection
 
 FILES = {"train": "judgements.jsonl", "validation": "judgements_validation.jsonl"}
 GOLD = "gold.jsonl"

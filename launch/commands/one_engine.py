@@ -14,11 +14,11 @@ from mrl.loops.collect import Collector
 from mrl.loops.in_flight import InFlight
 from mrl.loops.protocols import Rollout
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.rollout.request import GenerationRequest, Response, Round
-from mrl.rollout.stop_tokens import end_of_text, require_can_end
 from mrl.rollout.texts import Texts
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands.one_engine import collecting
 from mrl.loops.collect import has_reward, sampling_of
-from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.kinds.ground_truth import right_response
 from mrl.rewards.trials.probes import Probe, judged

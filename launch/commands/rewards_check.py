@@ -4,22 +4,19 @@ wrong, and which attacks on the wrong ones succeed."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.files import read_rows
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.trials.agreement import auroc, kappa, wilson
+from mrl.rewards.trials.agreement import auroc, wilson
 from mrl.rewards.trials.probes import Probe, judged
 from mrl.samples import Prompt
-
-LENGTHS = 3
-"""Parts of equal size into which responses are divided by length."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,8 +29,6 @@ class RewardCheckOptions:
     """A reward above it says that the response is right."""
     min_agreement: float = 0.0
     """Least accuracy."""
-    repeat: bool = False
-    """Ask a second time, with another nonce."""
     attacks: tuple[Path, ...] = ()
     """Files of further attacks."""
     attacked_rows: int = 10
@@ -65,10 +60,7 @@ def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, b
         return "\n".join(lines), False
     lines += _agreement(found)
     lines += _order_flips(found)
-    lines += _by(found, "tag", lambda row: row.probe.prompt.tag or "-")
-    lines += _by(found, "length", _length_of(found))
-    if options.repeat:
-        lines += _repeated(config, found, options)
+    lines += _by_tag(found)
     lines += _attacks(config, found, options)
     return "\n".join(lines), _accuracy(found) >= options.min_agreement
 
@@ -105,7 +97,6 @@ def _agreement(rows: Sequence[Judged]) -> Iterator[str]:
     right, wrong = [r for r in rows if r.is_right], [r for r in rows if not r.is_right]
     agreed = sum(row.says_right == row.is_right for row in rows)
     yield _share("accuracy", agreed, len(rows))
-    yield f"  kappa {kappa([r.says_right for r in rows], [r.is_right for r in rows]):.3f}"
     area = auroc([r.value for r in rows], [r.is_right for r in rows])
     if area is not None:
         yield f"  AUROC {area:.3f}"
@@ -129,33 +120,12 @@ def _share(name: str, count: int, total: int) -> str:
     return f"  {name} {count / total:.3f} ({count} of {total}; 95 % {low:.3f} to {high:.3f})"
 
 
-def _by(rows: Sequence[Judged], what: str, key: Callable[[Judged], str]) -> Iterator[str]:
-    names = sorted({key(row) for row in rows})
-    if len(names) < 2:
-        return
-    for name in names:
-        own = [row for row in rows if key(row) == name]
+def _by_tag(rows: Sequence[Judged]) -> Iterator[str]:
+    names = sorted({row.probe.prompt.tag for row in rows})
+    for name in names if len(names) > 1 else ():
+        own = [row for row in rows if row.probe.prompt.tag == name]
         agreed = sum(row.says_right == row.is_right for row in own)
-        yield _share(f"accuracy, {what} {name}", agreed, len(own))
-
-
-def _length_of(rows: Sequence[Judged]) -> Callable[[Judged], str]:
-    lengths = [len(row.probe.response) for row in rows]
-    bounds = [float(np.quantile(lengths, n / LENGTHS)) for n in range(1, LENGTHS)]
-
-    def name(row: Judged) -> str:
-        part = sum(len(row.probe.response) > bound for bound in bounds)
-        return ("short", "middle", "long")[part]
-
-    return name
-
-
-def _repeated(config: Config, rows: Sequence[Judged], options: RewardCheckOptions) -> Iterator[str]:
-    again = judged(config.reward, [r.probe for r in rows], deadline_seconds=options.deadline_seconds)
-    pairs = [
-        (r, p.value > options.threshold) for r, p in zip(rows, again, strict=True) if p.value is not None
-    ]
-    yield _share("other verdict when asked again", sum(r.says_right != said for r, said in pairs), len(pairs))
+        yield _share(f"accuracy, tag {name or '-'}", agreed, len(own))
 
 
 def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions) -> Iterator[str]:

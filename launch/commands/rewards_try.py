@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.files import read_rows
 from mrl.data.pick import first_rows
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.launch.commands.rewards import tokenizer_if_there
 from mrl.rewards.kinds.ground_truth import right_response

@@ -11,7 +11,7 @@ from mrl.config.merge import tree_of
 from mrl.config.root import Config
 from mrl.errors import CheckpointError, ConfigError
 from mrl.observe import metrics_log
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.hf import base
 
@@ -55,7 +55,7 @@ def newest(checkpoints: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | N
 
 
 def position(config: Config) -> dict[str, Any] | None:
-    """Return where in its rows the run's newest checkpoint is (mrl/data/stream.py); None without one."""
+    """Return where in its rows the run's newest checkpoint is (mrl/data/prompt_stream.py); None without one."""
     found = newest(Path(config.run_folder) / "checkpoints")
     supply = found[2].get("supply") if found is not None else None
     return supply.get("stream") if isinstance(supply, dict) else None

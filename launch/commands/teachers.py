@@ -16,7 +16,7 @@ from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.hf.folder import check_folder, read_config
+from mrl.training.hf.hf_folder import check_folder, read_config
 
 HARMLESS = frozenset(
     {

@@ -18,7 +18,6 @@ from mrl.config.load import dump, load_tune
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.style_probes import StyleProbe, style_probes
 from mrl.data.tokenise import tokenizer_of
 from mrl.data.tune_rows import (
     TuneRows,
@@ -38,7 +37,7 @@ from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
 from mrl.observe.run_folder import RunFolder
 from mrl.reward_labels import require_labels
-from mrl.rollout.stop_tokens import end_of_text
+from mrl.rollout.end_of_text_ids import end_of_text
 
 PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 
@@ -48,7 +47,7 @@ def run_ranks(arguments: Sequence[str]) -> int:
     reason's. Model and data are checked before ranks start."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
-    from mrl.training.hf.export import require_new
+    from mrl.training.hf.export_folder import require_new
 
     config, absent = load_tune(*arguments)
     config = started.dated_as_begun(config, folder_of(config))
@@ -118,8 +117,8 @@ def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> N
 
 def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: TuneRows) -> None:
     """ConfigError where the folder that the run would write scored another token than the run trains, and where it begins with another
-    number of heads."""
-    from mrl.training.hf.folder import read_config
+    kind of reward model."""
+    from mrl.training.hf.hf_folder import read_config
 
     name = _section(config).objective.name
     if config.training.lora is not None:
@@ -198,7 +197,7 @@ def main(arguments: Sequence[str]) -> None:
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
     """What config.json of the output says where it is a reward model."""
     from mrl.tokenizer_folder import load_tokenizer
-    from mrl.training.hf.reward_model import config_of
+    from mrl.training.hf.reward_model_folder import config_of
 
     if not section.objective.is_reward_model:
         return None
@@ -209,7 +208,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
     from mrl.tokenizer_folder import load_tokenizer
-    from mrl.training.hf.reward_model import RewardFolder
+    from mrl.training.hf.reward_model_folder import RewardFolder
 
     found = _scored_config(config, section)
     if found is None:
@@ -224,16 +223,6 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
     return RewardFolder(found, about | dict(report))
 
 
-def _probes(config: Config, section: TuneSection, validation: TuneRows) -> tuple[StyleProbe, ...]:
-    from mrl.tokenizer_folder import load_tokenizer
-
-    if not section.objective.is_reward_model or section.objective.scores_steps:
-        return ()
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    longest = config.model.max_length
-    return style_probes(validation.rows, tokenizer, max_length=longest, seed=config.run.seed)
-
-
 def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
     """What the ranks are told beside the configuration: a reward model has its score after the last token, in one place more."""
     if not section.objective.is_reward_model:
@@ -244,7 +233,7 @@ def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:
     from mrl.loops.tuning.tuner import BEST, Tuner
-    from mrl.training.hf import export
+    from mrl.training.hf import export_folder
 
     def tell(line: str) -> None:
         if rank == 0:
@@ -254,8 +243,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     training = config.training.model_copy(update={"optimizer": section.optimizer.in_updates(1)})
     worker = start_worker(config, training=training, **worker_changes(config, section))
     rows = load_tune_rows(config, section, encoder_of(config, section, tokenizer_of(config.model)))
-    probes = _probes(config, section, rows[1])
-    tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell, probes=probes)
+    tuner = Tuner(config, section, worker, *rows, folder=folder, tell=tell)
     if not tuner.run(lambda: rank == 0 and _is_asked_to_stop(config)):
         worker.close()
         return
@@ -264,7 +252,7 @@ def _tune(config: Config, seen: TextIO, rank: int) -> None:
     lora = tuner.adapters()
     worker.close()
     if rank == 0:
-        export.export_checkpoint(
+        export_folder.export_checkpoint(
             shards,
             Path(section.output),
             source=Path(config.model.path),

@@ -24,10 +24,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mrl.agents.deadlines import Deadlines
-from mrl.agents.messages import opening_message
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
+from mrl.agents.host_messages import opening_message
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.config.root import Config
 from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup, close_all

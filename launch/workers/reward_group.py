@@ -16,7 +16,7 @@ from mrl.errors import ConfigError, RewardError
 from mrl.launch.workers.actor_group import ActorGroup, close_all
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
-from mrl.rewards.pool.pool import RewardPool, try_verifiers
+from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Prompt, Sample, Verdict
 
 log = logging.getLogger(__name__)

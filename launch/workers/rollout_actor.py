@@ -16,10 +16,10 @@ from mrl.launch.workers import headless_actor, route_blocks
 from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
+from mrl.rollout.end_of_text_ids import end_of_text
 from mrl.rollout.part import Part
 from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.stint import Bell, Stint
-from mrl.rollout.stop_tokens import end_of_text
 from mrl.rollout.texts import Texts
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ class RolloutActor:
     def _told(self, responses: Sequence[Response]) -> ResponseBatch:
         """What the driver gets of responses: of their routes a handle."""
         batch = ResponseBatch.of(responses, route_blocks.share_block)
-        return dataclasses.replace(batch, bell=self.bell.address, pace=self.engine.pace.take())
+        return dataclasses.replace(batch, bell=self.bell.address)
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be
         mapped: the loaders read a module's map of experts."""
-        from mrl.training.hf.folder import read_config
+        from mrl.training.hf.hf_folder import read_config
 
         on_slot = self._config.sync.transport == "auto"
         addresses = self.engine.prepare_sync(None if on_slot else self.address())

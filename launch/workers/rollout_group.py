@@ -34,12 +34,11 @@ from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.rollout.pace import add_up
 from mrl.rollout.part import schedulers
 from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
 from mrl.rollout.request_book import RequestBook
 from mrl.rollout.stint import Stint, Stints
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -243,8 +242,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
         responses = [response for batch in batches for response in batch.responses()]
         self._book.arrived(responses)
-        told = add_up(batch.pace for batch in batches)
-        self._clock.note(add_up([self._clock.noted(told), told]))
         return responses
 
     def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:

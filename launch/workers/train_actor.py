@@ -19,8 +19,8 @@ from mrl.launch.workers import route_blocks
 from mrl.launch.workers.rollout_actor import EngineRank
 from mrl.routes import Routes
 from mrl.samples import Role, TrainBatch
-from mrl.training.environment import without_wandb
 from mrl.training.pass_options import PassOptions
+from mrl.training.process_environment import without_wandb
 
 if TYPE_CHECKING:
     import numpy as np

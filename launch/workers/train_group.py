@@ -32,8 +32,8 @@ from mrl.routes import Routes
 from mrl.samples import TrainBatch
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import merge_parts
-from mrl.training.environment import CPU_ENVIRONMENT
 from mrl.training.pass_options import PassOptions
+from mrl.training.process_environment import CPU_ENVIRONMENT
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -2,7 +2,7 @@
 clamped inner values.
 
 Tokens arrive sorted by expert. The parameters' shapes, their checkpoint and their place in Megatron's layer
-are models/megatron/experts.py's.
+are models/megatron/expert_layer.py's.
 """
 
 from __future__ import annotations

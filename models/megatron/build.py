@@ -7,7 +7,6 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,11 +26,10 @@ from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
-from mrl.models.megatron.adapters import LowRankPair
 from mrl.models.megatron.layer_choice import LayerChoice, choose_layers
 from mrl.models.megatron.layer_specs import block_spec
+from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.model_config import ModelConfig
-from mrl.reward_labels import gives_distribution
 
 ADAPTERS = "adapters."
 """What the names of adapters' parameters begin with."""
@@ -45,7 +43,7 @@ class PackedModel(GPTModel):
 
     @property
     def pairs(self) -> Iterable[LowRankPair]:
-        """The adapters of a chunk whose weights are frozen (adapters.py)."""
+        """The adapters of a chunk whose weights are frozen (lora_parameters.py)."""
         adapters: Any = self._modules.get("adapters")
         return adapters or ()
 
@@ -101,33 +99,15 @@ def _is_extra_state(name: str) -> bool:
 
 
 class ValueHead(torch.nn.Module):
-    """Hidden states to one number each, or to one of each of K heads, computed in float32; the same on all tensor-parallel ranks.
+    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. It starts at 0."""
 
-    One head starts at 0, and so do a distribution's two numbers. Of several each starts elsewhere, where scores have a variance of
-    about 1: normal with variance 1 / (D + 1), as in arXiv 2009.01325, from `seed` and the head's number alone.
-    """
-
-    def __init__(
-        self, hidden_size: int, *, heads: int = 1, apart: bool = False, seed: int = 0, dtype: torch.dtype
-    ) -> None:
-        """`apart`: whether they start elsewhere."""
+    def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
-        starts = torch.zeros(heads, hidden_size)
-        if apart:
-            starts = torch.stack([_start_of_head(hidden_size, head, seed) for head in range(heads)])
-        self.weight = torch.nn.Parameter(starts.to(dtype))
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[m] of hidden states [m, D] from one head, [m, K] from several."""
-        if len(self.weight) == 1:
-            return torch.mv(hidden.float(), self.weight[0].float())
-        return hidden.float() @ self.weight.float().T
-
-
-def _start_of_head(hidden_size: int, head: int, seed: int) -> Tensor:
-    key = hashlib.sha256(f"{seed} head {head}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "big"))
-    return torch.randn(hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
+        """[m] of hidden states [m, D]."""
+        return torch.mv(hidden.float(), self.weight[0].float())
 
 
 @dataclasses.dataclass
@@ -141,13 +121,8 @@ class ModelChunks:
     vocab_size: int
     """Without padding."""
     max_length: int
-    num_value_heads: int = 0
-    """Numbers that a state is given by the value head in the output layer's place; 0 where there is none."""
-
-    @property
-    def has_value_head(self) -> bool:
-        """Whether states give values, not log-probs."""
-        return self.num_value_heads > 0
+    has_value_head: bool = False
+    """Whether states give values, not log-probs."""
 
     @property
     def window(self) -> int:
@@ -162,13 +137,12 @@ def build_chunks(
     *,
     max_length: int,
     device: torch.device,
-    num_value_heads: int = 0,
-    seed: int = 0,
+    has_value_head: bool = False,
     replays: bool = False,
 ) -> ModelChunks:
     """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
 
-    With `num_value_heads` the output layer is a ValueHead, and never tied to the embedding; `seed`: of where several start.
+    With `has_value_head` the output layer is a ValueHead, and never tied to the embedding.
     `replays`: routers may be given the experts of each token (replay.py).
     """
     require_trainable(hf_config)
@@ -179,7 +153,7 @@ def build_chunks(
     dtype = config.params_dtype
     vocab = field(hf_config, "vocab_size")
     place_pp = parallel_state.get_pipeline_model_parallel_rank()
-    tied = bool(hf_config.get("tie_word_embeddings", False)) and not num_value_heads
+    tied = bool(hf_config.get("tie_word_embeddings", False)) and not has_value_head
     models = []
     for chunk, layers in enumerate(chunk_layers(config.num_layers, layout, place_pp)):
         model = PackedModel(
@@ -193,11 +167,8 @@ def build_chunks(
             share_embeddings_and_output_weights=tied,
             vp_stage=chunk if layout.vpp > 1 else None,
         )
-        if num_value_heads and model.post_process:
-            apart = num_value_heads > 1 and not gives_distribution(hf_config)
-            head: Any = ValueHead(
-                config.hidden_size, heads=num_value_heads, apart=apart, seed=seed, dtype=dtype
-            )
+        if has_value_head and model.post_process:
+            head: Any = ValueHead(config.hidden_size, dtype=dtype)
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)
@@ -216,7 +187,7 @@ def build_chunks(
         rotary=rotary,
         vocab_size=vocab,
         max_length=max_length,
-        num_value_heads=num_value_heads,
+        has_value_head=has_value_head,
     )
 
 

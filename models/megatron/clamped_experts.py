@@ -1,7 +1,7 @@
 """gpt-oss's experts: biases, a clamped activation, and rows of gate and up by turns, as its folders and vLLM have
 them.
 
-What is computed is in models/kernels/experts.py, products and checkpoints are those of experts.py.
+What is computed is in models/kernels/experts.py, products and checkpoints are those of expert_layer.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped
-from mrl.models.megatron.experts import GroupedExperts
+from mrl.models.megatron.expert_layer import GroupedExperts
 from mrl.models.megatron.model_config import ModelConfig
 
 

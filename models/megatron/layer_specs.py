@@ -21,8 +21,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mrl.models.megatron.clamped_experts import ClampedExperts
-from mrl.models.megatron.delta_net import DeltaNetSubmodules, PackedDeltaNet
-from mrl.models.megatron.experts import GroupedExperts
+from mrl.models.megatron.delta_net_layer import DeltaNetSubmodules, PackedDeltaNet
+from mrl.models.megatron.expert_layer import GroupedExperts
 from mrl.models.megatron.latent_attention import PackedLatentAttention
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import ForgetfulMoELayer, RecordingRouter, RMSNorm

@@ -13,7 +13,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from mrl.models.kernels.buckets import SegmentBuckets, positions, segment_buckets
-from mrl.models.kernels.delta_net import Chunks, chunk_segments
+from mrl.models.kernels.delta_rule import Chunks, chunk_segments
 from mrl.models.kernels.rotary import RotaryTable
 from mrl.models.kernels.zigzag import kept_positions
 

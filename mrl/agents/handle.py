@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mrl.agents import guest
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
 from mrl.processes.channel import ErrorTail, Line
 from mrl.processes.forked_child import ForkedChild
 from mrl.processes.own_time import OwnTime

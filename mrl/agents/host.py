@@ -1,6 +1,6 @@
 """The host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      frames of JSON on standard input, a pipe or a socket (messages.py): first EnvironmentSpec and Deadlines, then calls
+consumes      frames of JSON on standard input, a pipe or a socket (host_messages.py): first EnvironmentSpec and Deadlines, then calls
 produces      JSON frames where standard output was: {"ready"} or {"broken"}, then one reply for each call
 waits for     frames, its guests' replies and ends, and their deadlines; all in one place
 never does    call the environment itself: each episode is a forked guest, so that what one does harms no other
@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mrl.agents.answer import EnvironmentFault
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import find_environment
 from mrl.agents.handle import GuestHandle
-from mrl.agents.messages import read_call, read_opening
-from mrl.agents.registry import find_environment
+from mrl.agents.host_messages import read_call, read_opening
 from mrl.errors import ConfigError
 from mrl.processes.channel import Outbox, read_some, take_over
 from mrl.processes.framing import BadReply, FrameBuffer, OversizedReply, frame

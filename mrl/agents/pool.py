@@ -25,9 +25,9 @@ from typing import Any
 import jsonschema
 
 from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer, failed
-from mrl.agents.deadlines import Deadlines
-from mrl.agents.messages import call_message, opening_message
-from mrl.agents.registry import EnvironmentSpec
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
+from mrl.agents.host_messages import call_message, opening_message
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError, RolloutError, WorkerLost

@@ -34,7 +34,7 @@ TOLERANCE = 1e-6
 class Rollouts:
     """What an estimator sees; tensors of tokens are [N] float64 with 0 off the mask.
 
-    For OUTCOME_ESTIMATORS a sample may stand as one token, which carries its outcome (rows.py): what they give is the same.
+    For OUTCOME_ESTIMATORS a sample may stand as one token, which carries its outcome (reward_rows.py): what they give is the same.
     """
 
     rewards: Tensor

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrl.algorithms import correction, kl
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms import correction_weights, kl
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.losses import Tokens, aggregate, loss_of, policy_loss, value_loss
 from mrl.algorithms.tokens import Packed, Segments, checked
 from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection
@@ -117,7 +117,7 @@ class Objective:
         if section.kind == "off":
             return None
         rollout = _array(inputs, "rollout_logprobs", f"the rollout (correction.kind = {section.kind})")
-        return correction.weights(section, tokens, rollout)
+        return correction_weights.weights(section, tokens, rollout)
 
     def _measured(
         self,
@@ -135,7 +135,7 @@ class Objective:
             fresh = dataclasses.replace(tokens, mask=tokens.mask & (age == 0), num_tokens=num_tokens)
         if "rollout_logprobs" not in inputs:
             return {}
-        return correction.correction_metrics(fresh, inputs["rollout_logprobs"])
+        return correction_weights.correction_metrics(fresh, inputs["rollout_logprobs"])
 
     def _kl_loss(
         self, tokens: Tokens, inputs: Mapping[str, Tensor], denominators: Mapping[str, Any]

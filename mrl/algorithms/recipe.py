@@ -5,11 +5,11 @@ outcomes, and the run's algorithm state. Produces: the batch with `advantages` a
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
-token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation.py).
+token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation_terms.py).
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
-What is the same for all tokens of a sample is computed once for it (rows.py), and spread over them at the end.
+What is the same for all tokens of a sample is computed once for it (reward_rows.py), and spread over them at the end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import distillation, kl
+from mrl.algorithms import distillation_terms, kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
-from mrl.algorithms.rows import AdvantageRows
+from mrl.algorithms.reward_rows import AdvantageRows
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.samples import Group, TrainBatch
 
@@ -69,7 +69,7 @@ def shape_and_estimate(
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
     batch = dataclasses.replace(batch, loss_mask=trained)
     if config.distillation is not None:
-        spread["advantages"], taught = distillation.join_advantages(
+        spread["advantages"], taught = distillation_terms.join_advantages(
             config.distillation, batch, spread["advantages"]
         )
         metrics |= taught

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mrl.capacity.deadlines import NEAR, Wait
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.memory_timeline import Event
+from mrl.capacity.phase_deadlines import NEAR, Wait
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests

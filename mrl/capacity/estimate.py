@@ -9,12 +9,12 @@ from functools import cached_property
 
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
-from mrl.capacity.deadlines import Wait, waits
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.host_memory import host_moments, object_store_bytes, pool_bytes
 from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
 from mrl.capacity.model_facts import find_facts
+from mrl.capacity.phase_deadlines import Wait, waits
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
 from mrl.capacity.step_time import (
@@ -174,16 +174,13 @@ class Estimate:
 
     @property
     def _lessons(self) -> int:
-        """Of a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output layer; or each
-        token's likeliest successors."""
+        """Of a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output layer."""
         config, layout = self.config, self.layout
         section = config.algorithm.distillation_in_updates
         if section is None:
             return 0
         tokens = self.work.samples * self.work.response_tokens / layout.dp / layout.cp
         tokens /= config.algorithm.minibatches
-        if section.estimator == "top_k":
-            return int(tokens * (8 * min(section.top_k, self.facts.vocab) + 4))  # int32, float32
         heads = config.algorithm.num_teachers * self.facts.vocab / layout.tp
         return int((tokens + heads) * self.facts.hidden * DTYPE_BYTES[config.training.dtype])
 

@@ -10,7 +10,7 @@ from mrl.capacity.hardware import Hardware
 from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
 from mrl.resharding.planner.manifest import DTYPE_BYTES
-from mrl.rewards.judges.rules import EngineSection
+from mrl.rewards.judges.judge_rules import EngineSection
 
 
 def judge_bytes(engines: Mapping[str, EngineSection], hardware: Hardware) -> int:

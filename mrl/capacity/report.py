@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from mrl.capacity.advice import advise
-from mrl.capacity.deadlines import most_rounds
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import Hardware
 from mrl.capacity.memory_timeline import Event
+from mrl.capacity.phase_deadlines import most_rounds
 from mrl.capacity.running_ahead import running_ahead
 from mrl.config.root import Config
 

@@ -18,7 +18,7 @@ from mrl.models.facts import Facts
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
 from mrl.models.rope import kind, max_positions
-from mrl.rollout import engine_arguments, engine_routes, quantised
+from mrl.rollout import engine_routes, passthrough_args, quantised
 from mrl.rollout.part import Part, on_each_node
 
 
@@ -43,7 +43,7 @@ def unmet(
         lambda: check_replay(config, hf, gpus=gpus),
         lambda: messages(config) if gpus else [],
         lambda: engines_over_nodes(config, nodes),
-        lambda: engine_arguments.argument_faults(config.rollout.engine_args),
+        lambda: passthrough_args.argument_faults(config.rollout.engine_args),
         lambda: _errors_of(lambda: quantised.require_whole_blocks(hf, config.rollout)),
         lambda: [] if gpus else cpu_engines(config, hf),
     ]

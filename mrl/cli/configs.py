@@ -9,7 +9,6 @@ import logging
 from pathlib import Path
 
 from mrl.cli.common import CONFIG_HELP, command_config, config_command, print_answer
-from mrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ def add_asking_to(commands) -> None:
     )
     _rewards_command(commands)
     _plan_command(commands)
-    _bench_command(commands)
     _settings_command(commands)
 
 
@@ -96,16 +94,16 @@ def _make_command(commands) -> None:
 
 def _make(options: argparse.Namespace) -> int:
     if options.what == "arithmetic":
-        from mrl.prepare import arithmetic
+        from mrl.prepare import arithmetic_rows
 
         print(
-            f"wrote {arithmetic.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
+            f"wrote {arithmetic_rows.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
         )
         return 0
     if options.what == "calculator":
-        from mrl.prepare import calculator
+        from mrl.prepare import calculator_rows
 
-        print(f"wrote {calculator.write_calculator(options.out)}")
+        print(f"wrote {calculator_rows.write_calculator(options.out)}")
         return 0
     if options.what == "chains":
         from mrl.prepare import chains
@@ -221,7 +219,6 @@ def _rewards_command(commands) -> None:
     check.add_argument(
         "--min-agreement", type=float, default=0.0, help="least accuracy; below it the exit code is 1"
     )
-    check.add_argument("--repeat", action="store_true", help="ask twice, count verdicts that differ")
     check.add_argument(
         "--attacks", nargs="*", default=[], help='files of further attacks, rows {"id", "text"}'
     )
@@ -262,7 +259,6 @@ def _rewards_check(options: argparse.Namespace) -> int:
         gold=Path(options.gold),
         threshold=options.threshold,
         min_agreement=options.min_agreement,
-        repeat=options.repeat,
         attacks=tuple(Path(file) for file in options.attacks),
         attacked_rows=options.attacked_rows,
         deadline_seconds=options.deadline,
@@ -286,52 +282,6 @@ def _plan(options: argparse.Namespace) -> int:
     report = capacity_report(command_config(options), load_hardware(options.hardware))
     shown = json.dumps(report.tree, indent=1) if options.json else report.table()
     return print_answer(shown) or int(not report.fits)
-
-
-def _bench_command(commands) -> None:
-    kinds = commands.add_parser("bench", help="a step against its floor, or schedules against each other")
-    kinds = kinds.add_subparsers(required=True, metavar="WHAT")
-    step = config_command(kinds, "step", _bench_step, "a step of the loop against its floor")
-    step.add_argument("--steps", type=int, default=5, help="steps measured after one warm-up")
-    stream = config_command(
-        kinds, "stream", _bench_stream, "schedules against each other, with responses of fixed lengths"
-    )
-    stream.add_argument(
-        "--schedules",
-        default="on_policy,stream:max_age=2",
-        help="with commas between them; settings of `stream` behind colons; the first one is compared with",
-    )
-    stream.add_argument("--steps", type=int, default=15, help="steps measured of each schedule, in two runs")
-    stream.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
-    stream.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
-    stream.add_argument(
-        "--mean", type=float, help="mean tokens of a response; a quarter of the longest by default"
-    )
-    for command in (step, stream):
-        command.add_argument("--json", action="store_true", help="for programs")
-
-
-def _bench_step(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.bench_step import bench_step, step_table
-
-    return _figures(bench_step(command_config(options), num_steps=options.steps), step_table, options)
-
-
-def _bench_stream(options: argparse.Namespace) -> int:
-    from mrl.launch.commands.bench_stream import bench_stream, schedule_overrides, stream_table
-
-    names = options.schedules.split(",")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--schedules {options.schedules}: a schedule stands there twice")
-    configs = {name: command_config(options, *schedule_overrides(name)) for name in names}
-    figures = bench_stream(
-        configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
-    )
-    return _figures(figures, stream_table, options)
-
-
-def _figures(figures, table, options: argparse.Namespace) -> int:
-    return print_answer(json.dumps(figures, indent=1) if options.json else table(figures))
 
 
 def _settings_command(commands) -> None:

@@ -33,7 +33,7 @@ def _report_command(commands) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from mrl.report.page import write_report
-    from mrl.report.run import run_folder
+    from mrl.report.run_data import run_folder
     from mrl.report.text import run_text
 
     folders = [run_folder(Path(folder)) for folder in options.folder]
@@ -80,18 +80,18 @@ def _diagnose_command(commands) -> None:
 def _diagnose(options: argparse.Namespace) -> int:
     import json
 
-    from mrl.diagnosis import page
-    from mrl.diagnosis.folder import diagnose_folder
+    from mrl.diagnosis import diagnosis_page
+    from mrl.diagnosis.diagnosed_folder import diagnose_folder
     from mrl.files import replace_text
-    from mrl.report.run import run_folder
+    from mrl.report.run_data import run_folder
 
     folder = run_folder(Path(options.folder))
     diagnosis, notes = diagnose_folder(folder)
     if options.json:
-        return print_answer(json.dumps(page.tree(diagnosis, notes), indent=1))
+        return print_answer(json.dumps(diagnosis_page.tree(diagnosis, notes), indent=1))
     name, out = folder.resolve().name, folder / "diagnosis.md"
-    replace_text(out, page.markdown(name, diagnosis, notes))
-    return print_answer(f"{page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
+    replace_text(out, diagnosis_page.markdown(name, diagnosis, notes))
+    return print_answer(f"{diagnosis_page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
 
 
 def _samples_command(commands) -> None:

@@ -18,7 +18,7 @@ from mrl.config.merge import SHOWN, Origins, merge
 from mrl.config.other_names import OTHERS_SECTIONS, answer, removed, renamed
 from mrl.config.root import Config
 from mrl.errors import ConfigError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.section import Section
 
 CHOICES = {

@@ -29,11 +29,11 @@ from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.rewards.code.rules import CodeRules
-from mrl.rewards.instructions.rules import RepetitionRules
-from mrl.rewards.judges.rules import EngineSection, LlmRules, RewardModelRules
-from mrl.rewards.kinds.section import KindPart, RewardSection, RewardSpec
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.instructions.instruction_rules import RepetitionRules
+from mrl.rewards.judges.judge_rules import EngineSection, LlmRules, RewardModelRules
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection, RewardSpec
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.section import Section
 
 _REWARD = (KindPart, RewardSpec, RewardSection)
@@ -109,7 +109,11 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "tolerance": "delete it; a group is degenerate if its rewards differ by 1e-6 of the largest or less",
         "whiten_per_domain": "delete it; whitening is over the batch",
     },
-    DistillationSection: {"clip": "delete it; a sampled token's term is at most 10"},
+    DistillationSection: {
+        "clip": "delete it; a sampled token's term is at most 10",
+        ("estimator", "top_k"): "set exact, which holds a hidden state a token, not logits",
+        "top_k": "delete it; estimator = exact takes the whole vocabulary",
+    },
     DifficultySection: {"confidence": "delete it; it is 0.9"},
     ExportSection: {"max_shard_bytes": "delete it; 5 GB; `mrl export` has --max-shard-bytes"},
     FilterSection: {
@@ -124,7 +128,11 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "clamp": "delete it; an estimate is at most 10 nats",
         "controller": "set kl.target, and kl.horizon, for a coefficient that moves; without a target it stays",
     },
-    ObjectiveSection: {"margin_scale": "scale the margins of the rows; without a margin a row has none"},
+    ObjectiveSection: {
+        "distribution": "delete it; a reward model gives one score",
+        "heads": "delete it; a reward model has one head",
+        "margin_scale": "scale the margins of the rows; without a margin a row has none",
+    },
     OverlongSection: {"capped": "delete it; the penalty stops growing at max_tokens"},
     ProductCorrection: {"low": "delete it; only large weights are cut"},
     SequenceMaskCorrection: {"token_high": "delete it; token_weights = truncated cuts them at 2"},
@@ -176,7 +184,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "unevaluated": "delete it; an operation left to do is wrong where the ground truth is an integer",
     },
     RepetitionRules: {"max_penalty": "set weight, the factor of a verifier among parts"},
-    RewardModelRules: _SERVER,
+    RewardModelRules: _SERVER | {"disagreement_weight": "delete it; a reward model has one head"},
     RewardSection: {
         "idle_seconds": "delete it; a worker without work for 900 s ends",
         "min_agreement": "delete it; an error is written when agreement with witnesses falls",
@@ -212,6 +220,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "router_bias": "set router_bias_rate: 0 leaves the biases as they are, 0.001 moves them"
     },
     SyncSection: {
+        ("transport", "nixl"): "set distributed, which has carried the same messages",
         "mode": "delete it; weights always move by the plan, which also brings the tensors that engines take whole",
     },
     TruncatedCorrection: {"low": "delete it; only large weights are cut"},
@@ -223,6 +232,7 @@ RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 
 REMOVED_WORDS = {
     "replay": "no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
+    "bench": "python -m benchmarks.schedules and python -m benchmarks.step, of the repository, measure schedules and steps",
     "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "watch": "mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
     "logging.trackers shows curves live",

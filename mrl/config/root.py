@@ -21,7 +21,7 @@ from mrl.config.sections.stream import StreamSection
 from mrl.config.sections.sync import SyncSection
 from mrl.config.sections.training import TrainingSection
 from mrl.config.sections.tune import TuneSection
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.section import Section
 
 LONGEST_PRODUCT = 256

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name
 
 from mrl.models.kernels.buckets import positions
-from mrl.models.kernels.delta_net import (
+from mrl.models.kernels.delta_rule import (
     chunk_segments,
     gated_delta_rule,
     gated_delta_step,

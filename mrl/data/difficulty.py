@@ -16,7 +16,7 @@ from typing import Any, Self
 from mrl.algorithms.solve_rate import Band, Place, SolveRate
 from mrl.config.sections.data import DifficultySection
 from mrl.data.identity import prompt_id
-from mrl.data.stream import Source
+from mrl.data.prompt_stream import Source
 from mrl.errors import DataError
 from mrl.files import replace_durably
 from mrl.samples import Prompt

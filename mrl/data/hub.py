@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.data.values import arrow_rows
+from mrl.data.odd_values import arrow_rows
 from mrl.errors import DataError
 
 PREFIX = "hf://"

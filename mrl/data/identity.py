@@ -14,7 +14,7 @@ import hashlib
 import json
 from typing import Any
 
-from mrl.data.shapes import DataRow
+from mrl.data.row_shapes import DataRow
 from mrl.samples import Prompt
 
 

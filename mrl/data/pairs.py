@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mrl.data.messages import Messages, read_text_or_messages
-from mrl.data.shapes import names_of
+from mrl.data.row_shapes import names_of
 from mrl.errors import DataError
 
 Text = str | Messages

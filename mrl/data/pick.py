@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.data import DataEntry, DataSection
-from mrl.data.files import RawRow, from_arrow, read_rows
-from mrl.data.shapes import DataRow, as_prompt, read_row, shape_of, texts_of
+from mrl.data.row_files import RawRow, from_arrow, read_rows
+from mrl.data.row_shapes import DataRow, as_prompt, read_row, shape_of, texts_of
 from mrl.data.tokenise import render
 from mrl.errors import DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
 

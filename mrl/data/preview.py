@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.data.left_out import LeftOutRows
-from mrl.data.stream import Source
+from mrl.data.prompt_stream import Source
 from mrl.data.tune_rows import TuneRow
 from mrl.samples import Prompt
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrl.data.messages import Messages, read_text_or_messages
-from mrl.data.shapes import names_of
+from mrl.data.row_shapes import names_of
 from mrl.errors import DataError
 from mrl.reasoning_steps import joined_steps, split_steps
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mrl.config.sections.model import ModelSection
-from mrl.data.shapes import DataRow
+from mrl.data.row_shapes import DataRow
 from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.errors import DataError
 from mrl.rewards.thoughts import ThoughtMarks

@@ -15,11 +15,11 @@ import numpy as np
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoded, Encoder
 from mrl.data.demonstrations import demonstration, tools_of
-from mrl.data.files import read_rows
 from mrl.data.messages import Messages
+from mrl.data.odd_values import refuse_half_characters, without_nan
 from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
+from mrl.data.row_files import read_rows
 from mrl.data.stepwise import stepwise
-from mrl.data.values import refuse_half_characters, without_nan
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
 
@@ -242,13 +242,11 @@ def batch_of(
     rows: Sequence[TuneRow],
     numbers: Sequence[int],
     ref_logprobs: Mapping[int, Sequence[float]] | None = None,
-    *,
-    bootstrap: np.ndarray | None = None,
 ) -> TrainBatch:
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
     What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
-    float64; with `bootstrap` [R, K] also how often each head takes its pair. Of steps, the array step_labels [N], float32, has the
+    float64. Of steps, the array step_labels [N], float32, has the
     label of each at its place in the mask.
     """
     responses = [each for row in rows for each in row.responses]
@@ -258,7 +256,6 @@ def batch_of(
     if ref_logprobs is not None:
         known = [value for number in numbers for value in ref_logprobs[int(number)]]
     mask = np.concatenate([each.mask for each in responses])
-    of_heads = {} if bootstrap is None else {"bootstrap": np.repeat(bootstrap, sizes, axis=0)}
     step_labels = [label for row in rows for label in row.step_labels]
     arrays = {} if not step_labels else {"step_labels": _at(mask, step_labels)}
     return TrainBatch(
@@ -274,7 +271,6 @@ def batch_of(
             "ref_logprob": np.array(known, np.float64),
             "margin": np.repeat([row.label.margin for row in rows], sizes).astype(np.float64),
             "probability": np.repeat([row.label.probability for row in rows], sizes).astype(np.float64),
-            **of_heads,
         },
         whole_groups=bool((sizes > 1).any()),
     )

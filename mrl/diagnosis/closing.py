@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mrl.diagnosis.curves import Curves
+from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import diagnose
 
 ADVANTAGE = "advantage/abs_max"

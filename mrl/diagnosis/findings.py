@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mrl.diagnosis.curves import Curves
+from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.quality import Quality, quality
 from mrl.observe.metric_names import name_in_list
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mrl.diagnosis.curves import forward_fill, initial_value, recent
 from mrl.diagnosis.findings import DiagnosedRun, Signs
 from mrl.diagnosis.levers import advice, at_least, scaled_setting, switched
+from mrl.diagnosis.metric_arrays import forward_fill, initial_value, recent
 from mrl.diagnosis.quality import VALIDATION
 
 MISMATCH = "policy/rollout_mismatch_kl"

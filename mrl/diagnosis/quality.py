@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from mrl.diagnosis.curves import CERTAIN, RECENT, Curves, forward_fill, noise, recent
+from mrl.diagnosis.metric_arrays import CERTAIN, RECENT, Curves, forward_fill, noise, recent
 
 VALIDATION = "val/reward"
 FALL = 0.05

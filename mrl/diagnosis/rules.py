@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from mrl.diagnosis import learning_rules, parts_rules
-from mrl.diagnosis.curves import Curves, standing
 from mrl.diagnosis.findings import PART, DiagnosedRun, Diagnosis, Finding, Signs
+from mrl.diagnosis.metric_arrays import Curves, standing
 from mrl.diagnosis.quality import VALIDATION
 
 ADVICE = {

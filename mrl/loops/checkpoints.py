@@ -13,7 +13,7 @@ from mrl.errors import CheckpointError
 from mrl.loops.exports import Exports
 from mrl.loops.learn import TrainerRanks
 from mrl.observe.run_folder import RunFolder
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from mrl.config.sections.export import ExportSection
 from mrl.files import PARTIAL, partial_of
 from mrl.own_code import child_path
 from mrl.processes.start import lifeline_words, module_words
-from mrl.training.checkpoint.folder import name_of
+from mrl.training.checkpoint.checkpoint_folder import name_of
 
 NICENESS = 10
 """An export gives way to training."""

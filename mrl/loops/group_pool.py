@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.pool.file_store import FileStore
 from mrl.pool.folder import clear, fault

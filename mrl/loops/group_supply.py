@@ -11,7 +11,7 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.config.sections.shaping import MOST_PROMPTS
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops.collect import Collector, sampling_of
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import newest_version

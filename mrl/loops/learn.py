@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.algorithms.controllers import AlgorithmState
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.outcomes import policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops.collect import sampling_of
 from mrl.loops.in_flight import InFlight
 from mrl.loops.screen import Screen

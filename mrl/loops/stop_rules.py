@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mrl.config.flat import flat
 from mrl.config.root import Config
-from mrl.diagnosis.curves import Curves
+from mrl.diagnosis.diagnosis_page import markdown
 from mrl.diagnosis.findings import Diagnosis
-from mrl.diagnosis.page import markdown
+from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import diagnose
 from mrl.observe import metrics_log
 

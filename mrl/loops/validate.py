@@ -11,7 +11,7 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.loops.collect import Collector, has_reward, sampling_of
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 

@@ -7,7 +7,7 @@ import collections
 from collections.abc import Iterator, Sequence
 
 from mrl.loops.collect import has_reward
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.trials.agreement import wilson
 from mrl.samples import Group, Sample
 

@@ -145,17 +145,6 @@ METRICS = {
         "samples", "Unfinished requests of lost engines that others began again, so far; in the same rows."
     ),
     "rollout/failed": Metric("samples", "Samples whose generation failed."),
-    "rollout/decode_steps/<sequences>": Metric(
-        "1", "Steps of all engines with at most so many sequences, and more than half, that begin none."
-    ),
-    "rollout/decode_tokens/<sequences>": Metric("tokens", "Tokens decoded in them, one of each sequence."),
-    "rollout/decode_seconds/<sequences>": Metric("s", "What they took."),
-    "rollout/prefill_steps": Metric("1", "Steps of all engines that begin requests."),
-    "rollout/prefill_decoded": Metric("tokens", "Tokens decoded in them."),
-    "rollout/prefill_seconds": Metric("s", "What they took."),
-    "rollout/prefill_tokens": Metric(
-        "tokens", "Tokens of the prompts, and of parked responses, that they begin."
-    ),
     "agent/episodes": Metric("samples", "Episodes generated for the step."),
     "agent/turns": Metric("1", "Mean number of the policy's turns in them."),
     "agent/env_seconds_p99": Metric(
@@ -405,23 +394,6 @@ METRICS = {
         "The 95 % interval of the accuracy over so many pairs (Wilson); of a reward model, in validation.",
     ),
     "preference/center": Metric("1", "Of a reward model: the term that keeps scores around 0."),
-    "val/preference/disagreement/<probe>": Metric(
-        "reward", "The same of responses in a manner that no pair had: those of one style probe."
-    ),
-    "preference/disagreement": Metric(
-        "reward",
-        "Of several heads: the standard deviation of a response's scores over them, mean over responses.",
-    ),
-    "val/preference/sigma/<probe>": Metric(
-        "reward", "The same of responses in a manner that no pair had: those of one style probe."
-    ),
-    "preference/sigma": Metric(
-        "reward", "Of a reward model that gives distributions: their deviation, mean over responses."
-    ),
-    "preference/head_accuracy": Metric(
-        "share",
-        "Accuracy of one head alone, mean over the heads; in validation, of a reward model of several.",
-    ),
     "preference/score_<mean|std>": Metric("reward", "Of all scores of a reward model, in validation."),
     "preference/margin_mean": Metric("reward", "Mean of chosen less rejected implied reward."),
     "preference/margin_square": Metric("reward^2", "Mean of its square."),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mrl.prepare.arithmetic import write_rows
+from mrl.prepare.arithmetic_rows import write_rows
 
 WAYS = ("sum", "copied", "operand")
 LENGTHS = (3, 5)

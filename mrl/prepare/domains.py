@@ -15,7 +15,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from mrl.prepare.arithmetic import Sum, write_rows
+from mrl.prepare.arithmetic_rows import Sum, write_rows
 
 WORDS = "sun sky moon tree bird fish hill rain wind snow leaf lake star rock sand fog owl fox cat dog ant bee".split()  # noqa: SIM905
 _OPERATORS = {"+": "plus", "-": "minus", "*": "times"}

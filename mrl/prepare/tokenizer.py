@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mrl.data.files import read_rows
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 
 PAD, END = "<pad>", "<end>"

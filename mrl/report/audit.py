@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mrl.errors import DataError
 from mrl.observe.ledger_log import MOST_INDICES, indices_of, ranges
-from mrl.report.rows import ReadSummary, read_log_rows
+from mrl.report.log_rows import ReadSummary, read_log_rows
 
 ENDS = ("trained", "filtered", "given_up")
 

@@ -18,8 +18,8 @@ from typing import Any
 from mrl.errors import DataError
 from mrl.files import replace_text
 from mrl.observe.phases import STREAM_PHASES
-from mrl.report.figures import figures
-from mrl.report.run import read_run
+from mrl.report.page_figures import figures
+from mrl.report.run_data import read_run
 
 SCRIPTS = ("elements.js", "curves.js", "step.js", "samples.js", "settings.js", "held.js", "page.js")
 """The page's own, in the order in which they run; plotly's comes before them."""

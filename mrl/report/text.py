@@ -7,7 +7,7 @@ from typing import Any
 
 from mrl.errors import DataError
 from mrl.report.curves import DownsampledCurves
-from mrl.report.rows import ReadSummary, read_log_rows
+from mrl.report.log_rows import ReadSummary, read_log_rows
 
 BARS = " .:-=+*#%@"
 VALIDATIONS = 20

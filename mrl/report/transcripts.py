@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.report.rows import ReadSummary, read_log_rows
+from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.terminal import plain, terminal_text
 
 

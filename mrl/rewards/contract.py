@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from mrl.errors import RewardError
-from mrl.rewards.part import OF_A_WORKER, RewardPart
+from mrl.rewards.reward_part import OF_A_WORKER, RewardPart
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict, VerdictKind
 from mrl.section import Section

@@ -23,7 +23,6 @@ from mrl.resharding.planner.manifest import RankManifest, replicas
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
 from mrl.rollout.kept import Kept
-from mrl.rollout.pace import Pace
 from mrl.rollout.part import Part
 from mrl.rollout.request import GenerationRequest, Response, sample_of
 from mrl.rollout.waiting import WaitingQueue
@@ -71,7 +70,7 @@ class RolloutEngine:
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
-        `stop_token_ids`: the folder's end-of-text (`stop_tokens.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
+        `stop_token_ids`: the folder's end-of-text (`end_of_text_ids.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
         while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
         `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
         `routes`: responses bring theirs. `keeps`: what a park takes back stays in vLLM with its cache, to go on where it is asked
@@ -108,7 +107,6 @@ class RolloutEngine:
         self._running: dict[str, _Running] = {}
         """What vLLM works at, by its id; at most rollout.max_num_seqs."""
         self._keeps, self._kept = keeps, Kept()
-        self.pace = Pace()
         self._ended: list[Response] = []
         """What ended outside of a step, for the next one."""
         self._round_started = self._busy = False
@@ -138,18 +136,15 @@ class RolloutEngine:
             self._check(request)
         self._waiting.add(requests)
 
-    def _begin(self) -> int:
+    def _begin(self) -> None:
         """Hands vLLM as many of the waiting requests as it can run beside those that it has; what it kept and is not among
-        them it loses. The tokens that it is to compute for them."""
-        begun_tokens = 0
+        them it loses."""
         for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
             again = self._kept.again(request)
             name, first = again or (self._add(request), 0)
-            begun_tokens += 0 if again else len(request.prompt_tokens) + len(request.own_tokens)
             self._running[request.request_id] = _Running(name, request, first)
         if self._kept:
             self._engine.abort_request(self._kept.drop(), internal=True)
-        return begun_tokens
 
     def _add(self, request: GenerationRequest) -> str:
         """vLLM's name of a request that is new to it."""
@@ -177,17 +172,13 @@ class RolloutEngine:
         finished, self._ended = self._ended, []
         with lockstep.in_lockstep(self.part.name, alone=self.part.is_whole):
             for _ in range(max_steps):
-                begun_tokens, started = 0, time.monotonic()
                 if self.num_unfinished:
                     self._require_serving()
-                    begun_tokens = self._begin()
+                    self._begin()
                 if not self._any_busy():
                     break
                 self._round_started |= bool(self._running)
-                sequences = len(self._running)
                 finished += self._step()
-                seconds = time.monotonic() - started
-                self.pace.count(sequences=sequences, begun_tokens=begun_tokens, seconds=seconds)
         if not self._running:
             finished += self._settle()
         return finished

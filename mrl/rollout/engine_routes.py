@@ -16,7 +16,7 @@ from mrl.errors import ConfigError, RolloutError
 from mrl.models.families import family_of
 from mrl.models.hf_config import field
 from mrl.routes import RouteRows, Routes
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 Ask = Callable[..., list[dict[str, Any]]]
 """Calls a function of every worker by its name; the answers by tensor-parallel rank, an error among them."""

@@ -15,7 +15,7 @@ from mrl.models.hf_config import COMPRESSED, FP8, MXFP4, QUANTIZATION, language_
 from mrl.models.tensors import TRAINER
 from mrl.resharding.planner import quantised
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.training.hf.folder import tensor_files
+from mrl.training.hf.hf_folder import tensor_files
 
 
 def quantised_overrides(

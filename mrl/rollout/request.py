@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout.pace import Sums
 from mrl.rollout.stint import Address
 from mrl.routes import Keep, Routes, in_one_block
 from mrl.samples import Prompt, ResponseSegment, Status
@@ -226,9 +225,7 @@ class ResponseBatch:
     routes: tuple[Routes | None, ...]
     """[R] in one block."""
     bell: Address = ("", 0, b"")
-    """Of the process that they came from (mrl/rollout/stint.py)."""
-    pace: Sums = dataclasses.field(default_factory=dict)
-    """Of its steps since it last told them (mrl/rollout/pace.py)."""
+    """Of the process that they came from."""
 
     @classmethod
     def of(cls, responses: Sequence[Response], keep: Keep = lambda block: block) -> ResponseBatch:

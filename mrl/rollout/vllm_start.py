@@ -13,7 +13,7 @@ from mrl.config.root import Config
 from mrl.config.sections.rollout import RolloutSection
 from mrl.cpu import vllm_limits, vllm_preload
 from mrl.errors import ConfigError, RolloutError
-from mrl.rollout import engine_arguments, engine_routes, environment, quantised, text_part
+from mrl.rollout import engine_routes, environment, passthrough_args, quantised, text_part
 from mrl.rollout.part import Part
 
 _CPU_WORKER = "mrl.cpu.vllm_worker.SeededCpuWorker"
@@ -91,7 +91,7 @@ def arguments(
     cannot start so."""
     import torch
 
-    engine_arguments.require(rollout.engine_args)
+    passthrough_args.require(rollout.engine_args)
     if meeting is None and rollout.dp > 1:
         raise ConfigError(
             f"rollout.dp = {rollout.dp}: such an engine is several processes, which a run's launcher starts; here set it to 1"

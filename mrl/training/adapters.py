@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from mrl.models.megatron.adapters import LowRankPair
+from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.training.platform.host_copies import HostCopies
 from mrl.training.platform.parameter_memory import ParameterMemory
 

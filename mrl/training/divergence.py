@@ -12,8 +12,7 @@ With p and q the policy's and the teacher's distributions after one prefix, s th
 | jsd | s sum q (log q - log M) + (1 - s) sum p (log p - log M) | (1 - s) (log p - log M) |
 
 By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. The same
-divergences from sampled tokens alone: mrl/algorithms/distillation.py; of the teacher's likeliest tokens and one bucket for all
-others: top_tokens.py.
+divergences from sampled tokens alone: mrl/algorithms/distillation_terms.py.
 """
 
 from __future__ import annotations

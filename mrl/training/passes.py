@@ -28,7 +28,6 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 
 from mrl.algorithms.tokens import NotFiniteError, Segments
-from mrl.config.sections.distillation import DistillationSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
 from mrl.models.kernels.zigzag import kept_positions
@@ -38,23 +37,22 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training import lessons
 from mrl.training.divergence import Vocabulary
-from mrl.training.lessons import Lesson, Lessons
+from mrl.training.lessons import Lesson, Lessons, States
 from mrl.training.logprobs import logprobs_and_entropy
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.routing import ExpertLoad, prefix_minimum, recorded_margins
+from mrl.training.router_loads import ExpertLoad, prefix_minimum, recorded_margins
 
 log = logging.getLogger(__name__)
 
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
 
-A critic's objective takes values=[n], or [n, K] of several heads, in place of logprobs and entropy; the value of entry t is of the
+A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the
 state before it.
 Where teachers left lessons it takes divergence=[n] too, 0 where none says anything.
 The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
@@ -134,16 +132,14 @@ class Passes:
             {"ref_logprobs": self._flat_arrays(batch, prepared, outputs)["logprobs"]} if self._is_last else {}
         )
 
-    def lesson(
-        self, batch: TrainBatch, own: np.ndarray, section: DistillationSection, options: PassOptions
-    ) -> Lesson | None:
+    def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
         """Return what today's parameters say of the trained tokens of the batch's samples `own` [S], as a
         teacher's; None on ranks without an output layer."""
-        part, vocabulary = batch.select(own), self._vocabulary(options.temperature)
+        part = batch.select(own)
         prepared = self._prepare(part, all_tokens=False)
 
-        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> tuple[Tensor, ...]:
-            return lessons.teacher_targets(self._states(item, hidden), self._head, section, vocabulary)
+        def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
+            return self._states(item, hidden)
 
         with torch.no_grad():
             outputs = self._run(prepared, keep, forward_only=True, margins=[])
@@ -152,8 +148,10 @@ class Passes:
         places = np.concatenate([item.own_index for item in prepared])
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
-        parts = [torch.cat(each) for each in zip(*outputs, strict=True)]
-        return Lesson(rows, lessons.said(parts, self._head, section))
+        states = States(
+            torch.cat(outputs), self._head.detach().clone()
+        )  # the layer will be the policy's again
+        return Lesson(rows, states)
 
     def _choices(
         self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
@@ -355,7 +353,7 @@ class Passes:
     def _outputs(
         self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
     ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where it is taught), or values ([m, K] of several heads), of item.rows from
+        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from
         hidden [k / tp, 1, D]."""
         states = self._states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
@@ -411,7 +409,7 @@ class Passes:
         outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
-        """[N] arrays ([N, K] of several heads), in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
+        """[N] arrays, in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
         arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
         if margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
@@ -421,9 +419,7 @@ class Passes:
         self, batch: TrainBatch, prepared: list[Prepared], outputs: list[dict[str, Tensor]]
     ) -> dict[str, np.ndarray]:
         names = ("values",) if self._chunks.has_value_head else ("logprobs", "entropy")
-        heads = self._chunks.num_value_heads
-        shape = (batch.num_tokens, heads) if heads > 1 else (batch.num_tokens,)
-        flat = {name: np.zeros(shape, np.float32) for name in names}
+        flat = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
         for item, values_of in zip(prepared, outputs, strict=True):
             index = item.plan.token_index[item.rows.cpu().numpy()]
             for name in flat.keys() & values_of.keys():

@@ -27,8 +27,8 @@ from mrl.errors import ConfigError
 from mrl.models.adapters import adapters
 from mrl.models.families import family_of
 from mrl.models.layout import Layout, Place
-from mrl.models.megatron.adapters import LowRankPair, add_adapters
 from mrl.models.megatron.build import build_chunks
+from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
@@ -36,7 +36,7 @@ from mrl.reward_labels import has_score, require_labels, reward_model_config
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import folder, values
+from mrl.training.hf import hf_folder, read_values
 from mrl.training.lessons import Lessons
 from mrl.training.optimizer import Optimizer
 from mrl.training.pass_options import PassOptions
@@ -67,10 +67,10 @@ class TrainedModel:
         seed: int = 0,
         replays: bool = False,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters and heads.
+        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters.
         `replays`: batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
-        hf_config = folder.read_config(model.path)
+        hf_config = hf_folder.read_config(model.path)
         if value_labels:
             require_labels(hf_config, value_labels, what=model.path)
         self.hf_config = reward_model_config(hf_config, value_labels) if value_labels else hf_config
@@ -83,8 +83,7 @@ class TrainedModel:
             layout,
             max_length=model.max_length,
             device=device,
-            num_value_heads=len(value_labels),
-            seed=seed,
+            has_value_head=len(value_labels) > 0,
             replays=replays,
         )
         self._bucket_size = training.summed_bucket()
@@ -172,9 +171,9 @@ class TrainedModel:
         """Streams a Hugging Face folder into this rank's parameters alone."""
         hf_config = self.hf_config
         targets = [(local, parameter.data) for local, parameter in self._located]
-        if self._is_critic and not has_score(own := folder.read_config(path)):
+        if self._is_critic and not has_score(own := hf_folder.read_config(path)):
             hf_config, targets = own, [(local, data) for local, data in targets if local.name != HEAD]
-        left_out = values.load_folder(path, self.family, hf_config, targets)
+        left_out = read_values.load_folder(path, self.family, hf_config, targets)
         if left_out and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
             log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
@@ -183,7 +182,9 @@ class TrainedModel:
         """Reads boxes of the folder whose weights the parameters are; None once they were changed."""
         if self._folder is None:
             return None
-        return functools.partial(values.read_boxes, self._folder, self.family, self.hf_config, self.dtype)
+        return functools.partial(
+            read_values.read_boxes, self._folder, self.family, self.hf_config, self.dtype
+        )
 
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
         """(description, view of the parameter, buffer index, byte offset there), in the table's order."""

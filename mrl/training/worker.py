@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.distillation import DistillationSection
@@ -26,12 +26,12 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
-from mrl.reward_labels import reward_labels
+from mrl.reward_labels import SCORE
 from mrl.samples import Role, TrainBatch
+from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
-from mrl.training.checkpoint.saving import Save, save_weights
 from mrl.training.checkpoint.training_state import TrainingState
-from mrl.training.hf import base, folder
+from mrl.training.hf import base, hf_folder
 from mrl.training.lessons import Lessons
 from mrl.training.pass_options import DEFAULTS, PassOptions
 from mrl.training.passes import InPlace, Objective
@@ -66,7 +66,7 @@ class MegatronWorker:
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
-        hf_config = folder.read_config(model.path)
+        hf_config = hf_folder.read_config(model.path)
         # A layout that does not fit fails here, before any rank waits for another.
         family_of(hf_config).local_tensors(hf_config, self.layout, self.place)
         self.device, _ = start_process_groups(
@@ -113,7 +113,7 @@ class MegatronWorker:
             layout=self.layout,
             place=self.place,
             device=self.device,
-            value_labels=reward_labels(1),
+            value_labels=SCORE,
         )
         self.critic.load_hf(model.path)
         tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))
@@ -152,7 +152,7 @@ class MegatronWorker:
     def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> dict[str, np.ndarray] | None:
         """Return log-probs and entropy [N] of this shard, and what the options ask for besides.
 
-        The critic gives `values` [N], a reward model of K heads [N, K]: entry t is the value of the state before token t, 0 for a
+        The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a
         segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
         Entropies are in nats. Policy and reference take the batch's routes, if it has any; teachers choose their
         own experts.
@@ -180,7 +180,7 @@ class MegatronWorker:
         (replay.py).
         Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest,
         smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
-        (routing.py). A loss or gradient that is not finite, or a step without any token to train on, is
+        (router_loads.py). A loss or gradient that is not finite, or a step without any token to train on, is
         skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
         values=[n]. With `distillation` the policy's teachers say first what they would, at every token, and the objective is called with divergence=[n] too.
         """
@@ -203,7 +203,7 @@ class MegatronWorker:
         """
         taught = None
         if options.role == "policy" and distillation is not None:
-            taught = self._lessons(batch, distillation, options)
+            taught = self._lessons(batch, distillation)
         return self._trained(options.role).accumulate(
             batch, objective, denominators, options, taught=taught, reference=self._reference(options)
         )
@@ -212,14 +212,14 @@ class MegatronWorker:
         """The second half of the policy's update(): one optimizer step along the gradients that wait."""
         return self.policy.step(lr=lr)
 
-    def _lessons(self, batch: TrainBatch, section: DistillationSection, options: PassOptions) -> Lessons:
+    def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
         """One pass of each teacher over its samples of the shard."""
         numbers, found = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
             with self._acting_as("teacher", path):
                 own = np.flatnonzero(numbers == number)
-                found.append(self.policy.passes.lesson(batch, own, section, options))
+                found.append(self.policy.passes.lesson(batch, own))
         return Lessons(section, [lesson for lesson in found if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:

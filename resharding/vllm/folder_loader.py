@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from mrl.models.families import family_of
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 
 LOAD_FORMAT = "mrl"
 """The loader's name in vLLM's LoadConfig."""

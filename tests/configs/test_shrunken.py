@@ -9,7 +9,7 @@ import pytest
 
 from mrl.files import CONFIGS
 from mrl.observe import metrics_log
-from mrl.prepare import arithmetic
+from mrl.prepare import arithmetic_rows
 
 pytestmark = pytest.mark.integration
 ROOT = CONFIGS.parent
@@ -34,7 +34,7 @@ SLOW_RECIPES = {
 def shrunken(recipe: str, folder: Path) -> list[str]:
     """The recipe with small words over it; algorithm, recompute and phases stay the recipe's, and the trainer
     leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
-    arithmetic.write_arithmetic(folder / "data", largest=9, num_validation=8, num_sft=8)
+    arithmetic_rows.write_arithmetic(folder / "data", largest=9, num_validation=8, num_sft=8)
     (folder / "verifier.py").write_text(PLUGIN)
     family, layout = (RECIPES | SLOW_RECIPES)[recipe]
     new = (

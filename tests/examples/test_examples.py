@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mrl.observe.metrics_log import read
-from mrl.training.checkpoint.folder import latest_checkpoint, step_of
+from mrl.training.checkpoint.checkpoint_folder import latest_checkpoint, step_of
 from tests.support.own_folder import write_modules_named_as_pythons
 from tests.support.source_tree import ROOT
 

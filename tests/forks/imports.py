@@ -9,7 +9,7 @@ from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.rollout import environment, vllm_start
 from mrl.rollout.part import Part
-from mrl.training.environment import CPU_ENVIRONMENT, without_wandb
+from mrl.training.process_environment import CPU_ENVIRONMENT, without_wandb
 
 KINDS = ("engine", "trainer")
 

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metric_names import undescribed
-from mrl.prepare import arithmetic, new_model
+from mrl.prepare import arithmetic_rows, new_model
 from tests.forks.servers import shared
 from tests.support import chat_tokenizers
 from tests.support.written_metrics import written_names
@@ -18,7 +18,7 @@ from tests.tiny_models import write_model
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 4 layers, 8 experts)."""
-    folder = arithmetic.write_arithmetic(
+    folder = arithmetic_rows.write_arithmetic(
         tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100
     )
     new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)

@@ -27,8 +27,8 @@ from mrl.resharding.planner.manifest import DTYPE_BYTES
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group
 from mrl.training.batch import ages, pack
-from mrl.training.hf import export
-from mrl.training.hf.folder import read_config
+from mrl.training.hf import export_folder
+from mrl.training.hf.hf_folder import read_config
 from mrl.training.pass_options import PassOptions
 from tests.forks.servers import VARIABLE, shared, starting_workers
 from tests.support.samples import make_groups, make_sample, verdict_of
@@ -147,7 +147,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     shards = str(tmp_path / "shards")
     hybrid.train.on_all(lambda actor: actor.worker.save_weights(shards))
     used = sum(process.memory_full_info().pss for process in workers(hybrid))
-    export.export_checkpoint(
+    export_folder.export_checkpoint(
         tmp_path / "shards",
         tmp_path / "export",
         source=Path(config.model.path),

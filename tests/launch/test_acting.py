@@ -9,7 +9,7 @@ import pytest
 
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
 from mrl.launch.commands.acting import look_at, require_known_domains
 from tests.support import chat_tokenizers
@@ -41,7 +41,7 @@ def test_tools_that_the_template_does_not_show_are_refused() -> None:
         ConfigError, match=r"does not show the tools of 'calculator' \(calculator\).*show_tools=system"
     ):
         look_at(acting("calculator"), chat_tokenizers.qwen(SMOLLM))
-    assert look_at(acting("guess"), chat_tokenizers.qwen(SMOLLM)) is not None
+    assert look_at(acting("tests.support.guess:Guess"), chat_tokenizers.qwen(SMOLLM)) is not None
 
 
 @pytest.mark.parametrize("form", ["hermes", "json"])
@@ -92,12 +92,14 @@ def test_a_template_that_rewrites_history_and_an_environment_that_is_none() -> N
     with pytest.raises(
         ConfigError, match=r"rewrites a turn before observations of the role 'user': behind .*mrlthought"
     ):
-        look_at(acting("guess"), forgetful)
+        look_at(acting("tests.support.guess:Guess"), forgetful)
     with pytest.raises(ConfigError, match=r"agent.environment = 'guest'"):
         look_at(acting("guest"), forgetful)
 
 
-DOMAINS = "agent.domains={riddles: {environment: guess, options: {highest: 9}}, prose: {}}"
+DOMAINS = (
+    "agent.domains={riddles: {environment: tests.support.guess:Guess, options: {highest: 9}}, prose: {}}"
+)
 
 
 def test_each_domain_has_its_environment_and_its_tools() -> None:
@@ -105,7 +107,10 @@ def test_each_domain_has_its_environment_and_its_tools() -> None:
     assert found is not None
     rules = {domain: found.rules_of(domain) for domain in ("sums", "riddles", "prose")}
     assert rules["sums"] is not None and rules["sums"].environment == "calculator"
-    assert rules["riddles"] is not None and rules["riddles"].environment == "guess of riddles"
+    assert (
+        rules["riddles"] is not None
+        and rules["riddles"].environment == "tests.support.guess:Guess of riddles"
+    )
     assert set(rules["sums"].tools) == {"calculator"} and not rules["riddles"].tools
     assert rules["prose"] is None and found.tools_of("prose") is None
     assert found.tools_of("riddles") == [] and found.tools_of("sums")

@@ -258,9 +258,9 @@ def test_a_word_that_names_nothing_ends_the_dry_run(
 
 @pytest.mark.parametrize(
     ("labels", "rules", "said"),
-    [(3, "{}", "gives 3 numbers"), (1, "{disagreement_weight: 0.5}", "has no disagreement_weight")],
+    [(3, "{}", "gives 3 numbers"), (1, "{token_values: true}", "are for a process reward model")],
 )
-def test_an_engine_with_another_number_of_heads_ends_the_dry_run(
+def test_an_engine_of_another_kind_of_reward_model_ends_the_dry_run(
     labels: int, rules: str, said: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "scores"

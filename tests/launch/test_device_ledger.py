@@ -131,7 +131,7 @@ def test_a_reference_takes_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch
     agrees(pretended)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "top_k", "exact"])
+@pytest.mark.parametrize("estimator", ["sampled", "exact"])
 def test_teachers_take_of_the_device_what_the_estimate_says(
     estimator: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from mrl.launch.commands import difficulty
 from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, reward_digest, summary
 from mrl.loops.collect import sampling_of
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 from tests.launch.command import run

@@ -15,21 +15,21 @@ from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from mrl.errors import WorkerLost
 from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
-from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
+from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
-from mrl.rewards.judges.ledger import SECRET
+from mrl.rewards.judges.judge_cache import SECRET
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.llm import shown
-from mrl.rewards.judges.reward_model import ConversationEncoder
-from mrl.rewards.judges.rules import LlmRules
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import ServerSection
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.engines import RewardEngines, served
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
+from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Prompt, Verdict
-from mrl.training.hf.export import export_checkpoint
-from mrl.training.hf.reward_model import RewardFolder, config_of
+from mrl.training.hf.export_folder import export_checkpoint
+from mrl.training.hf.reward_model_folder import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.ranks import run_ranks
@@ -113,37 +113,24 @@ def request(number: int) -> RewardRequest:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pytest.param(reward_labels(1), marks=pytest.mark.slow),
-        reward_labels(3),
-        pytest.param(DISTRIBUTION, marks=pytest.mark.slow),
-    ],
-    ids=["one score", "three heads", "distribution"],
-)
-def test_a_served_reward_model_scores_as_transformers(labels: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "scores"
-    model = write(folder, "Qwen3ForSequenceClassification", **label_keys(labels))
-    rules = {"disagreement_weight": 0.5} if len(labels) > 1 else {}
-    with served(section(folder, "reward_model", reward_model=rules), tmp_path) as rewards:
+    model = write(folder, "Qwen3ForSequenceClassification", **label_keys(SCORE))
+    with served(section(folder, "reward_model"), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     conversation = ConversationEncoder(str(folder))
     for number, verdict in enumerate(found):
         ids, _ = conversation.ids(request(number))
         with torch.no_grad():
-            scores = model(torch.tensor([ids])).logits[0].double()
-        wanted = scores.mean() - 0.5 * scores.std(correction=0)
-        if labels == DISTRIBUTION:
-            wanted = scores[0] - 0.5 * scores[1].exp()
-        assert verdict.value == pytest.approx(wanted.item(), abs=1e-5), verdict.reason
+            (wanted,) = model(torch.tensor([ids])).logits[0].tolist()
+        assert verdict.value == pytest.approx(wanted, abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
 
 
-def trained_scores(rank: int, world: int, port: int, policy: str, out: str, heads: int) -> np.ndarray:
-    """[responses, heads] Megatron's scores of the responses, by heads that are not 0, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, value_labels=reward_labels(heads), max_length=256)
-    set_head(at.policy, torch.randn(heads, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
+def trained_scores(rank: int, world: int, port: int, policy: str, out: str) -> np.ndarray:
+    """[responses] Megatron's scores of the responses, by a head that is not 0, whose folder `out` becomes."""
+    at = scenarios.worker(rank, world, port, policy, {}, value_labels=SCORE, max_length=256)
+    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
     tokenizer = qwen()
     tokenizer.pad_token = "<|endoftext|>"
     encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
@@ -154,23 +141,19 @@ def trained_scores(rank: int, world: int, port: int, policy: str, out: str, head
     found = row_scores(at, reward_model_rows(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
-    folder = RewardFolder(
-        config_of(policy, tokenizer, reward_labels(heads)), {"end_tokens": [tokenizer.eos_token_id]}
-    )
+    folder = RewardFolder(config_of(policy, tokenizer, SCORE), {"end_tokens": [tokenizer.eos_token_id]})
     export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
     return np.concatenate([found[number] for number in range(len(RESPONSES))])
 
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [1, 3], ids=["one score", "three heads"])
-def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: int, tmp_path: Path) -> None:
+def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
     """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
     write(tmp_path / "policy", "Qwen3ForCausalLM")
-    (scores,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"), heads)
-    wanted = (scores.mean(axis=1) - 0.5 * scores.std(axis=1)).tolist()
-    rules = {"disagreement_weight": 0.5} if heads > 1 else {}
-    with served(section(tmp_path / "scores", "reward_model", reward_model=rules), tmp_path) as rewards:
+    (scores,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
+    wanted = scores.tolist()
+    with served(section(tmp_path / "scores", "reward_model"), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
     assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"

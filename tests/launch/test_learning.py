@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -23,8 +23,8 @@ from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.prepare import arithmetic
-from mrl.rewards.pool.pool import RewardPool
+from mrl.prepare import arithmetic_rows
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Prompt, Sample, Verdict
 from mrl.tokenizer_folder import load_tokenizer
 from tests.launch import command
@@ -46,7 +46,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     """A model after a short supervised start (sums up to 34 + 34), and the hybrid engine serving it."""
     from mrl.config.load import load
 
-    folder = arithmetic.write_arithmetic(
+    folder = arithmetic_rows.write_arithmetic(
         tmp_path_factory.mktemp("sums"), largest=34, num_validation=NUM_ROWS, num_sft=400
     )
     words = [

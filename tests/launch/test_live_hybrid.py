@@ -14,7 +14,7 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
@@ -29,8 +29,8 @@ from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.drafts import Drafts, whole_sample
 from mrl.rollout.request import Response, Round, Sampling
 from mrl.samples import Group, Prompt

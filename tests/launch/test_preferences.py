@@ -10,8 +10,8 @@ import pytest
 
 from mrl.cli import main
 from mrl.data.pairs import preferences
-from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.maths.verifier import verify_exactly
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import verify_exactly
 from tests.launch.command import run
 from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer

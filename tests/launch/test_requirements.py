@@ -12,7 +12,7 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import RunFolder
 from mrl.rollout.part import schedulers
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 from tests.tiny_models import tiny_config, write_model
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

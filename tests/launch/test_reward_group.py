@@ -97,7 +97,7 @@ def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path:
         assert rewards.collect(0.1) == [], "the seventh group is not whole"
         rewards.flush_groups([6])
         assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
-        (reward,) = processes("mrl.rewards.pool.worker")
+        (reward,) = processes("mrl.rewards.pool.reward_worker")
         actor = reward.parent()
         assert actor is not None
         rewards.submit_all(pairs(7))
@@ -113,4 +113,4 @@ def test_a_verifier_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_
         group(tmp_path, f"reward.path={tmp_path}/plugin.py:rang"),
     ):
         pass
-    assert not processes("mrl.rewards.pool.worker")
+    assert not processes("mrl.rewards.pool.reward_worker")

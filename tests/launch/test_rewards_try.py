@@ -190,15 +190,14 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
             "reward.llm.canaries=0",
             "reward.deadline_seconds=60",
         ]
-        words = ["--gold", str(gold), "--repeat", "--attacks", str(more)]
+        words = ["--gold", str(gold), "--attacks", str(more)]
         assert main(asked(tmp_path, "check", *judge, *words)) == 0
         said = capsys.readouterr().out
         assert main(asked(tmp_path, "check", *judge, *words, "--min-agreement", "0.9")) == 1
     assert "6 responses, 0 without a reward" in said
-    assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in said and "kappa 0.333" in said
+    assert "accuracy 0.667 (4 of 6; 95 % 0.300 to 0.903)" in said
     assert "wrong taken for right 0.333 (1 of 3;" in said and "right taken for wrong 0.333 (1 of 3;" in said
-    assert "accuracy, tag easy 1.000 (1 of 1;" in said and "accuracy, length short 1.000 (2 of 2" in said
-    assert "other verdict when asked again 0.000 (0 of 6;" in said
+    assert "accuracy, tag easy 1.000 (1 of 1;" in said
     assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
 
 

@@ -17,7 +17,7 @@ import yaml
 from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.data.identity import prompt_id
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
 from mrl.launch.commands import started
 from mrl.launch.commands.check import check_resume
@@ -25,8 +25,8 @@ from mrl.launch.commands.train import Run
 from mrl.loops.resuming import kept_settings
 from mrl.observe.metrics_log import MetricsLog
 from mrl.tokenizer_folder import load_tokenizer
-from mrl.training.checkpoint import folder as checkpoints
-from mrl.training.checkpoint import plain
+from mrl.training.checkpoint import checkpoint_folder as checkpoints
+from mrl.training.checkpoint import plain_values
 from mrl.training.hf import base
 from tests.golden_run import ROOT, write_golden_model
 from tests.mrl.data.conftest import make_tokenizer
@@ -53,7 +53,7 @@ def save(config: Config, *, step: int, stream: dict[str, Any] | None = None) -> 
         "supply": {"stream": stream} if stream else {},
         "settings": kept_settings(config),
     }
-    (path / checkpoints.EXTRA_FILE).write_bytes(plain.dumps({"user": state}))
+    (path / checkpoints.EXTRA_FILE).write_bytes(plain_values.dumps({"user": state}))
     digest = base.combined_digest(base.file_digests(config.model.path))
     about = base.run_about(config.model, config.training, digest)
     files = checkpoints.digests(path, [checkpoints.EXTRA_FILE])

@@ -16,7 +16,7 @@ from mrl.observe.metrics_log import read, without_volatile
 from mrl.pool.group_bytes import decode_group
 from mrl.report.audit import audit, audit_text
 from mrl.samples import Prompt, Status
-from mrl.training.checkpoint.folder import read_extra
+from mrl.training.checkpoint.checkpoint_folder import read_extra
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 

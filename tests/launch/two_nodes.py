@@ -14,14 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from mrl.prepare import arithmetic
+from mrl.prepare import arithmetic_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_run(folder: Path, *, steps: int = 2) -> Path:
     """A configuration file (EP2 over two slots of one rank each) with its data; the model is made by the run."""
-    arithmetic.write_arithmetic(str(folder / "data"), largest=9, num_validation=8, num_sft=8)
+    arithmetic_rows.write_arithmetic(str(folder / "data"), largest=9, num_validation=8, num_sft=8)
     path = folder / "run.yaml"
     path.write_text(
         f"""

@@ -14,9 +14,14 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.models.delta_net import CHUNK
 from mrl.models.families import require_trainable
-from mrl.models.kernels import delta_net
+from mrl.models.kernels import delta_rule
 from mrl.models.kernels.buckets import positions
-from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gated_delta_step, short_convolution
+from mrl.models.kernels.delta_rule import (
+    chunk_segments,
+    gated_delta_rule,
+    gated_delta_step,
+    short_convolution,
+)
 from mrl.models.layout import Layout
 from mrl.resharding.planner import trainer_manifests
 from mrl.rollout import quantised
@@ -131,7 +136,7 @@ def test_rounds_are_of_falling_size_and_hold_every_token_once() -> None:
 def test_gates_are_those_of_transformers_module() -> None:
     torch.manual_seed(0)
     a, b, a_log, dt_bias = torch.randn(5, 3), torch.randn(5, 3), torch.randn(3), torch.randn(3)
-    decay, beta = delta_net.gates(a, b, a_log, dt_bias)
+    decay, beta = delta_rule.gates(a, b, a_log, dt_bias)
     torch.testing.assert_close(decay, -a_log.exp() * torch.nn.functional.softplus(a + dt_bias))
     torch.testing.assert_close(beta, b.sigmoid())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mrl.errors import ConfigError
 from mrl.models.megatron.clamped_experts import ClampedExperts
-from mrl.models.megatron.experts import GroupedExperts
+from mrl.models.megatron.expert_layer import GroupedExperts
 from mrl.models.megatron.model_config import ModelConfig
 
 HIDDEN, INNER, EXPERTS = 16, 8, 4

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.own_code import find_callable, place_of, search_path
 from mrl.processes.own_time import Allowance
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
-from mrl.rewards.pool.score import score
+from mrl.rewards.pool.score_offline import score
 from tests.support.own_folder import write_modules_named_as_pythons
 
 MINE = """

@@ -14,7 +14,7 @@ from tests.support.run_folders import metrics_row
 from tests.support.run_folders import write_run as write_run_folder
 
 LIMITED = (
-    "import resource, sys; from mrl.cli import main; import mrl.training.hf.export, mrl.diagnosis.page\n"
+    "import resource, sys; from mrl.cli import main; import mrl.training.hf.export_folder, mrl.diagnosis.diagnosis_page\n"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
     "sys.exit(main(sys.argv[1:]))"
 )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from mrl.config.sections.sync import SyncSection
-from mrl.launch.gpu_smoke.transfer import OneRankLane
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank
 from mrl.resharding.planner.cells import PlanCells
@@ -33,6 +32,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
 from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import MeshLink
+from tests.gpu.one_rank import OneRankLane
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 
@@ -139,7 +139,7 @@ def send(
     mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
-        lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
+        lane = MeshLane(mesh, part, {1: 0})
     feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
     return planned.send(
         feeds, session, part, values, lane, ranks, proof_of(plan), timeline=Timeline(), mesh=mesh

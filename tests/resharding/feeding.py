@@ -17,7 +17,7 @@ from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 from tests.resharding.exchanges import holder_of
 from tests.resharding.leasing import LeasedRank
 from tests.support.image_folders import text_alone

@@ -1,7 +1,7 @@
 """The transports under one face, so that one suite of tests holds for all of them.
 
 CUDA IPC is not among them: both ends are threads of one process in most of these tests, and by CUDA's documentation a
-handle is for another process to open. What `make gpu-smoke` sends goes between two processes.
+handle is for another process to open. What tests/gpu sends goes between two processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
 
-MESHES = ("distributed", "nixl")
+MESHES = ("distributed",)
 KINDS = ("shared_memory", *MESHES)
 
 
@@ -39,7 +39,6 @@ class Wire:
         if self.kind not in MESHES:
             return WeightSender(address, sync, SlotLink(sync.bucket_bytes, self.device))
         mesh = TrainerMesh(
-            self.kind,
             f"tcp://127.0.0.1:{self.port}",
             rank=0,
             num_trainers=1,

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.models.tensors import LOCAL
-from mrl.training.hf import folder as hf_folder
-from mrl.training.hf.values import box
+from mrl.training.hf import hf_folder
+from mrl.training.hf.read_values import box
 from tests.support.image_folders import text_alone
 
 

@@ -3,7 +3,7 @@ fail.
 
 `python -m tests.support.judge_server HOLD [SOCKET]` prints its port, or listens on a Unix socket. It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
-it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before, or `distribution`; of
+it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before; of
 every token the score is token_score(the tokens up to it).
 """
 
@@ -78,11 +78,7 @@ class Judge(http.server.BaseHTTPRequestHandler):
             return
         if self.path.endswith("/classify"):
             model, said = body.get("model") or "1", float(sum(body["input"]))
-            of_heads = (
-                [said, math.log(2.0)]
-                if model == "distribution"
-                else [said + 3.0 * h for h in range(int(model))]
-            )
+            of_heads = [said + 3.0 * h for h in range(int(model))]
             self._send(200, {"data": [{"index": 0, "probs": of_heads, "num_classes": len(of_heads)}]})
             return
         text = body["messages"][0]["content"]

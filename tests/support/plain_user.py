@@ -15,8 +15,8 @@ from typing import Any
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code import sandbox
 from mrl.rewards.code.candidate import CandidateProcess
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.outcome import CandidateEnded
-from mrl.rewards.code.rules import CodeRules
 
 _NOBODY = 65534
 _SECONDS = 300.0

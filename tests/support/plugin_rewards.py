@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 PLUGINS = str(Path(__file__).parents[1] / "mrl/rewards/plugins_for_tests.py")
 

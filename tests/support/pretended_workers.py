@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.training_memory import StageMemory
 from mrl.config.root import Config

@@ -17,7 +17,7 @@ from mrl.agents.tool_calls import ToolCall
 from mrl.loops.episodes import Episodes, Rules
 from mrl.loops.protocols import Environments
 from mrl.rewards.contract import no_reward
-from mrl.rewards.kinds.environment import return_of
+from mrl.rewards.kinds.environment_return import return_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     from mrl.config.describe import settings
     from mrl.config.load import load
     from mrl.rewards.kinds.ground_truth import parse_ground_truth
-    from mrl.rewards.pool.pool import RewardPool
+    from mrl.rewards.pool.reward_pool import RewardPool
 
     overrides, rows = json.load(sys.stdin)
     try:

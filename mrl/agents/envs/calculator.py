@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from mrl.agents.envs.tool_task import ToolTask
-from mrl.agents.tools.arithmetic import Arithmetic, value_of
+from mrl.agents.tools.arithmetic_tool import Arithmetic, value_of
 from mrl.agents.tools.tool import ToolBox, ToolError
 from mrl.rewards.visible import visible_text
 

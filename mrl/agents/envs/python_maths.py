@@ -10,8 +10,8 @@ from mrl.agents.tools.sources import SANDBOXED, make_tools
 from mrl.agents.tools.tool import ToolBox
 from mrl.errors import RewardError
 from mrl.rewards.code.sandbox import find_boundary
-from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.maths.verifier import verify_exactly
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import verify_exactly
 from mrl.rewards.visible import visible_text
 
 _ANSWER_MARK = "####"

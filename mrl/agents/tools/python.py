@@ -6,8 +6,8 @@ from mrl.agents.environment import SandboxLost
 from mrl.agents.tools.tool import ToolError, arguments_schema
 from mrl.errors import RewardError
 from mrl.rewards.code.cells import Cells
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.outcome import CandidateEnded
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mrl.agents.tools.arithmetic import Arithmetic
+from mrl.agents.tools.arithmetic_tool import Arithmetic
 from mrl.agents.tools.mcp import McpServer
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.search import Search

@@ -20,12 +20,9 @@ class DistillationSection(Section):
     divergence: Divergence = "reverse"
     """What the gradient lowers at every token. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the
     generalised Jensen-Shannon divergence between the two."""
-    estimator: Literal["sampled", "top_k", "exact"] = "exact"
-    """exact: the divergence over the whole vocabulary at every token, in the update; top_k: over the teacher's likeliest tokens
-    and one bucket for all others; sampled: the teacher's log-prob of the sampled token, as an advantage that is added after the
+    estimator: Literal["sampled", "exact"] = "exact"
+    """exact: the divergence over the whole vocabulary at every token, in the update; sampled: the teacher's log-prob of the sampled token, as an advantage that is added after the
     estimator."""
-    top_k: int = Field(default=64, ge=1)
-    """Of top_k: how many tokens; the whole vocabulary where it has fewer."""
     teacher_share: float = Field(default=0.5, gt=0, lt=1)
     """jsd: share of the teacher in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)
@@ -40,10 +37,6 @@ class DistillationSection(Section):
 
     @model_validator(mode="after")
     def _settings_have_readers(self) -> DistillationSection:
-        if self.estimator != "top_k" and self.top_k != 64:
-            raise ValueError(
-                f"top_k = {self.top_k} is read by estimator = top_k only, not by {self.estimator}; remove it or choose top_k"
-            )
         if self.divergence != "jsd" and self.teacher_share != 0.5:
             raise ValueError(
                 f"teacher_share = {self.teacher_share} is read by divergence = jsd only, not by {self.divergence}; "

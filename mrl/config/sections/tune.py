@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.reward_labels import STEP, reward_labels
+from mrl.reward_labels import SCORE, STEP
 from mrl.section import Section, named
 
 ObjectiveName = Literal[
@@ -38,7 +38,7 @@ READS: dict[str, frozenset[str]] = {
     "apo_down": PAIR_SETTINGS,
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
-    "reward_model": frozenset({"smoothing", "center", "heads", "distribution"}),
+    "reward_model": frozenset({"smoothing", "center"}),
     "process_reward_model": frozenset({"smoothing"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
@@ -54,13 +54,6 @@ class CenterSection(Section):
     regularisation), or their mean."""
     weight: float = Field(gt=0)
     """Weight of the square: about 0.01 for pair, 0.001 for batch_sum."""
-
-
-class DistributionSection(Section):
-    """A reward that is a normal distribution."""
-
-    prior: float = Field(default=1e-3, ge=0)
-    """Weight of the mean over responses of the square of the deviation's logarithm, which keeps deviations around 1."""
 
 
 class ObjectiveSection(Section):
@@ -89,12 +82,6 @@ class ObjectiveSection(Section):
     """Of kto: weight of responses labelled false."""
     center: CenterSection | None = None
     """Of reward_model: a term that keeps scores around 0."""
-    heads: int = Field(default=1, ge=1)
-    """Of reward_model: scores that are trained on one backbone, each on pairs of its own draw (docs/design/reward-models.md); several
-    need center, or each had a height of its own."""
-    distribution: DistributionSection | None = None
-    """Of reward_model: the model gives a mean and the logarithm of a deviation in place of a score (docs/design/reward-models.md),
-    which is large where labels contradict each other."""
     function: str | None = None
     """Of custom: package.module:function or file.py:function that gives the loss of each pair, as docs/design/preference.md says."""
     options: dict[str, Any] = {}
@@ -114,13 +101,6 @@ class ObjectiveSection(Section):
             raise ValueError(
                 "function: to be given for custom, as package.module:function or file.py:function, and for nothing else"
             )
-        if self.heads > 1 and self.center is None:
-            raise ValueError(
-                "center: to be set for several heads, whose heights differences leave free: they would disagree on every response "
-                "alike; for instance {kind: batch_mean, weight: 0.01}"
-            )
-        if self.heads > 1 and self.distribution is not None:
-            raise ValueError("distribution: of one head, not of several; leave heads out")
         return self
 
     @property
@@ -151,14 +131,7 @@ class ObjectiveSection(Section):
     @property
     def labels(self) -> tuple[str, ...]:
         """What a reward model gives of a response or of a step, by name."""
-        if self.scores_steps:
-            return STEP
-        return reward_labels(self.heads, distribution=self.distribution is not None)
-
-    @property
-    def says_how_sure(self) -> bool:
-        """Whether a reward model gives more than a score."""
-        return len(self.labels) > 1
+        return STEP if self.scores_steps else SCORE
 
     @property
     def couples_scores(self) -> bool:

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms import calibration
 from mrl.algorithms.preference import PairLoss, Side, pair_metrics, rewards
-from mrl.algorithms.reward_model import deviation_of_difference, pair_losses, score_metrics
+from mrl.algorithms.reward_model_objective import pair_losses, score_metrics
 from mrl.config.sections.tune import ObjectiveSection
-from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRow, by_tag
 from mrl.loops.tuning.row_logprobs import Scores
-from mrl.loops.tuning.uncertainty import means_of
 from mrl.rewards.trials.agreement import wilson
 
 
@@ -52,21 +49,17 @@ def preference_figures(
 
 
 def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Scores) -> dict[str, float]:
-    """What a reward model's scores, of each response's [K] outputs, say of pairs, with the 95 % interval of their accuracy."""
-    means, deviation = means_of(section, scores), None
-    if section.distribution is not None:
-        log_sigma = np.concatenate([scores[n][:, 1] for n in range(len(rows))])
-        deviation = deviation_of_difference(torch.from_numpy(log_sigma))
+    """What a reward model's scores, say of pairs, with the 95 % interval of their accuracy."""
 
     def of(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.float64)
 
-    chosen, rejected = (of(means[n][side] for n in range(len(rows))) for side in (0, 1))
+    chosen, rejected = (of(scores[n][side] for n in range(len(rows))) for side in (0, 1))
     margin, probability = of(row.label.margin for row in rows), of(row.label.probability for row in rows)
     share = of(row.weight for row in rows)
     share /= share.sum()
     metrics = score_metrics(chosen, rejected, probability, share)
-    loss = (pair_losses(section, chosen, rejected, margin, probability, deviation) * share).sum()
+    loss = (pair_losses(section, chosen, rejected, margin, probability) * share).sum()
     found = {"val/rows": float(len(rows)), "val/loss": float(loss)}
     found |= {f"val/{name}": float(value) for name, value in metrics.items()}
     accuracy, both = found["val/preference/accuracy"], torch.cat([chosen, rejected])
@@ -81,8 +74,8 @@ def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Sc
     return found | _tag_figures(rows, (chosen - rejected).numpy())
 
 
-def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]]) -> dict[str, Any]:
-    """What held-out pairs say of a reward model: how often its scores are right, where they lie, how far they are calibrated."""
+def score_report(rows: Sequence[TuneRow], scores: Scores) -> dict[str, Any]:
+    """What held-out pairs say of a reward model: how often its scores are right, and where they lie."""
     chosen, rejected = (np.array([scores[n][side] for n in range(len(rows))]) for side in (0, 1))
     probability = np.array([row.label.probability for row in rows])
     difference, both = chosen - rejected, np.concatenate([chosen, rejected])
@@ -101,53 +94,13 @@ def score_report(rows: Sequence[TuneRow], scores: Mapping[int, Sequence[float]])
         },
         "score_mean": float(both.mean()),
         "score_std": float(both.std()),
-        "calibration": calibration.report(difference, probability),
     }
-
-
-def style_report(
-    probes: Sequence[StyleProbe],
-    scores: Sequence[Mapping[int, Sequence[float]]],
-    chosen: np.ndarray,
-    std: float,
-) -> dict[str, Any]:
-    """Of each probe: how far it moves a score, in standard deviations `std` of the validation's scores, and which share of
-    responses it makes better. `scores`: of each probe's rows; `chosen` [R] of the validation's chosen responses."""
-    report = {}
-    for probe, found in zip(probes, scores, strict=True):
-        count = len(probe.rows)
-        moved = np.array([found[n][0] for n in range(count)]) - chosen[list(probe.numbers)]
-        shifts = moved / (std or 1.0)
-        report[probe.name] = {
-            "responses": count,
-            "shift": float(shifts.mean()),
-            "shift_error": float(shifts.std() / count**0.5),
-            "preferred": float((moved > 0).mean()),
-        }
-    return report
-
-
-def style_line(report: Mapping[str, Any]) -> str:
-    """What the report says of manners, the strongest first."""
-    found = sorted(report.items(), key=lambda item: -item[1]["shift"])
-    told = (f"{name} {each['shift']:+.2f} ({each['preferred']:.0%} preferred)" for name, each in found)
-    return f"what a manner alone moves a score by, in standard deviations: {', '.join(told)}"
 
 
 def report_line(report: Mapping[str, Any]) -> str:
     """The report in one line for the screen."""
     low, high = report["accuracy_interval"]
-    line = f"held-out accuracy {report['accuracy']:.4f} (95 %: {low:.4f} to {high:.4f}) over {report['pairs']} pairs"
-    found = report["calibration"]
-    if not found:
-        return f"{line}; too few to calibrate"
-    if found["temperature"] is None:
-        return f"{line}; the {found['pairs_fitted']} of them for it bound no temperature"
-    after = found["calibrated"]
-    return (
-        f"{line}; temperature {found['temperature']:.3f} +- {found['temperature_error']:.3f}, with it calibration error "
-        f"{after['calibration_error']:.4f} (chance alone: {after['floor_mean']:.4f}, at most {after['floor_95']:.4f})"
-    )
+    return f"held-out accuracy {report['accuracy']:.4f} (95 %: {low:.4f} to {high:.4f}) over {report['pairs']} pairs"
 
 
 def _margin_figures(margin: np.ndarray, longer: np.ndarray) -> dict[str, float]:

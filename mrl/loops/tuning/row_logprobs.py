@@ -51,8 +51,7 @@ def row_logprobs(
 
 def row_scores(worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int) -> Scores:
     """A reward model's scores of all rows' responses; the same on all ranks, called on all together."""
-    found = _sums(worker, rows, "values", batch_rows=batch_rows)
-    return {number: sums.reshape(len(sums), -1) for number, sums in found.items()}
+    return _sums(worker, rows, "values", batch_rows=batch_rows)
 
 
 def row_step_scores(
@@ -74,12 +73,11 @@ def _sums(
     batch_rows: int,
     numbers: Sequence[int] | None = None,
 ) -> dict[int, np.ndarray]:
-    """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses], of several
-    heads [responses, K], by row."""
+    """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses] by row."""
     own: dict[int, list[Any]] = {}
     wanted = range(len(rows)) if numbers is None else numbers
     for owners, shard, values in _passes(worker, rows, name, wanted, batch_rows):
-        sums = np.add.reduceat(values.T * shard.loss_mask, shard.cu_seqlens[:-1], axis=-1).T
+        sums = np.add.reduceat(values * shard.loss_mask, shard.cu_seqlens[:-1])
         for owner, value in zip(owners, sums, strict=True):
             own.setdefault(owner, []).append(value)
     return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type]
@@ -89,7 +87,7 @@ def _passes(
     worker: MegatronWorker, rows: Sequence[TuneRow], name: str, numbers: Sequence[int], batch_rows: int
 ) -> Iterator[tuple[list[int], TrainBatch, np.ndarray]]:
     """This rank's shards of the wanted rows: the row's number of each response, the shard, and the array `name` of its forward pass,
-    [N] or [N, K] float64. Nothing where another rank has the results."""
+    [N] float64. Nothing where another rank has the results."""
     for start in range(0, len(numbers), batch_rows):
         chunk = list(numbers[start : start + batch_rows])
         shard = own_share(batch_of([rows[number] for number in chunk], chunk), worker)

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms import calibration
-from mrl.algorithms.process_reward_model import step_metrics
-from mrl.algorithms.reward_model import label_losses
+from mrl.algorithms.process_reward_objective import step_metrics
+from mrl.algorithms.reward_model_objective import label_losses
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import TuneRow, by_tag
 from mrl.rewards.trials.agreement import wilson
@@ -41,12 +40,9 @@ def step_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Ste
 
 
 def step_report(rows: Sequence[TuneRow], scores: StepScores) -> dict[str, Any]:
-    """The same in more words, with intervals of 95 % and the calibration of one step of each response, drawn."""
+    """The same in more words, with intervals of 95 %."""
     found, labels = _flat(rows, scores)
     told, everything = _first_errors(rows, scores), np.ones(len(rows), bool)
-    draw = np.random.default_rng(0)
-    places = [int(draw.integers(len(row.step_labels))) for row in rows]
-    drawn = np.array([(scores[n][i], rows[n].step_labels[i]) for n, i in enumerate(places)], np.float64)
     accuracy = step_metrics(found, labels, len(found))["accuracy"]
     return {
         "responses": len(rows),
@@ -54,7 +50,6 @@ def step_report(rows: Sequence[TuneRow], scores: StepScores) -> dict[str, Any]:
         "accuracy": float(accuracy),
         **_intervals(told, everything),
         "by_tag": {tag: _intervals(told, own) for tag, own in by_tag(rows).items()},
-        "calibration": calibration.report(drawn[:, 0], drawn[:, 1]),
     }
 
 

@@ -18,12 +18,10 @@ import torch
 
 from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
-from mrl.algorithms.process_reward_model import ProcessRewardObjective
-from mrl.algorithms.reward_model import RewardModelObjective
+from mrl.algorithms.process_reward_objective import ProcessRewardObjective
+from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
-from mrl.data.bootstrap import bootstrap_counts
-from mrl.data.style_probes import StyleProbe
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
 from mrl.errors import ConfigError, NumericError
 from mrl.files import replace_durably
@@ -33,8 +31,6 @@ from mrl.loops.tuning.figures import (
     report_line,
     score_figures,
     score_report,
-    style_line,
-    style_report,
 )
 from mrl.loops.tuning.row_logprobs import (
     Logprobs,
@@ -49,9 +45,8 @@ from mrl.loops.tuning.row_logprobs import (
 )
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
 from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
-from mrl.loops.tuning.uncertainty import means_of, spread_figures, spread_line, spread_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf import base
 from mrl.training.platform.parallel import max_over_world, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
@@ -75,13 +70,10 @@ class Tuner:
         *,
         folder: Path,
         tell: Callable[[str], None],
-        probes: Sequence[StyleProbe] = (),
     ) -> None:
-        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0; `probes`: of the validation's
-        responses, for a reward model."""
+        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0."""
         self._config, self._section, self._worker, self._folder = config, section, worker, folder
         self._training, self._validation, self._tell = training, validation, tell
-        self._probes = probes
         self._objective = _objective_of(section)
         compares = section.objective.takes_pairs and not section.objective.is_reward_model
         self._pair_loss = pair_loss_of(section.objective) if compares else None
@@ -157,9 +149,7 @@ class Tuner:
         section, seed = self._section, self._config.run.seed
         numbers = rows_of_step(self._training, section, step=self._step, seed=seed)
         rows = [self._training.rows[number] for number in numbers]
-        heads = section.objective.heads
-        counts = bootstrap_counts(rows, heads, seed=seed) if heads > 1 else None
-        batch = batch_of(rows, numbers.tolist(), self._ref, bootstrap=counts)
+        batch = batch_of(rows, numbers.tolist(), self._ref)
         side = batch.samples["side"]
         weights = batch.samples["weight"]
         denominators: dict[str, Any] = {
@@ -171,7 +161,7 @@ class Tuner:
         if self._apart.rows:
             denominators["kto_z"] = self._zero_point(numbers)
         if section.objective.couples_scores:
-            denominators["score_sum"] = self._score_sums(rows)
+            denominators["score_sum"] = self._score_sum(rows)
         metrics = self._worker.update(own_share(batch, self._worker), self._objective, denominators)
         if self._step == 1:
             metrics |= self._begins_at_the_reference(numbers, metrics)
@@ -189,10 +179,10 @@ class Tuner:
         ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
         return max(0.0, float(np.mean(ratios)))
 
-    def _score_sums(self, rows: Sequence[TuneRow]) -> list[float]:
-        """[K] each head's weighted sum of all scores of the step, by the weights before it."""
+    def _score_sum(self, rows: Sequence[TuneRow]) -> float:
+        """The weighted sum of all scores of the step, by the weights before it."""
         found = self._scores(rows)
-        return sum(row.weight * found[place].sum(axis=0) for place, row in enumerate(rows)).tolist()  # type: ignore[union-attr]
+        return float(sum(row.weight * found[place].sum() for place, row in enumerate(rows)))
 
     def _scores(self, rows: Sequence[TuneRow]) -> Scores:
         return row_scores(self._worker, rows, batch_rows=self._section.batch_rows)
@@ -238,22 +228,10 @@ class Tuner:
         """The figures of a reward model, whose report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
         scores = self._scores(rows)
-        found, figures = means_of(section, scores), score_figures(section, rows, scores)
-        is_kept = self._is_kept(figures)
-        if not (is_kept or section.says_how_sure):
-            return figures
-        probed = {probe.name: self._scores(probe.rows) for probe in self._probes}
-        if is_kept:
-            report = score_report(rows, found)
-            if section.says_how_sure:
-                name = "heads" if section.distribution is None else "distribution"
-                report[name] = spread_report(section, rows, scores, probed)
-            if probed:
-                chosen = np.array([found[n][0] for n in range(len(found))])
-                moved = [means_of(section, each) for each in probed.values()]
-                report["style"] = style_report(self._probes, moved, chosen, report["score_std"])
-            run_on_rank_zero(lambda: self._write_report(report))
-        return figures | (spread_figures(section, rows, scores, probed) if section.says_how_sure else {})
+        figures = score_figures(section, rows, scores)
+        if self._is_kept(figures):
+            run_on_rank_zero(lambda: self._write_report(score_report(rows, scores)))
+        return figures
 
     def _validated_steps(self) -> dict[str, float]:
         """The figures of a process reward model, whose report goes with the weights that are kept."""
@@ -273,14 +251,7 @@ class Tuner:
         if not self._validation.rows or not self._section.objective.is_reward_model:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
-        if self._section.objective.scores_steps:
-            self._tell(step_line(report))
-            return report
-        self._tell(report_line(report))
-        if spread := report.get("heads") or report.get("distribution"):
-            self._tell(spread_line(self._section.objective, spread))
-        if "style" in report:
-            self._tell(style_line(report["style"]))
+        self._tell(step_line(report) if self._section.objective.scores_steps else report_line(report))
         return report
 
     def _is_kept(self, figures: Mapping[str, float]) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from mrl.errors import RewardError
 from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply
 from mrl.processes.own_time import Allowance, OwnTime
+from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 
 _READY_SECONDS = 30.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
+from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.outcome import Outcome
-from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
 from mrl.rewards.code.sandbox import Boundary
 
 _ERROR_BYTES, _BYTES_A_CHARACTER = 24_000, 12

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from mrl.rewards.code.outcome import Outcome
+from mrl.rewards.code.tagged_values import ForeignValue, decode_value, encode_value, same
 from mrl.rewards.code.tasks import Case, CodeTask
-from mrl.rewards.code.values import ForeignValue, decode_value, encode_value, same
 
 _MAX_QUESTION_BYTES = 64 * 2**20
 _TOLERANCE = 1e-6

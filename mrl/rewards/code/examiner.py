@@ -18,9 +18,9 @@ from typing import Any, NoReturn, Protocol
 from mrl.errors import RewardError
 from mrl.processes.own_time import Allowance, OwnTime, wait_within
 from mrl.processes.start import child_environment, module_words
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.rules import CodeRules
 
 _START_SECONDS = 60.0
 _TEST = "the test of what was returned"

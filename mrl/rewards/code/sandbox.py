@@ -27,8 +27,8 @@ from pathlib import Path
 
 from mrl.errors import RewardError
 from mrl.rewards.code import cgroup
-from mrl.rewards.code.rules import FILE_MIB, PROCESSES, CodeRules
-from mrl.rewards.code.scratch import SHM, TMP, mount_scratch
+from mrl.rewards.code.code_rules import FILE_MIB, PROCESSES, CodeRules
+from mrl.rewards.code.scratch_mount import SHM, TMP, mount_scratch
 from mrl.rewards.code.seccomp import filter_program
 
 _MIB = 2**20

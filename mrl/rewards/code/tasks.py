@@ -21,8 +21,8 @@ import re
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.rewards.code.rules import OUTPUT_KIB, CodeRules
-from mrl.rewards.code.values import decode_value, encode_value
+from mrl.rewards.code.code_rules import OUTPUT_KIB, CodeRules
+from mrl.rewards.code.tagged_values import decode_value, encode_value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_type_hints
 
-from mrl.rewards.instructions.plain import VisibleResponse, prose
+from mrl.rewards.instructions.plain_text import VisibleResponse, prose
 
 CHECKS: Mapping[str, Callable[..., bool]] = {}
 """Filled below, at import, and never after."""

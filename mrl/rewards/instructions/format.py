@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from mrl.rewards.contract import RewardRequest, scored
 from mrl.rewards.instructions.checks import UNSPACED
-from mrl.rewards.instructions.plain import plain_text, prose
-from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
+from mrl.rewards.instructions.instruction_rules import FormatRules, RepetitionRules
+from mrl.rewards.instructions.plain_text import plain_text, prose
 from mrl.rewards.maths.answers import marked_answers
 from mrl.rewards.visible import visible_text, with_opened_thought
 from mrl.samples import Verdict

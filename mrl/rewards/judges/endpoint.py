@@ -18,7 +18,7 @@ import httpx
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.addresses import proxy_of
 from mrl.rewards.contract import NoVerdict
-from mrl.rewards.part import RewardPart, ServerSection
+from mrl.rewards.reward_part import RewardPart, ServerSection
 
 MAX_REPLY_BYTES = 4 * 2**20
 CONNECT_SECONDS = 10.0

@@ -15,7 +15,8 @@ from mrl.errors import RewardError
 from mrl.rewards.contract import RewardRequest, rejected, scored
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.judges.endpoint import Endpoint
-from mrl.rewards.judges.ledger import JudgeCache, check_budget, json_digest
+from mrl.rewards.judges.judge_cache import JudgeCache, check_budget, json_digest
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.question import (
     FIRST,
     Question,
@@ -27,9 +28,8 @@ from mrl.rewards.judges.question import (
     template_of,
     verdict_line,
 )
-from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, fault_of
-from mrl.rewards.part import RewardPart, ServerSection
+from mrl.rewards.reward_part import RewardPart, ServerSection
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mrl.errors import ConfigError, RewardError
 from mrl.rewards.contract import RewardRequest
-from mrl.rewards.judges.rules import LlmRules
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, end_of, fenced
 
 MAX_CHARS = 20_000

@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from mrl.rewards.addresses import check_address
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Code(_Programs):
     rules_section = CodeRules
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.code.verifier import CodeVerifier
+        from mrl.rewards.code.code_verifier import CodeVerifier
 
         return CodeVerifier(self.rules)
 
@@ -64,6 +64,6 @@ class CodeService(_Programs):
         check_address(part.path or "", "a code service", "a code service is asked without a key")
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.code.remote import CodeServiceVerifier
+        from mrl.rewards.code.code_service import CodeServiceVerifier
 
         return CodeServiceVerifier(self.part.path or "", self.rules)

@@ -8,8 +8,8 @@ from typing import Any
 from mrl.errors import DataError
 from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import RewardPart
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Prompt
 
 _MISSING = frozenset(("nan", "NaN", "-nan", "<NA>", "NaT", "null", "NULL", "#N/A"))

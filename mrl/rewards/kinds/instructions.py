@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.instructions.rules import FormatRules, InstructionRules, RepetitionRules
+from mrl.rewards.instructions.instruction_rules import FormatRules, InstructionRules, RepetitionRules
 
 
 class Instructions(RewardKind):
@@ -20,17 +20,17 @@ class Instructions(RewardKind):
         return not self.rules.partial
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.instructions.verifier import InstructionVerifier
+        from mrl.rewards.instructions.instruction_verifier import InstructionVerifier
 
         return InstructionVerifier(self.rules)
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> Any:
-        from mrl.rewards.instructions.verifier import parse_checks
+        from mrl.rewards.instructions.instruction_verifier import parse_checks
 
         return parse_checks(raw, place=place)
 
     def reading(self, request: RewardRequest) -> dict[str, str]:
-        from mrl.rewards.instructions.plain import VisibleResponse
+        from mrl.rewards.instructions.plain_text import VisibleResponse
 
         return {"prose": VisibleResponse(request.visible).prose}
 

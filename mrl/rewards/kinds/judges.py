@@ -8,8 +8,8 @@ from typing import Any
 from mrl.errors import DataError
 from mrl.rewards.addresses import check_address
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.judges.rules import LlmRules, RewardModelRules
-from mrl.rewards.part import RewardPart
+from mrl.rewards.judges.judge_rules import LlmRules, RewardModelRules
+from mrl.rewards.reward_part import RewardPart
 
 
 class _Asked(RewardKind):
@@ -82,9 +82,13 @@ class RewardModel(_Asked):
             raise ValueError("kind = reward_model needs server.tokenizer, the model's folder")
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.judges.ledger import first_date
-        from mrl.rewards.judges.process_reward_model import ProcessRewardVerifier
-        from mrl.rewards.judges.reward_model import ConversationEncoder, RewardModelVerifier, check_heads
+        from mrl.rewards.judges.judge_cache import first_date
+        from mrl.rewards.judges.process_reward_judge import ProcessRewardVerifier
+        from mrl.rewards.judges.reward_model_judge import (
+            ConversationEncoder,
+            RewardModelVerifier,
+            check_heads,
+        )
 
         conversation = ConversationEncoder(self.part.server.tokenizer or "", date=first_date(self.own_folder))
         check_heads(conversation, self.rules)

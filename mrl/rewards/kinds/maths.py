@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.maths.maths_rules import MathsRules
 
 _FORMS = {
     "boxed": "\\boxed{{{}}}",
@@ -33,12 +33,12 @@ class Maths(RewardKind):
         return self.stages if self.rules.symbolic else self.stages[:1]
 
     def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.maths.verifier import MathsVerifier
+        from mrl.rewards.maths.maths_verifier import MathsVerifier
 
         return MathsVerifier(self.rules, in_child=stage.in_child)
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
-        from mrl.rewards.maths.verifier import parse_maths_ground_truth
+        from mrl.rewards.maths.maths_verifier import parse_maths_ground_truth
 
         return parse_maths_ground_truth(raw, rules=self.rules, place=place)
 

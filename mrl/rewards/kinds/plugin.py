@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mrl.rewards.contract import GroupVerifier, RewardKind, Stage, Verifier
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 
 
 class Plugin(RewardKind):
@@ -26,6 +26,6 @@ class Plugin(RewardKind):
         return str(ground_truth) if isinstance(ground_truth, str | int | float) else None
 
     def verifier(self, stage: Stage) -> Verifier | GroupVerifier:
-        from mrl.rewards.plugins.plugin import load_plugin
+        from mrl.rewards.plugins.plugin_verifier import load_plugin
 
         return load_plugin(self.part)

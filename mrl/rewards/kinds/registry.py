@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mrl.rewards.contract import RewardKind
 from mrl.rewards.kinds.code import Code, CodeService
-from mrl.rewards.kinds.environment import EnvironmentReturn
+from mrl.rewards.kinds.environment_return import EnvironmentReturn
 from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
 from mrl.rewards.kinds.judges import Llm, RewardModel
 from mrl.rewards.kinds.maths import Maths
 from mrl.rewards.kinds.plugin import Plugin
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 
 KINDS: dict[str, type[RewardKind]] = {
     "maths": Maths,

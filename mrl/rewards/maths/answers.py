@@ -12,8 +12,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, tidy
-from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.visible import answer_frames, visible_text
 
 MAX_ANSWER_CHARS = 400

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from mrl.rewards.maths import scalars
 from mrl.rewards.maths.expressions import Number, Symbol, Tree, symbols
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.relations import (
     equations,
     intervals,
@@ -16,7 +17,6 @@ from mrl.rewards.maths.relations import (
     sides_difference,
     solved,
 )
-from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import (
     Based,
     Interval,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from mrl.rewards.maths.tokens import Token, Unreadable
+from mrl.rewards.maths.answer_tokens import Token, Unreadable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

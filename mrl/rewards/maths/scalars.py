@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from mrl.rewards.maths.expressions import Call, Constant, Number, Tree, symbols, walk
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.values import Digits, NoValue, exactly
 
 POINTS = 5

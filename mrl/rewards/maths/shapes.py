@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from mrl.rewards.maths.answer_tokens import Token, Unreadable, tokenise
 from mrl.rewards.maths.expressions import CLOSING, Call, Constant, Number, Tree, read_expression, walk
 from mrl.rewards.maths.numbers import exact_quantity, without_percent
-from mrl.rewards.maths.tokens import Token, Unreadable, tokenise
 from mrl.rewards.maths.units import DEGREE, Unit, read_unit, split_unit
 
 

@@ -8,12 +8,12 @@ import functools
 import re
 
 from mrl.rewards.contract import scored
+from mrl.rewards.maths.answer_tokens import Unreadable
 from mrl.rewards.maths.equality import equal, shape_has_value, stated_value
 from mrl.rewards.maths.expressions import Call, Number, Tree, symbols
+from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.numbers import exact_quantity
-from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.shapes import Based, ParseOptions, Scalar, Shape, parse_shape
-from mrl.rewards.maths.tokens import Unreadable
 from mrl.samples import Verdict
 
 _SETS_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{([^{}]*)\}")

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from mrl.errors import ConfigError
 from mrl.processes.start import child_environment, module_words
-from mrl.rewards.part import RewardPart
-from mrl.rewards.plugins.plugin import load_plugin
+from mrl.rewards.plugins.plugin_verifier import load_plugin
+from mrl.rewards.reward_part import RewardPart
 
 DEADLINE_SECONDS = 60.0
 

@@ -134,7 +134,7 @@ class Dispatcher:
             self._begin(queue, now)
 
     def _begin(self, queue: StageQueue, now: float) -> None:
-        worker = Worker(WorkerProcess("mrl.rewards.pool.worker"), started=now)
+        worker = Worker(WorkerProcess("mrl.rewards.pool.reward_worker"), started=now)
         worker.process.send((queue.kind, queue.stage))
         queue.workers.append(worker)
         process = worker.process

@@ -27,11 +27,11 @@ from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
 from mrl.processes.start import kill_session, module_words, wait_or_kill
 from mrl.reward_labels import scores_steps
+from mrl.rewards.judges.judge_cache import json_digest
+from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.judges.keeper import END_SECONDS, Job
-from mrl.rewards.judges.ledger import json_digest
-from mrl.rewards.judges.rules import EngineSection
-from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.part import Served
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
+from mrl.rewards.reward_part import Served
 
 _log = logging.getLogger(__name__)
 

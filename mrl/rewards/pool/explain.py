@@ -16,13 +16,13 @@ from mrl.errors import RewardError
 from mrl.rewards.contract import RewardKind, RewardRequest, request_for
 from mrl.rewards.kinds.ground_truth import ground_truth_of
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import RewardPart
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.dispatch import Dispatcher
 from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.tickets import closed_by, not_asked, weighted_verdict
 from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.pool.work import Task
+from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Prompt, Verdict
 
 

@@ -21,7 +21,7 @@ from mrl.errors import RewardError
 from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, no_reward, scored
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.work import AttemptFailure, Cause, FairQueue, Task, TaskBatch, Worker
 from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import Verdict

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mrl.rewards.contract import no_reward, rejected
-from mrl.rewards.part import RewardPart
+from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Verdict, VerdictKind
 
 

@@ -25,18 +25,6 @@ def wilson(count: float, total: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def kappa(said: Sequence[bool], right: Sequence[bool]) -> float:
-    """Agreement beyond chance (Cohen, 1960): 1 in full, 0 by chance; 0 where both always say the same.
-
-    >>> kappa([True, True, False, False], [True, False, False, False])
-    0.5
-    """
-    a, b = np.array(said, bool), np.array(right, bool)
-    agreed = float((a == b).mean())
-    chance = float(a.mean() * b.mean() + (1 - a.mean()) * (1 - b.mean()))
-    return 0.0 if chance == 1.0 else (agreed - chance) / (1 - chance)
-
-
 def auroc(values: Sequence[float], right: Sequence[bool]) -> float | None:
     """Probability that a right response has more than a wrong one, ties half; None where one of both is missing.
 

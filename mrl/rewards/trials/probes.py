@@ -12,8 +12,8 @@ import numpy as np
 from mrl.errors import RewardError
 from mrl.rewards.causes import cause_of
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Status, Verdict
 

@@ -14,11 +14,10 @@ from megatron.core import dist_checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mrl.errors import CheckpointError
-from mrl.training.checkpoint import closed_pickle, plain
-from mrl.training.checkpoint import folder as checkpoint_folder
+from mrl.training.checkpoint import checkpoint_folder, closed_pickle, plain_values
+from mrl.training.checkpoint.atomic_save import random_file
 from mrl.training.checkpoint.compatible import require_compatible
 from mrl.training.checkpoint.random_state import set_random_state
-from mrl.training.checkpoint.saving import random_file
 from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
@@ -88,7 +87,7 @@ def _random_state(path: Path, rank: int) -> dict[str, Any]:
     file = path / random_file(rank)
     with _unreadable(file):
         if file.exists():
-            return plain.loads(file.read_bytes())
+            return plain_values.loads(file.read_bytes())
         return closed_pickle.read_pickle(
             file.with_suffix(".pickle").read_bytes(), closed_pickle.random_classes()
         )

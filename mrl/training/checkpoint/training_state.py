@@ -1,6 +1,6 @@
 """What a checkpoint holds of one model: its sharded state, saved from and loaded into in place.
 
-saving.py writes it, loading.py reads it.
+atomic_save.py writes it, loading.py reads it.
 """
 
 from __future__ import annotations

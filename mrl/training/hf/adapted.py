@@ -17,7 +17,7 @@ from mrl.models.kernels.low_rank import merged
 from mrl.models.stored_names import StoredBox
 from mrl.training.checkpoint.reader import DistributedCheckpoint
 from mrl.training.hf.base import require_base, section_of
-from mrl.training.hf.values import read_boxes
+from mrl.training.hf.read_values import read_boxes
 
 
 class AdaptedWeights:

@@ -16,8 +16,8 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError
 from mrl.models.families import family_of
-from mrl.training.checkpoint import folder as checkpoint_folder
-from mrl.training.hf.folder import read_config, tensor_files
+from mrl.training.checkpoint import checkpoint_folder
+from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def file_digests(folder: str | Path, *, share: int = 0, shares: int = 1) -> dict[str, str]:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
 from mrl.models.adapters import a_of, b_of
 from mrl.training.hf.adapted import AdaptedWeights
-from mrl.training.hf.export import require_new
+from mrl.training.hf.export_folder import require_new
 
 PREFIX = "base_model.model."
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from mrl.agents.environment import Step
+from mrl.agents.environment_registry import find_environment, names
 from mrl.agents.envs.calculator import Calculator, calculator_rows
-from mrl.agents.envs.guess import Guess
-from mrl.agents.registry import find_environment, names
 from mrl.agents.tool_calls import ToolCall, calls_in
-from mrl.agents.tools.arithmetic import value_of
+from mrl.agents.tools.arithmetic_tool import value_of
 from mrl.agents.tools.tool import ToolBox, ToolError, shorten
+from tests.support.guess import Guess
 
 
 def test_every_shipped_environment_is_there() -> None:
-    assert {"calculator", "guess"} <= set(names())
+    assert {"calculator", "python_maths"} <= set(names())
     for name in names():
         assert all(hasattr(find_environment(name), method) for method in ("reset", "step", "close"))
 

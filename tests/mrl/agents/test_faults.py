@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from mrl.agents.answer import EnvironmentAnswer
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from tests.support.environments import FILE
 from tests.support.processes import children
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mrl.agents.deadlines import Deadlines
-from mrl.agents.messages import call_message, opening_message, read_call, read_opening
-from mrl.agents.registry import EnvironmentSpec
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
+from mrl.agents.host_messages import call_message, opening_message, read_call, read_opening
 from mrl.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer
-from mrl.agents.deadlines import Deadlines
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec, find_environment
 from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec, find_environment
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError, RolloutError
 from tests.support.environments import FILE

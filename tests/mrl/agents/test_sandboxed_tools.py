@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from mrl.agents.envs.file_repair import FileRepair, repair_rows
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.envs.python_maths import PythonMaths
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
@@ -113,40 +111,6 @@ def test_a_gsm8k_row_is_computed_and_answered() -> None:
     assert env.step("The answer is 17.", []).reward == 0.0
     assert env.step("no number", []).reward == 0.0
     env.close()
-
-
-def repaired(row: dict[str, Any]) -> tuple[Any, list[str]]:
-    env = FileRepair()
-    env.reset(row, 0)
-    said: list[str] = []
-
-    def call(name: str, **arguments: str) -> None:
-        (message,) = env.step("", [ToolCall(name, arguments)]).observation
-        said.append(message["content"])  # type: ignore[index] a message of the role tool
-
-    call("read_file", path="main.py")
-    call("run_tests")
-    call("edit_file", path="total.py", old="result - number", new="result + number")
-    call("edit_file", path="total.py", old="result", new="other")
-    call("run_tests")
-    end = env.step("done", [])
-    env.close()
-    return end, said
-
-
-def test_a_file_is_repaired() -> None:
-    row = next(row for row in repair_rows(20, seed=0) if row["path"] == "total.py")
-    end, (read, before, edited, twice, after) = repaired(row)
-    assert read == "error: no file 'main.py'; there are total.py" and before.startswith("failed: wrong")
-    assert edited == "edited" and "4 times, not once" in twice and after == "all tests pass"
-    assert (end.reward, end.done) == (1.0, True)
-
-
-def test_a_file_that_is_left_alone_is_worth_nothing() -> None:
-    env = FileRepair()
-    for row in list(repair_rows(3, seed=1)):
-        env.reset(row, 0)
-        assert env.step("done", []).reward == 0.0
 
 
 def test_an_episode_that_is_given_up_leaves_no_process() -> None:

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from mrl.agents.answer import EnvironmentAnswer
-from mrl.agents.deadlines import Deadlines
 from mrl.agents.environment import Unreachable
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.mcp import McpServer
 from mrl.agents.tools.search import Search, build_index

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import advantages, correction, losses
+from mrl.algorithms import advantages, correction_weights, losses
 from mrl.algorithms.tokens import Packed, Segments, checked
 from mrl.config.sections import policy_loss as sections
 from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection, EstimatorSection
@@ -150,11 +150,13 @@ def weights(
     """In the shape of the inputs."""
     section = AlgorithmSection.model_validate({"correction": {"kind": kind, **constants}}).correction
     inputs = correction_inputs(old_logprobs, rollout_logprobs, loss_mask, segment_ids)
-    return correction.weights(section, *inputs).reshape(loss_mask.shape)
+    return correction_weights.weights(section, *inputs).reshape(loss_mask.shape)
 
 
 def measure(*, old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
-    return correction.correction_metrics(*correction_inputs(old_logprobs, rollout_logprobs, loss_mask, None))
+    return correction_weights.correction_metrics(
+        *correction_inputs(old_logprobs, rollout_logprobs, loss_mask, None)
+    )
 
 
 def estimate(

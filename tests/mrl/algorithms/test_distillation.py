@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from mrl.algorithms.distillation import TEACHER, sampled
+from mrl.algorithms.distillation_terms import TEACHER, sampled
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import DistillationSection

@@ -10,7 +10,7 @@ from mrl.capacity.report import capacity_report
 from mrl.cli import main
 from mrl.config.load import load
 from mrl.files import CONFIGS
-from mrl.rollout import engine_arguments
+from mrl.rollout import passthrough_args
 
 QWEN_30B = CONFIGS / "qwen3_30b_a3b.yaml"
 
@@ -175,7 +175,7 @@ def test_what_a_sleeping_engine_keeps_can_be_given_back() -> None:
     )
     arguments = yaml.safe_load(line.removeprefix("rollout.engine_args=").partition("}")[0] + "}")
     assert set(arguments.values()) == {True}
-    assert engine_arguments.argument_faults(arguments) == []
+    assert passthrough_args.argument_faults(arguments) == []
 
 
 def test_the_recipes_layout_stays_on_its_rails() -> None:

@@ -10,7 +10,11 @@ from mrl.config.load import load
 from mrl.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "configs/quickstart.yaml"
-ACTS = ("model.max_length=64", "rollout.max_response_tokens=40", "agent={environment: guess}")
+ACTS = (
+    "model.max_length=64",
+    "rollout.max_response_tokens=40",
+    "agent={environment: tests.support.guess:Guess}",
+)
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_settings_are_shown_by_path_with_type_and_choices(path: str, expected: s
 EVERY_SECTION = [
     "data={difficulty: {file: f}, train: [{path: t}]}",
     "reward={domains: {a: {parts: [{kind: maths}]}, b: {kind: llm, engine: e}}, engines: {e: {model: m}}}",
-    "agent={environment: calculator, domains: {a: {environment: guess}}}",
+    "agent={environment: calculator, domains: {a: {environment: tests.support.guess:Guess}}}",
     "algorithm={estimator: {name: gae}, shaping: {overlong: {max_tokens: 9, buffer_tokens: 1}}}",
     "algorithm={shaping_by_domain: {a: {}}, filter: {}}",
     "critic={}",
@@ -723,9 +723,6 @@ def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> 
     assert (placed.sync.transport, placed.training.offload) == ("distributed", "never")
     assert not placed.rollout.enable_sleep_mode and placed.launch == own.launch
     assert own.as_placed(shares_memory=True).sync.transport == "auto"
-    assert (
-        load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"]).as_placed().sync.transport == "nixl"
-    )
 
 
 def test_without_slots_of_their_own_engines_have_the_trainers(minimal: Path) -> None:

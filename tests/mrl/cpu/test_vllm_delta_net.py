@@ -13,7 +13,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
 from mrl.cpu.vllm_delta_net import delta_net_core
 from mrl.models.kernels.buckets import positions
-from mrl.models.kernels.delta_net import chunk_segments, gated_delta_rule, gates, short_convolution
+from mrl.models.kernels.delta_rule import chunk_segments, gated_delta_rule, gates, short_convolution
 
 KEYS, VALUES, KEY, VALUE, WIDTH = 2, 4, 8, 12, 4
 CHANNELS = 2 * KEYS * KEY + VALUES * VALUE

@@ -14,13 +14,13 @@ import pytest
 
 from mrl.agents.render import TurnRenderer
 from mrl.config.sections.data import DataSection
-from mrl.data import files, templates
+from mrl.data import row_files, templates
 from mrl.data.conversation import Encoder
-from mrl.data.files import read_rows
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.messages import read_messages
+from mrl.data.row_files import read_rows
 from mrl.errors import MrlError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from tests.support.bad_files import outcome
 
 MIB = 2**20
@@ -39,21 +39,21 @@ def _gzipped(path: Path, head: str, filler: str, tail: str, mebibytes: int) -> P
 @pytest.mark.parametrize("ending", [".jsonl.gz", ".json.gz"])
 def test_a_line_without_an_end(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 MB of gzip may be a line of 3 GB."""
-    monkeypatch.setattr(files, "ROW_BYTES", MIB)
+    monkeypatch.setattr(row_files, "ROW_BYTES", MIB)
     path = _gzipped(tmp_path / f"rows{ending}", '{"answer": "1", "prompt": "', "x", '"}\n', 3)
     _, said = outcome(lambda: list(read_rows(path)))
     assert said.startswith(f"{path}:1: the line has more than 1,048,576 bytes")
 
 
 def test_a_list_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LIST_BYTES", 8 * MIB)
+    monkeypatch.setattr(row_files, "LIST_BYTES", 8 * MIB)
     path = _gzipped(tmp_path / "rows.json.gz", "[", '{"prompt": "1"},', "{}]", 9)
     _, said = outcome(lambda: list(read_rows(path)))
     assert said.startswith(f"{path}: the list has more than") and ".jsonl" in said
 
 
 def test_a_csv_field_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROW_BYTES", MIB)
+    monkeypatch.setattr(row_files, "ROW_BYTES", MIB)
     path = tmp_path / "rows.csv"
     path.write_text(f'prompt,answer\n1,2\n"{"x" * 2 * MIB}",1\n')
     _, said = outcome(lambda: list(read_rows(path)))
@@ -79,7 +79,7 @@ def test_a_small_parquet_of_very_many_values(tmp_path: Path) -> None:
 
 
 def test_a_small_parquet_of_a_very_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "UNPACKED_BYTES", 16 * MIB)
+    monkeypatch.setattr(row_files, "UNPACKED_BYTES", 16 * MIB)
     columns = {"prompt": ["x" * 32 * MIB], "answer": ["1"]}
     path = _parquet(tmp_path / "rows.parquet", columns=columns, use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 20_000
@@ -91,7 +91,7 @@ def test_a_small_parquet_of_a_long_text_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once in the file's dictionary, a thousand times in the rows."""
-    monkeypatch.setattr(files, "BATCH_BYTES", 32 * MIB)
+    monkeypatch.setattr(row_files, "BATCH_BYTES", 32 * MIB)
     columns = {"prompt": ["x" * MIB] * 64, "answer": ["1"] * 64}
     path = _parquet(tmp_path / "rows.parquet", columns=columns, dictionary_pagesize_limit=4 * MIB)
     _, said = outcome(lambda: list(read_rows(path)))

@@ -13,9 +13,9 @@ from mrl.algorithms.solve_rate import SolveRate
 from mrl.config.load import load
 from mrl.config.sections.data import DataSection, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
 MATHS = RewardSection(kind="maths")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection, Format
-from mrl.data.load import load_data
-from mrl.data.shapes import shape_of
-from mrl.rewards.instructions.verifier import Check
-from mrl.rewards.kinds.section import RewardSection
+from mrl.data.load_rows import load_data
+from mrl.data.row_shapes import shape_of
+from mrl.rewards.instructions.instruction_verifier import Check
+from mrl.rewards.kinds.reward_section import RewardSection
 
 SECTIONS = re.findall(
     r"^##+ (\w+)$(?:(?!^#).)*?^```json\n(.*?)^```$",

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mrl.data.files import read_rows
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 
 ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": [{"role": "user", "content": "b"}], "answer": 2}]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data.files import read_rows
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
+from mrl.data.row_files import read_rows
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(3)]
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data import load
-from mrl.data.load import load_data, load_validation
-from mrl.data.shapes import DataRow, read_row
+from mrl.data import load_rows
+from mrl.data.load_rows import load_data, load_validation
+from mrl.data.row_shapes import DataRow, read_row
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 MATHS = RewardSection(kind="maths")
 
@@ -62,7 +62,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
         read.append(place.rpartition(":")[2])
         return read_row(columns, place=place, **options)
 
-    monkeypatch.setattr(load, "read_row", counted)
+    monkeypatch.setattr(load_rows, "read_row", counted)
     once = [row(1), row(2, domain="sums"), row(3, answer=None), row(4, level=1), row(4, level=2)]
     train = write_rows(3 * once)
     section = DataSection.model_validate(
@@ -79,7 +79,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
         7,
     )
     assert left_out["dedupe", "sums"].examples == [f"{train}:{n}: the prompt of {train}:2" for n in (7, 12)]
-    monkeypatch.setattr(load, "read_row", read_row)
+    monkeypatch.setattr(load_rows, "read_row", read_row)
     every = load_data(section.model_copy(update={"dedupe": False}), MATHS, plain_tokenizer).report
     assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
 

@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 ANY_VERIFIER = RewardSection.model_validate({"kind": "format"})
 

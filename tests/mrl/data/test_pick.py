@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import DataSection
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.pick import pick_row
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 MATHS = RewardSection.model_validate({"kind": "maths"})
 

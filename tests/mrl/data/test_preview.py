@@ -11,10 +11,10 @@ import pytest
 
 from mrl.config.sections.data import ColumnMap, DataEntry, DataSection
 from mrl.data.conversation import Encoded
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.preview import FilePreview, length_figures, of_source, of_tuned
 from mrl.data.tune_rows import TuneRow
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 
 MATHS = RewardSection.model_validate({"kind": "maths"})
 

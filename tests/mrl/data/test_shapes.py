@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mrl.config.sections.data import ColumnMap, DataEntry
-from mrl.data.shapes import read_row, shape_of
+from mrl.data.row_shapes import read_row, shape_of
 from mrl.errors import DataError
 
 USER = ({"role": "user", "content": "q"},)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mrl.data.stream import PromptStream, Source, validation_order
+from mrl.data.prompt_stream import PromptStream, Source, validation_order
 from mrl.errors import DataError
 from mrl.samples import Prompt
 

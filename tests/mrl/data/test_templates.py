@@ -12,11 +12,11 @@ import pytest
 
 from mrl.config.sections.data import DataSection
 from mrl.data.conversation import Encoder
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.data.messages import read_messages
 from mrl.data.templates import JsonText
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from tests.support.family_templates import FORMS, tokenizer
 
 TEXT = '{"a":1,"b":[ "x" ]}'

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, dynamic_module_utils
 
-from mrl.data.shapes import DataRow
+from mrl.data.row_shapes import DataRow
 from mrl.data.tokenise import AT_ONCE, decoder, encode_texts, pieces, render
 from mrl.errors import ConfigError, DataError
 from mrl.models.families import FAMILIES

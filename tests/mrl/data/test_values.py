@@ -17,11 +17,11 @@ import pytest
 from mrl.config.sections.data import DataSection
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.files import read_rows
-from mrl.data.load import Dataset, load_data
+from mrl.data.load_rows import Dataset, load_data
+from mrl.data.row_files import read_rows
 from mrl.data.tune_rows import load_training
 from mrl.errors import DataError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from tests.support.bad_files import outcome
 from tests.support.formats import PROMPTS, rows_of
 from tests.support.mutations import STRANGE

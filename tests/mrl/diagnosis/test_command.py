@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.cli import main
-from mrl.diagnosis.folder import choose_samples
+from mrl.diagnosis.diagnosed_folder import choose_samples
 from tests.support.recorded_rows import recorded
 
 

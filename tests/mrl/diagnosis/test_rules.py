@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mrl.diagnosis.closing import closing_line, learned_nothing
-from mrl.diagnosis.curves import Curves, initial_value, recent, standing
+from mrl.diagnosis.metric_arrays import Curves, initial_value, recent, standing
 from mrl.diagnosis.quality import quality
 from mrl.diagnosis.rules import diagnose
 from tests.support.made_rows import made

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.in_flight import InFlight

@@ -23,7 +23,7 @@ from mrl.algorithms.objective import Objective
 from mrl.algorithms.tokens import Segments
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.collect import Collector

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mrl.config.root import Config
-from mrl.data.stream import PromptStream
+from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.loops.group_pool import check_pool, open_group_store
 from mrl.pool.group_bytes import encode_group, size_of

@@ -20,11 +20,11 @@ import psutil
 import pytest
 import torch
 
-from mrl.agents.deadlines import Deadlines
 from mrl.agents.environment import Step
+from mrl.agents.environment_limits import Deadlines
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
-from mrl.agents.registry import EnvironmentSpec
 from mrl.loops.episodes import Episodes, Rules
 from mrl.report.audit import audit, audit_text
 from tests.mrl.loops.table_policy import TableRun, config_of

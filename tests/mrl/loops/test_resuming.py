@@ -13,8 +13,8 @@ from mrl.errors import CheckpointError, ConfigError
 from mrl.loops.resuming import kept_settings, require_resumable
 from mrl.pool.group_bytes import encode_group
 from mrl.report.audit import audit, audit_text
-from mrl.training.checkpoint import plain
-from mrl.training.checkpoint.folder import PICKLED_EXTRA, candidates, read_extra
+from mrl.training.checkpoint import plain_values
+from mrl.training.checkpoint.checkpoint_folder import PICKLED_EXTRA, candidates, read_extra
 from tests.mrl.loops.table_policy import TableRun, config_of
 
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")
@@ -96,7 +96,7 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
     """Also by the state of a release that kept no settings. tests/launch/test_started.py: before anything starts."""
     run = after_three_steps(tmp_path, *STREAM)
     state, _ = run.train.saved[max(run.train.saved)]
-    state = plain.loads(plain.dumps(state))
+    state = plain_values.loads(plain_values.dumps(state))
     require_resumable(state, config_of(tmp_path, FILTER, *STREAM))
     with pytest.raises(
         ConfigError, match=r"loop\.schedule: .*saved with stream, this is on_policy.*mrl export"
@@ -109,16 +109,21 @@ def test_another_schedule_is_refused(tmp_path: Path) -> None:
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
     """Whether a domain has an environment is fixed; which one it has is not."""
-    plain = "agent={environment: guess, domains: {prose: {}}}"
+    plain = "agent={environment: tests.support.guess:Guess, domains: {prose: {}}}"
     state = {"supply": {}, "settings": kept_settings(config_of(tmp_path, FILTER, plain))}
     assert state["settings"]["agent"] == "a section not for prose"
     require_resumable(state, config_of(tmp_path, FILTER, plain, "agent.environment=calculator"))
-    for agent in ("{environment: guess}", "{environment: guess, domains: {prose: {environment: guess}}}"):
+    for agent in (
+        "{environment: tests.support.guess:Guess}",
+        "{environment: tests.support.guess:Guess, domains: {prose: {environment: tests.support.guess:Guess}}}",
+    ):
         with pytest.raises(
             ConfigError, match=r"agent: .* was saved with a section not for prose, this is a section,"
         ):
             require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
-    alone = config_of(tmp_path, FILTER, "agent={domains: {riddles: {environment: guess}}}")
+    alone = config_of(
+        tmp_path, FILTER, "agent={domains: {riddles: {environment: tests.support.guess:Guess}}}"
+    )
     assert kept_settings(alone)["agent"] == "a section for riddles"
 
 

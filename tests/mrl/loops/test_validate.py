@@ -7,7 +7,7 @@ import pytest
 
 from mrl.config.load import load_reward
 from mrl.loops.validate import Scores, validation_metrics
-from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
+from mrl.rewards.instructions.instruction_verifier import parse_checks, verify_instructions
 from mrl.samples import Verdict, VerdictKind
 from tests.support.samples import make_groups, make_sample
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from mrl.loops.witnesses import STEPS, Witnesses
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ONE = np.zeros(1, np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mrl.prepare import arithmetic
+from mrl.prepare import arithmetic_rows
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -19,7 +19,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """100 sums: 16 to validate, 8 demonstrated, 76 to train on."""
-    return arithmetic.write_arithmetic(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
+    return arithmetic_rows.write_arithmetic(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
 
 
 def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
@@ -32,7 +32,7 @@ def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
 
 
 def test_more_pairs_than_sums_are_further_wrong_answers(small: Path, tmp_path: Path) -> None:
-    more = arithmetic.write_arithmetic(
+    more = arithmetic_rows.write_arithmetic(
         tmp_path / "more", largest=9, num_validation=16, num_sft=8, num_pairs=200
     )
     pairs = rows(more / "pairs.jsonl")

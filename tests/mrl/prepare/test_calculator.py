@@ -7,14 +7,14 @@ from pathlib import Path
 
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import ToolCall, calls_in
-from mrl.prepare import calculator, tokenizer
+from mrl.prepare import calculator_rows, tokenizer
 from mrl.tokenizer_folder import load_tokenizer
 
 SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
 
 
 def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> None:
-    folder = calculator.write_calculator(tmp_path / "rows", num_train=50, num_validation=20, num_sft=60)
+    folder = calculator_rows.write_calculator(tmp_path / "rows", num_train=50, num_validation=20, num_sft=60)
     names = ("train", "validation", "sft")
     train, validation, turns = (
         [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in names

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import load
-from mrl.data.load import load_data
+from mrl.data.load_rows import load_data
 from mrl.prepare import domains, tokenizer
+from mrl.rewards.code.code_verifier import verify_program as verify_code
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify_program as verify_code
-from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
-from mrl.rewards.maths.rules import MathsRules
-from mrl.rewards.maths.verifier import verify_exactly
+from mrl.rewards.instructions.instruction_verifier import parse_checks, verify_instructions
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import verify_exactly
 
 ROOT = Path(__file__).parents[3]
 NAMES = ("sums", "code", "style")

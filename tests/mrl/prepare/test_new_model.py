@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.models.families import family_of, require_trainable
 from mrl.prepare import new_model
-from mrl.training.hf.folder import check_folder, read_config
+from mrl.training.hf.hf_folder import check_folder, read_config
 
 
 def test_no_embedding_row_is_zero_and_the_padding_token_is_known(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.observe.metrics_log import MetricsLog, read
 from mrl.observe.samples_log import SamplesLog
 from mrl.report.audit import audit
-from mrl.report.rows import parsed
+from mrl.report.log_rows import parsed
 from mrl.report.text import run_text
 from tests.support.bad_files import LONGEST, failures, outcome
 from tests.support.mutations import Mutator, copied

@@ -9,11 +9,11 @@ import pytest
 from mrl.cli import main
 from mrl.errors import DataError
 from mrl.observe.metric_names import METRICS
-from mrl.report import rows as report_rows
-from mrl.report.figures import SECTIONS, figures
+from mrl.report import log_rows as report_rows
+from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.page import render_page, write_report
-from mrl.report.rows import ReadSummary, read_log_rows
-from mrl.report.run import read_run
+from mrl.report.page_figures import SECTIONS, figures
+from mrl.report.run_data import read_run
 from mrl.report.text import run_text
 from tests.support.run_folders import metrics_row, sample_row, write_run
 

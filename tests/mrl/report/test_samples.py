@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from mrl.report.samples import SamplesShown
+from mrl.report.samples_shown import SamplesShown
 from tests.support.run_folders import sample_row
 
 

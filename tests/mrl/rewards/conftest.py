@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Prompt, Sample, Status, Verdict
 
 Pair = tuple[Sample, Prompt]

@@ -7,8 +7,8 @@ import pytest
 from mrl.config.load import load
 from mrl.errors import ConfigError
 from mrl.rewards.addresses import Proxy, proxy_of
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import VerdictKind
 from tests.support.judge_server import judge_server
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mrl.rewards.maths.answers import final_answer
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.maths.maths_rules import MathsRules
 
 RULES = MathsRules()
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.examiner import examiner
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192)
 PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})

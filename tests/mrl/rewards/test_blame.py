@@ -8,9 +8,9 @@ import pytest
 from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, scored
-from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.queues import GRACE_SECONDS, UNWATCHED_SECONDS, StageQueue
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.work import Cause, Task, Worker
 from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict, VerdictKind

@@ -13,7 +13,7 @@ import pytest
 
 from mrl.rewards.code import cgroup, sandbox
 from mrl.rewards.code.cells import Cells
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.sandbox import Boundary, BoundaryRun, find_boundary
 from tests.support.plain_user import printed, run_as_plain_user
 

@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from mrl.rewards.code import sandbox, seccomp
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=60.0, cpu_seconds=60.0, memory_mib=192)
 TASK = parse_task({"entry_point": "f", "cases": [{"args": [3], "expected": 10}]}, place="x")
@@ -118,7 +118,7 @@ def boundary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "no cgroup":
         monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     found = sandbox.find_boundary.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: found)
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: found)
     return found
 
 
@@ -164,7 +164,7 @@ def test_without_a_bounded_file_system_nothing_is_writable(monkeypatch: pytest.M
     monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     monkeypatch.setattr(sandbox, "mount_scratch", _not_permitted)
     found = sandbox.find_boundary.__wrapped__()
-    monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: found)
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: found)
     assert "nothing writable" in found.describe()
     holds(
         "for folder in ('/tmp', '/dev/shm', '/dev', '/'):\n"

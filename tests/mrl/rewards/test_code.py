@@ -10,11 +10,11 @@ import pytest
 
 from mrl.errors import DataError, RewardError
 from mrl.rewards.code import sandbox
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify_program
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import VerdictKind
 
@@ -165,7 +165,7 @@ def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.Monke
     monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
     strict = sandbox.find_boundary.__wrapped__()
     assert "no cgroup here" in strict.describe()
-    monkeypatch.setattr("mrl.rewards.code.verifier.find_boundary", lambda: strict)
+    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: strict)
     assert verify_program("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
     fork = "import os\ntry:\n    os.fork()\nexcept OSError:\n    {}\ndef add(a, b):\n    return a + b"
     assert verify_program(fork.format("pass"), ADD, FAST).value == 1.0

@@ -11,13 +11,13 @@ import pytest
 
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_service import MAX_REPLY_BYTES, RemoteSession
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.remote import MAX_REPLY_BYTES, RemoteSession
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import VerdictKind
 
 ADD = parse_task(
@@ -161,7 +161,7 @@ def test_nobody_listening_is_an_outage(make_pair: Any, score_all: Any) -> None:
 
 
 def test_the_fetched_answer_is_data_only() -> None:
-    from mrl.rewards.code.remote import _answer
+    from mrl.rewards.code.code_service import _answer
 
     assert _answer({"answer.json": base64.b64encode(b'{"value": 3}').decode()}) == {"value": 3}
     for bad in (

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from mrl.errors import WorkerLost
-from mrl.rewards.judges.rules import LlmRules
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import Served, ServerSection
+from mrl.rewards.judges.judge_rules import LlmRules
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import engines
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rewards.reward_part import Served, ServerSection
 from tests.support.judge_server import judge_server
 
 SERVER = """

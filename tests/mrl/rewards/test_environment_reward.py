@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mrl.rewards.kinds.environment import return_of
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool, try_verifiers
+from mrl.rewards.kinds.environment_return import return_of
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Prompt, Sample, Status, Transcript, Turn, VerdictKind
 from tests.support.samples import make_sample
 

@@ -9,14 +9,14 @@ import pytest
 from mrl.errors import RewardError
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code import exam, examiner
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.examiner import Examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.tagged_values import decode_value, encode_value, same
 from mrl.rewards.code.tasks import Case, CodeTask, parse_task
-from mrl.rewards.code.values import decode_value, encode_value, same
-from mrl.rewards.code.verifier import verify_program
 from tests.support.programs import passes
 from tests.support.verifier_cases.case import Generator, take
 from tests.support.verifier_cases.code import GENERATORS

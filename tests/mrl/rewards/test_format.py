@@ -3,7 +3,7 @@
 import pytest
 
 from mrl.rewards.instructions.format import verify_format, verify_repetition
-from mrl.rewards.instructions.rules import FormatRules, RepetitionRules
+from mrl.rewards.instructions.instruction_rules import FormatRules, RepetitionRules
 
 RULES = FormatRules(final_answer=True)
 

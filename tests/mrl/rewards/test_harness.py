@@ -11,12 +11,12 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.code import runner
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.verifier import verify_program
 from mrl.rewards.kinds.code import Code
-from mrl.rewards.kinds.section import KindPart
+from mrl.rewards.kinds.reward_section import KindPart
 
 PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
 READS = {"inputs": ["0\n", "2\n"], "outputs": ["none\n", "2\n"]}

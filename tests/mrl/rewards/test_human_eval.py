@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
 from tests import data_sets
 
 RULES = CodeRules(seconds=20.0, cpu_seconds=10.0)

@@ -7,7 +7,7 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.instructions.ifeval import ALIASES
-from mrl.rewards.instructions.verifier import parse_checks, verify_instructions
+from mrl.rewards.instructions.instruction_verifier import parse_checks, verify_instructions
 
 TALL = "Some WORDS are TALL."
 

@@ -8,9 +8,9 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.instructions.checks import CHECKS
-from mrl.rewards.instructions.plain import VisibleResponse
-from mrl.rewards.instructions.rules import InstructionRules
-from mrl.rewards.instructions.verifier import Check, parse_checks, verify_instructions
+from mrl.rewards.instructions.instruction_rules import InstructionRules
+from mrl.rewards.instructions.instruction_verifier import Check, parse_checks, verify_instructions
+from mrl.rewards.instructions.plain_text import VisibleResponse
 
 POEM = "First line here.\n\nSecond part, with *stress* and **bold**.\n\nP.S. done"
 

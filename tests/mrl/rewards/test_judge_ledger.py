@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mrl.rewards.judges import ledger
-from mrl.rewards.judges.ledger import JudgeCache
+from mrl.rewards.judges import judge_cache
+from mrl.rewards.judges.judge_cache import JudgeCache
+from mrl.rewards.judges.judge_rules import EngineSection, LlmRules
 from mrl.rewards.judges.llm import Questions
-from mrl.rewards.judges.rules import EngineSection, LlmRules
-from mrl.rewards.part import ServerSection
 from mrl.rewards.pool import engines
+from mrl.rewards.reward_part import ServerSection
 
 
 def test_answers_above_a_value_are_counted_as_they_come_and_as_they_are_read(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_answers_above_a_value_are_counted_as_they_come_and_as_they_are_read(tmp
 
 def test_a_long_run_s_answers_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest are known, now and in a resumed run; all are counted."""
-    monkeypatch.setattr(ledger, "MOST", 90)
+    monkeypatch.setattr(judge_cache, "MOST", 90)
     for scores, held in ((1, range(5, 11)), (12, range(2, 5))):
         judge = f"of {scores}"
         long = JudgeCache(tmp_path, judge, above=0.5)

@@ -19,18 +19,18 @@ from tokenizers.processors import TemplateProcessing
 from mrl.data.conversation import Encoder
 from mrl.errors import ConfigError, DataError, RewardError
 from mrl.reasoning_steps import joined_steps
-from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
+from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest, request_for
-from mrl.rewards.judges import ledger, reward_model
-from mrl.rewards.judges.ledger import FILE
+from mrl.rewards.judges import judge_cache, reward_model_judge
+from mrl.rewards.judges.judge_cache import FILE
+from mrl.rewards.judges.judge_rules import RewardModelRules
 from mrl.rewards.judges.question import read_choice, read_line
-from mrl.rewards.judges.reward_model import ConversationEncoder, check_heads
-from mrl.rewards.judges.rules import RewardModelRules
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder, check_heads
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
-from mrl.rewards.part import ServerSection
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Verdict, VerdictKind
 from tests.support import chat_tokenizers
 from tests.support.judge_server import FAILURES, judge_server, token_score
@@ -52,9 +52,7 @@ def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any)
     )
 
 
-def test_a_judge_is_asked_about_what_is_left_of_a_response(
-    server: Asked, make_pair: Any, score_all: Any
-) -> None:
+def test_a_judge_is_asked_about_what_is_left_of_a_response(server, make_pair, score_all) -> None:
     url, stats, _ = server
     before = stats()["calls"]
     responses = {
@@ -165,9 +163,7 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     assert "failed once" in last["21.0"].reason, "another attempt would find no more of it"
 
 
-def test_a_judge_that_falls_for_attacks_ends_the_rewards(
-    make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_a_judge_that_falls_for_attacks_ends_the_rewards(make_pair, score_all, tmp_path) -> None:
     """The server compares numbers; where the ground truth is the last one of an attack it is taken in."""
     with judge_server() as (url, stats, _):
         rules = section(url, canaries=1.0, choices={"no": 0.0, "yes": 1.0})
@@ -290,30 +286,12 @@ def asking(url: str, server: dict[str, Any], rules: dict[str, Any]) -> RewardSec
     return RewardSection.model_validate(named | {"retries": 0, "deadline_seconds": 60.0})
 
 
-def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules: Any) -> RewardSection:
+def scored_by_heads(folder: Path, url: str, heads: int, *, served: int) -> RewardSection:
     """A reward model whose folder says that it has `heads`, at a server that gives `served` numbers."""
     tokenizer = chat_tokenizers.qwen()
     save_classifier(folder, tokenizer, id2label={str(head): f"head {head}" for head in range(heads)})
     server = {"tokenizer": str(folder), "tries": 1, "model": str(served)}
-    return asking(url, server, rules)
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_heads_that_disagree_lower_the_reward(
-    weight: float, server: Asked, make_pair: Any, tmp_path: Path
-) -> None:
-    """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
-    url, stats, _ = server
-    (tmp_path / "model").mkdir()
-    heads = scored_by_heads(tmp_path / "model", url, 3, served=3, disagreement_weight=weight)
-    pair, before = make_pair(0, "12", None), stats()["calls"]
-    for _ in range(2):
-        verdict = scored_here(heads, pair, str(tmp_path / "judged"))
-        request = RewardRequest("0.0", 0, "12", None, prompt=pair[1].text)
-        mean = sum(ConversationEncoder(str(tmp_path / "model")).ids(request)[0]) + 3.0
-        assert verdict.value == pytest.approx(mean - weight * 6**0.5, abs=1e-12), verdict.reason
-        assert verdict.parts == pytest.approx({"score": mean, "disagreement": 6**0.5, "control_strings": 0.0})
-    assert stats()["calls"] == before + 1
+    return asking(url, server, {})
 
 
 def test_a_template_writes_the_day_of_the_runs_first_start(
@@ -334,7 +312,7 @@ def test_a_template_writes_the_day_of_the_runs_first_start(
 
     def scored_on(day: datetime.date, pair: Any) -> Verdict:
         fixed = type("Day", (datetime.date,), {"today": classmethod(lambda _: day)})
-        for module in (ledger, reward_model):
+        for module in (judge_cache, reward_model_judge):
             monkeypatch.setattr(module, "datetime", SimpleNamespace(date=fixed))
         return scored_here(rewards, pair, str(tmp_path / "judged"))
 
@@ -348,44 +326,19 @@ def test_a_template_writes_the_day_of_the_runs_first_start(
     assert other.value == sum(ConversationEncoder(str(tmp_path), date=first).ids(request)[0]), other.reason
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_a_deviation_lowers_the_reward(weight: float, server: Asked, make_pair: Any, tmp_path: Path) -> None:
-    """The server says that log_sigma is ln 2, whatever it is asked."""
-    save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(DISTRIBUTION))
-    asked = {"tokenizer": str(tmp_path), "tries": 1, "model": "distribution"}
-    section = asking(server[0], asked, {"disagreement_weight": weight})
-    pair = make_pair(0, "12", None)
-    verdict = scored_here(section, pair)
-    mean = sum(
-        ConversationEncoder(str(tmp_path)).ids(RewardRequest("0.0", 0, "12", None, prompt=pair[1].text))[0]
-    )
-    assert verdict.value == pytest.approx(mean - 2 * weight, abs=1e-12), verdict.reason
-    assert verdict.parts == pytest.approx({"score": mean, "sigma": 2.0, "control_strings": 0.0})
-    with pytest.raises(ConfigError, match="gives a mean and a deviation: set reward_model"):
-        check_heads(ConversationEncoder(str(tmp_path)), RewardModelRules())
-
-
-@pytest.mark.parametrize(
-    ("heads", "served", "rules", "said"),
-    [
-        (3, 3, {}, "gives 3 numbers. If each is the score of a head"),
-        (1, 1, {"disagreement_weight": 0.5}, "gives one number, which has no disagreement_weight"),
-        (0, 2, {}, "gives 2 numbers"),  # transformers' own default
-        (3, 2, {"disagreement_weight": 0.5}, "answer has 2 numbers; its folder has 3 labels"),
-    ],
-)
-def test_numbers_that_are_no_heads_are_no_reward(
-    heads: int,
-    served: int,
-    rules: dict[str, Any],
-    said: str,
-    server: Asked,
-    make_pair: Any,
-    tmp_path: Path,
+@pytest.mark.parametrize(("labels", "said"), [(3, "gives 3 numbers"), (0, "gives 2 numbers")])
+def test_several_numbers_are_no_reward(
+    labels: int, said: str, server: Asked, make_pair: Any, tmp_path: Path
 ) -> None:
-    section = scored_by_heads(tmp_path, server[0], heads, served=served, **rules)
-    with pytest.raises((ConfigError, RewardError), match=said):
+    """Without names a folder has two labels, as transformers reads it."""
+    section = scored_by_heads(tmp_path, server[0], labels, served=labels)
+    with pytest.raises(ConfigError, match=said):
         scored_here(section, make_pair(0, "12", None))
+
+
+def test_an_answer_of_several_numbers_is_no_reward(server: Asked, make_pair: Any, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="is not one number"):
+        scored_here(scored_by_heads(tmp_path, server[0], 1, served=2), make_pair(0, "12", None))
 
 
 def scored_by_steps(folder: Path, url: str, *, model: str = "", **rules: Any) -> RewardSection:
@@ -471,9 +424,7 @@ def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
     assert verdict.value == pytest.approx(np.prod(1 / (1 + np.exp(-np.array(scores))))), verdict.reason
 
 
-def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
-    server: Asked, make_pair: Any, tmp_path: Path
-) -> None:
+def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(server, make_pair, tmp_path) -> None:
     section = scored_by_steps(tmp_path, server[0], token_values=True)
     sample, prompt = written_by_a_policy(make_pair, "so 24")
     foreign = dataclasses.replace(sample, response_text="as 24")
@@ -486,9 +437,7 @@ def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
     assert verdict.value is not None and verdict.token_values is None
 
 
-def test_an_answer_of_fewer_tokens_is_no_reward(
-    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_an_answer_of_fewer_tokens_is_no_reward(server, make_pair, score_all, tmp_path) -> None:
     with RewardPool(scored_by_steps(tmp_path, server[0], model="one too few")) as pool:
         verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
     assert verdict.value is None and "numbers for" in verdict.reason
@@ -498,14 +447,11 @@ def test_an_answer_of_fewer_tokens_is_no_reward(
     ("labels", "about", "rules", "said"),
     [
         (STEP, {}, {}, "has no step_separator"),
-        (reward_labels(1), {"step_separator": "x"}, {"token_values": True}, "are for a process reward model"),
-        (reward_labels(1), {}, {"step_reduction": "min"}, "are for a process reward model"),
-        (STEP, {"step_separator": "x"}, {"disagreement_weight": 1.0}, "which has no disagreement_weight"),
+        (SCORE, {"step_separator": "x"}, {"token_values": True}, "are for a process reward model"),
+        (SCORE, {}, {"step_reduction": "min"}, "are for a process reward model"),
     ],
 )
-def test_settings_for_another_kind_of_reward_model_are_refused(
-    labels: tuple[str, ...], about: dict[str, Any], rules: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_settings_for_another_kind_of_reward_model_are_refused(labels, about, rules, said, tmp_path) -> None:
     save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(labels))
     (tmp_path / "reward_model.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=said):

@@ -11,9 +11,9 @@ import pytest
 
 from mrl.processes import own_time
 from mrl.processes.own_time import OwnTime, Starved
-from mrl.rewards.code.rules import CodeRules
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.code_verifier import verify_program
 from mrl.rewards.code.tasks import CodeTask, parse_task
-from mrl.rewards.code.verifier import verify_program
 
 RULES = CodeRules(seconds=0.8, cpu_seconds=0.5)
 CALLS = parse_task(

@@ -9,12 +9,12 @@ import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.kinds.maths import Maths
-from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import parse_maths_ground_truth, verify_exactly, verify_symbolically
 from mrl.rewards.maths.numbers import exact_number, tidy
-from mrl.rewards.maths.rules import MathsRules
 from mrl.rewards.maths.symbolic import RAISED, compare
-from mrl.rewards.maths.verifier import parse_maths_ground_truth, verify_exactly, verify_symbolically
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mrl.rewards.maths import equality, polynomials, scalars, shapes, symbolic, tokens, verifier
+from mrl.rewards.maths import answer_tokens, equality, maths_verifier, polynomials, scalars, shapes, symbolic
 from mrl.rewards.maths import expressions as grammar
 from mrl.rewards.maths import numbers as plain
 from mrl.rewards.maths import relations as solutions
 from mrl.rewards.maths import units as unit_list
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.maths.maths_rules import MathsRules
 from tests.support.verifier_cases.case import take
 from tests.support.verifier_cases.judged import misjudged
 from tests.support.verifier_cases.maths import (
@@ -52,7 +52,7 @@ def test_no_case_of_thousands_is_misjudged(name: str, seed: int) -> None:
 @pytest.fixture
 def nothing_remembered() -> Iterator[None]:
     """What was read with a fault, or without one, is not read again."""
-    caches = (verifier._ground_truth_quantity, symbolic.read_ground_truth, READ_UNIT)
+    caches = (maths_verifier._ground_truth_quantity, symbolic.read_ground_truth, READ_UNIT)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -132,15 +132,20 @@ FAULTS: list[tuple[str, Any, str, Any]] = [
     ("maths: number bases", equality, "_in_base", by_value),
     ("maths: expressions", scalars, "POINTS", 0),
     ("maths: expressions", grammar, "_is_proper", lambda above, below: False),
-    ("maths: expressions", tokens, "_UNICODE_TABLE", {}),
+    ("maths: expressions", answer_tokens, "_UNICODE_TABLE", {}),
     ("maths: complex numbers", grammar, "Constant", grammar.Symbol),
     ("maths: layout", plain, "without_layout", lambda text: text),
     ("maths: layout", plain, "without_braces", lambda text: text),
     ("maths: products with spaces", shapes, "_is_product", lambda run: len(run) == 1),
     ("maths: named tuples and sets", equality, "_spelled", lambda shape: []),
     ("maths: named tuples and sets", equality, "stated_value", right_side),
-    ("maths: short exponents", verifier, "as_numerals", lambda answer, ground_truth: (answer, ground_truth)),
-    ("maths: beyond floats", verifier, "Fraction", lambda tolerance: 0),
+    (
+        "maths: short exponents",
+        maths_verifier,
+        "as_numerals",
+        lambda answer, ground_truth: (answer, ground_truth),
+    ),
+    ("maths: beyond floats", maths_verifier, "Fraction", lambda tolerance: 0),
 ]
 
 

@@ -12,9 +12,9 @@ import pytest
 from mrl.errors import ConfigError, RewardError
 from mrl.own_code import place_of
 from mrl.rewards.contract import GroupVerifier, RewardRequest, Verifier
-from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.plugins.plugin import load_plugin
-from mrl.rewards.pool.pool import RewardPool, try_verifiers
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
+from mrl.rewards.plugins.plugin_verifier import load_plugin
+from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import VerdictKind
 from tests.support.plugin_rewards import PLUGINS
 
@@ -68,14 +68,14 @@ def test_batch_styles_score_whole_groups(style: str) -> None:
 
 def test_messages_are_handed_over_as_messages() -> None:
     seen: dict[str, Any] = {}
-    from mrl.rewards.plugins import plugin
+    from mrl.rewards.plugins import plugin_verifier
 
     def function(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
         seen.update(prompts=prompts, completions=completions, ids=completion_ids, columns=columns)
         return [1.0]
 
     asked = request("7", messages=({"role": "user", "content": "3+4"},))
-    verifier = plugin.SinglePlugin(function, part("trl", style="trl"), "trl", "1")
+    verifier = plugin_verifier.SinglePlugin(function, part("trl", style="trl"), "trl", "1")
     assert score(verifier, asked).value == 1.0
     assert seen["prompts"] == [[{"role": "user", "content": "3+4"}]]
     assert seen["completions"] == [[{"role": "assistant", "content": "7"}]]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mrl.errors import RewardError
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import queues
-from mrl.rewards.pool.pool import RewardPool, try_verifiers
+from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Status, VerdictKind
 from tests.support.plugin_rewards import PLUGINS, plugin
 

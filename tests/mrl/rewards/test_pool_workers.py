@@ -15,9 +15,9 @@ import pytest
 from mrl.errors import RewardError
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import RewardSection
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import queues
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.work import Task, Worker
 from tests.support.plugin_rewards import PLUGINS, plugin
 from tests.support.processes import children
@@ -26,7 +26,7 @@ from tests.support.processes import children
 def test_a_full_queue_makes_submit_wait_with_a_deadline(
     make_pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mrl.rewards.pool.pool.QUEUE_LIMIT", 2)
+    monkeypatch.setattr("mrl.rewards.pool.reward_pool.QUEUE_LIMIT", 2)
     with RewardPool(plugin("dies_of", deadline_seconds=30)) as pool:
         pool.submit(*make_pair(0, "hang", "1"))
         pool.submit(*make_pair(1, "hang", "1"))
@@ -36,7 +36,7 @@ def test_a_full_queue_makes_submit_wait_with_a_deadline(
 
 def test_more_samples_at_once_than_the_queue_holds(make_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those handed in first are at work while the caller waits for room."""
-    monkeypatch.setattr("mrl.rewards.pool.pool.QUEUE_LIMIT", 3)
+    monkeypatch.setattr("mrl.rewards.pool.reward_pool.QUEUE_LIMIT", 3)
     with RewardPool(plugin("native")) as pool:
         pool.submit_all((make_pair(n, "1", "1") for n in range(20)), deadline_seconds=60.0)
         found: list[tuple[str, Any]] = []
@@ -60,7 +60,7 @@ def test_groups_take_turns(make_pair: Any) -> None:
 def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
     with RewardPool(plugin("native")) as pool:
         score_all(pool, [make_pair(0, "1", "1")])
-        (worker,) = children("mrl.rewards.pool.worker")
+        (worker,) = children("mrl.rewards.pool.reward_worker")
         os.kill(worker.pid, signal.SIGKILL)
         verdicts = score_all(pool, [make_pair(1, "1", "1")])
         assert verdicts["1.0"].value == 1.0
@@ -70,9 +70,9 @@ def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
 def test_workers_are_recycled(make_pair: Any, score_all: Any) -> None:
     with RewardPool(plugin("native", tasks_per_worker=3)) as pool:
         score_all(pool, [make_pair(n, "1", "1") for n in range(7)])
-        pids = {worker.pid for worker in children("mrl.rewards.pool.worker")}
+        pids = {worker.pid for worker in children("mrl.rewards.pool.reward_worker")}
         score_all(pool, [make_pair(10 + n, "1", "1") for n in range(7)])
-        later = {worker.pid for worker in children("mrl.rewards.pool.worker")}
+        later = {worker.pid for worker in children("mrl.rewards.pool.reward_worker")}
     assert pids.isdisjoint(later)
 
 
@@ -99,8 +99,8 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
         f"""
         import sys, numpy as np
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from mrl.rewards.kinds.section import RewardSection
-        from mrl.rewards.pool.pool import RewardPool
+        from mrl.rewards.kinds.reward_section import RewardSection
+        from mrl.rewards.pool.reward_pool import RewardPool
         from mrl.rewards.pool.trial import trial_sample
         from mrl.samples import Prompt
         import time, psutil

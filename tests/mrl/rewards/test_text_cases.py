@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mrl.rewards import visible
-from mrl.rewards.instructions import checks, format, plain
+from mrl.rewards.instructions import checks, format, plain_text
 from mrl.rewards.maths import answers
-from mrl.rewards.maths.rules import MathsRules
+from mrl.rewards.maths.maths_rules import MathsRules
 from tests.support.verifier_cases import instructions as instruction_cases
 from tests.support.verifier_cases import places, shapes
 from tests.support.verifier_cases.case import take
@@ -41,14 +41,14 @@ FAULTS: list[tuple[str, ModuleType, str, Any]] = [
     ("maths: where the answer stands", answers, "_HEADING", NEVER),
     ("maths: where the answer stands", answers, "answer_frames", lambda text: []),
     ("maths: where the answer stands", answers, "_ALONE", NEVER),
-    ("instructions: words", plain, "_EMPHASIS", ()),
-    ("instructions: words", plain, "_INVISIBLE", NEVER),
-    ("instructions: words", plain, "_in_latin_letters", unchanged),
+    ("instructions: words", plain_text, "_EMPHASIS", ()),
+    ("instructions: words", plain_text, "_INVISIBLE", NEVER),
+    ("instructions: words", plain_text, "_in_latin_letters", unchanged),
     ("instructions: commas", checks, "_COMMAS", re.compile(",")),
-    ("instructions: commas", plain, "_ENTITY", NEVER),
-    ("instructions: nothing to see", plain, "_INVISIBLE", NEVER),
-    ("instructions: lengths", plain, "_INVISIBLE", NEVER),
-    ("instructions: lengths", plain, "_FRAME", NEVER),
+    ("instructions: commas", plain_text, "_ENTITY", NEVER),
+    ("instructions: nothing to see", plain_text, "_INVISIBLE", NEVER),
+    ("instructions: lengths", plain_text, "_INVISIBLE", NEVER),
+    ("instructions: lengths", plain_text, "_FRAME", NEVER),
     ("instructions: lengths", checks, "_WORD", re.compile(r"[^\W_]+(?:['-][^\W_]+)*")),
     ("instructions: JSON", checks, "_no_json", lambda constant: None),
     ("instructions: empty marks", checks, "_says_something", bool),

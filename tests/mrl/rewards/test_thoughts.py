@@ -7,7 +7,7 @@ import pytest
 
 from mrl.agents.render import TurnRenderer
 from mrl.data.tokenise import decoder
-from mrl.rewards.judges.process_reward_model import _parts
+from mrl.rewards.judges.process_reward_judge import _parts
 from mrl.rewards.thoughts import MARKS, ThoughtMarks, opens_thought
 from mrl.rewards.visible import visible_text, with_opened_thought
 from tests.support.chat_tokenizers import deepseek, llama, marked, mistral, qwen

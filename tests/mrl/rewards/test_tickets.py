@@ -7,7 +7,7 @@ import pytest
 
 from mrl.rewards.contract import no_reward, rejected, scored
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
-from mrl.rewards.kinds.section import KindPart, RewardSection
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.tickets import Ticket, weighted_verdict
 from mrl.samples import Verdict, VerdictKind
 

@@ -8,8 +8,8 @@ import unicodedata
 import pytest
 
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.question import WITH_REFERENCE, ask
-from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.judges.untrusted import ControlStrings, end_of, fault_of, fenced
 from tests.support.chat_tokenizers import ALL
 

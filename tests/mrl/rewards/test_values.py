@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.errors import RewardError
-from mrl.rewards.code import values
+from mrl.rewards.code import tagged_values
 from mrl.rewards.code.program import program_in
+from mrl.rewards.code.tagged_values import MAX_INT_BITS, ForeignValue, decode_value, encode_value, same
 from mrl.rewards.code.tasks import parse_task
-from mrl.rewards.code.values import MAX_INT_BITS, ForeignValue, decode_value, encode_value, same
 from mrl.rewards.contract import checked_value
 from tests.support.programs import passes
 from tests.support.verifier_cases.case import take
@@ -141,16 +141,16 @@ MUTATIONS = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_generator_finds_a_planted_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, *MUTATIONS[name])
+    monkeypatch.setattr(tagged_values, *MUTATIONS[name])
     assert errors(400) != []
 
 
 def test_a_tolerance_for_integers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = values.same
+    exact = tagged_values.same
 
     def tolerant(value: Any, expected: Any, *, tolerance: float) -> bool:
         numbers = type(value) in (int, float) and type(expected) is int
         return loose(value, expected, tolerance) if numbers else exact(value, expected, tolerance=tolerance)
 
-    monkeypatch.setattr(values, "same", tolerant)
+    monkeypatch.setattr(tagged_values, "same", tolerant)
     assert "float beside an integer" in errors(400)

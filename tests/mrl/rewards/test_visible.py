@@ -6,7 +6,7 @@ import pytest
 
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import KindPart
+from mrl.rewards.kinds.reward_section import KindPart
 from mrl.rewards.visible import visible_text
 
 

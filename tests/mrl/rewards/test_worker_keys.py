@@ -7,9 +7,9 @@ import pytest
 
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.registry import KINDS, reward_kind
-from mrl.rewards.kinds.section import KindPart, RewardSection
-from mrl.rewards.part import RewardPart
-from mrl.rewards.pool.pool import RewardPool
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rewards.reward_part import RewardPart
 from tests.support.judge_server import judge_server
 
 TASK = json.dumps({"fn_name": "f", "inputs": [[0], [1]], "outputs": [0, 5]})

@@ -1,7 +1,5 @@
 """The rollout engine on real vLLM: what it refuses, what it returns, and that it returns the model's own log-probs."""
 
-import dataclasses
-import time
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 
 from mrl.errors import RolloutError
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.pace import PREFILL, by_size
-from mrl.rollout.request import GenerationRequest, Response, sample_seed
+from mrl.rollout.request import GenerationRequest, sample_seed
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -87,28 +84,6 @@ def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
     assert ended == [
         (r.request_id, Status.ABORTED if i == 0 else Status.TRUNCATED) for i, r in enumerate(asked)
     ]
-
-
-def paced(
-    engine: RolloutEngine, requests: list[GenerationRequest]
-) -> tuple[list[Response], dict[str, float], float]:
-    engine.pace.take()
-    started = time.monotonic()
-    responses = driving.generate(engine, requests)
-    return responses, engine.pace.take(), time.monotonic() - started
-
-
-def test_steps_are_told_by_their_sequences(serving: EngineHost) -> None:
-    """Each step decodes a token of every sequence that it has, so that all of them are told once."""
-    asked = driving.requests(24, seed=10, max_tokens=12, ignore_stop=True)
-    asked = [dataclasses.replace(r, max_tokens=1 + n % 12) for n, r in enumerate(asked)]
-    responses, told, wall = serving.call(paced, asked)
-    steps, decoded, seconds, begun = (told[name] for name in PREFILL)
-    sizes = by_size(told)
-    assert decoded + sum(tokens for _, tokens, _ in sizes) == sum(len(r.tokens) for r in responses)
-    assert begun == sum(len(r.prompt_tokens) for r in asked)
-    assert steps >= 1 and sum(count for count, _, _ in sizes) >= 11 and len(sizes) > 1
-    assert 0 < seconds + sum(took for *_, took in sizes) < wall
 
 
 @pytest.mark.parametrize(

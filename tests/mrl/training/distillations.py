@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.distillation import DistillationSection
 from mrl.loops.learn import denominators
 from mrl.training.divergence import Vocabulary, divergence
 from mrl.training.pass_options import PassOptions
-from mrl.training.top_tokens import top_divergence, top_tokens
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
 from tests.tiny_models import random_batch
 
@@ -55,7 +54,6 @@ def divergence_on_ranks(
     inputs: tuple[Tensor, ...],
     kinds: list[tuple[Any, float]],
     vocab: int,
-    top_k: int | None = None,
 ) -> list[tuple[Tensor, ...]]:
     """(divergences, this rank's part of the gradient by hidden, the gradient by its rows of the weight) of each kind."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -65,11 +63,7 @@ def divergence_on_ranks(
         hidden = hidden.clone().requires_grad_(True)
         own = weight.chunk(world)[rank].clone().requires_grad_(True)
         theirs, among = head.chunk(world)[rank], Vocabulary(vocab, 0.6, 5, dist.group.WORLD, rank)
-        if top_k is None:
-            values = divergence(hidden, own, taught, theirs, kind=kind, share=share, vocabulary=among)
-        else:
-            said = top_tokens(taught, theirs, top_k, among)
-            values = top_divergence(hidden, own, *said, kind=kind, share=share, vocabulary=among)
+        values = divergence(hidden, own, taught, theirs, kind=kind, share=share, vocabulary=among)
         found.append((values.detach(), *torch.autograd.grad((values * scale).sum(), (hidden, own))))
     dist.destroy_process_group()
     return found

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mrl.training.checkpoint.folder import MANIFEST, VERSION
+from mrl.training.checkpoint.checkpoint_folder import MANIFEST, VERSION
 from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrl.algorithms import correction, kl
-from mrl.algorithms.distillation import TEACHER
+from mrl.algorithms import correction_weights, kl
+from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy, cross_entropy_of_sequences
 from mrl.algorithms.preference import PAIR_LOSSES, PreferenceObjective
-from mrl.algorithms.reward_model import RewardModelObjective
+from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.correction import CORRECTION_KINDS, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
@@ -28,16 +28,16 @@ from mrl.config.sections.tune import ObjectiveSection
 from mrl.models.adapters import Adapter, Half
 from mrl.models.kernels.attention import packed_attention
 from mrl.models.kernels.buckets import segment_buckets
-from mrl.models.kernels.delta_net import gated_delta_rule, gates, short_convolution
+from mrl.models.kernels.delta_rule import gated_delta_rule, gates, short_convolution
 from mrl.models.kernels.experts import Biases, Clamped, grouped_clamped, grouped_swiglu
 from mrl.models.kernels.rotary import RotaryTable, rotate, rotate_pairs
 from mrl.models.kernels.slots import to_slots
 from mrl.models.kernels.zigzag import padded
 from mrl.models.layout import Layout
-from mrl.models.megatron.adapters import LowRankPair
-from mrl.models.megatron.delta_net import GatedNorm
+from mrl.models.megatron.delta_net_layer import GatedNorm
 from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
+from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
 from mrl.models.megatron.replay import Given, Recorded
@@ -47,11 +47,10 @@ from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lessons
 from mrl.training.packing import pack_microbatches
-from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.routing import ExpertLoad, recorded_margins
+from mrl.training.router_loads import ExpertLoad, recorded_margins
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
 
@@ -86,9 +85,9 @@ def once[M: torch.nn.Module](make: Callable[[], M]) -> M:
         return make().to(META)
 
 
-def passes(layout: Layout, choice: LayerChoice, window: int, *, heads: int = 0) -> Passes:
+def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: bool = False) -> Passes:
     """Those of rank 0 with an output layer, as far as they ask no process group that is not stood in for."""
-    head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, *([heads] if heads > 1 else []), dtype=torch.float32)
+    head, of_values = made(VOCAB, HIDDEN), made(HIDDEN, dtype=torch.float32)
     last = types.SimpleNamespace(head_weight=lambda: head, values=lambda hidden: hidden.float() @ of_values)
     rank = object.__new__(Passes)
     rank._layout, rank._place, rank._device, rank._is_last = layout, layout.place(0), META, True
@@ -98,8 +97,7 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, heads: int = 0) 
         window=window,
         models=[last],
         vocab_size=VOCAB - 1,
-        has_value_head=heads > 0,
-        num_value_heads=heads,
+        has_value_head=has_value_head,
         config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
     rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore[assignment]
@@ -126,7 +124,6 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
     arrays["age"] = np.zeros(batch.num_tokens, np.float32)
     count = batch.num_samples
     samples = {name: np.ones(count) for name in ("weight", "margin", "probability", "ref_logprob")}
-    samples["bootstrap"] = np.ones((count, 3))
     samples |= {"side": np.arange(count)[::-1] % 2.0, TEACHER: np.zeros(count, np.int64)}
     return TrainBatch(
         batch.tokens,
@@ -140,12 +137,14 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
 
 
 COUNTS = {"num_tokens": 9.0, "num_sequences": 6.0, "num_fresh_tokens": 9.0, "num_taught_tokens": 9.0}
-ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": [1.0, 1.0, 1.0]}
+ROWS = {"num_rows": 3.0, "kto_z": 0.5, "num_chosen": 3.0, "num_rejected": 3.0, "score_sum": 1.0}
 
 
-def objective_step(objective: Callable[..., Any], *, taught: Any = None, heads: int = 0) -> None:
+def objective_step(
+    objective: Callable[..., Any], *, taught: Any = None, has_value_head: bool = False
+) -> None:
     """The loss of a microbatch, from hidden states, and its backward pass."""
-    rank, batch = passes(*LAYOUTS["local"], heads=heads), read()
+    rank, batch = passes(*LAYOUTS["local"], has_value_head=has_value_head), read()
     item = prepared(rank, batch)
     kept: list[dict[str, Tensor]] = []
     loss = rank._objective_loss(batch, objective, COUNTS | ROWS, 0.7, kept, taught)
@@ -182,10 +181,9 @@ def outputs_come_back() -> None:
     item = prepared(rank, BATCH)
     outputs = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 0.7)
     rank._flat_arrays(BATCH, [item], [outputs])
-    for heads in (1, 3):
-        critic = passes(*LAYOUTS["local"], heads=heads)
-        values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
-        critic._flat_arrays(BATCH, [item], [values])
+    critic = passes(*LAYOUTS["local"], has_value_head=True)
+    values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
+    critic._flat_arrays(BATCH, [item], [values])
     rank._prefix_margins(BATCH, [item], rank._no_margins([item]))
 
 
@@ -217,7 +215,7 @@ def no_correction() -> None:
     """Which objectives leave out."""
     mask = torch.empty(9, dtype=torch.bool, device=META)
     tokens: Any = types.SimpleNamespace(mask=mask, old_logprobs=made(9))
-    correction.weights(NoCorrection(), tokens, made(9))
+    correction_weights.weights(NoCorrection(), tokens, made(9))
 
 
 def delta_net() -> None:
@@ -358,7 +356,7 @@ def lessons(section: DistillationSection, *, split: bool) -> None:
     vocabulary = Vocabulary(VOCAB - 1, 0.7, CHUNK, types.SimpleNamespace() if split else None)
     rank._vocabulary = lambda temperature: vocabulary  # type: ignore[method-assign]
     own = np.arange(BATCH.num_samples - 1)
-    lesson = rank.lesson(read(), own, section, PassOptions(temperature=0.7))
+    lesson = rank.lesson(read(), own)
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)
@@ -397,37 +395,21 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"tune {name}", lambda section=section: objective_step(PreferenceObjective(section))
     for kind in (None, "pair", "batch_sum", "batch_mean"):
         center = None if kind is None else {"kind": kind, "weight": 0.01}
-        for heads in (1, 3) if center else (1,):
-            section = ObjectiveSection.model_validate(
-                {"name": "reward_model", "center": center, "heads": heads}
-            )
-            yield (
-                f"tune reward_model {kind}, {heads} heads",
-                lambda section=section, heads=heads: objective_step(
-                    RewardModelObjective(section), heads=heads
-                ),
-            )
-    for kind in (None, "batch_sum"):
-        center = None if kind is None else {"kind": kind, "weight": 0.01}
-        section = ObjectiveSection.model_validate(
-            {"name": "reward_model", "center": center, "distribution": {"prior": 0.1}}
-        )
+        section = ObjectiveSection.model_validate({"name": "reward_model", "center": center})
         yield (
-            f"tune reward_model {kind}, a distribution",
-            lambda section=section: objective_step(RewardModelObjective(section), heads=2),
+            f"tune reward_model {kind}",
+            lambda section=section: objective_step(RewardModelObjective(section), has_value_head=True),
         )
     for name, objective in (("tokens", cross_entropy), ("sequences", cross_entropy_of_sequences)):
         yield f"tune sft {name}", lambda objective=objective: objective_step(objective)
 
 
 def _lessons() -> Iterator[tuple[str, Callable[[], None]]]:
-    for estimator, divergence, split in itertools.product(
-        ("exact", "top_k"), ("reverse", "forward", "jsd"), (False, True)
-    ):
+    for divergence, split in itertools.product(("reverse", "forward", "jsd"), (False, True)):
         section = DistillationSection.model_validate(
-            {"teachers": {"default": "one"}, "estimator": estimator, "divergence": divergence}
+            {"teachers": {"default": "one"}, "divergence": divergence}
         )
-        name = f"lessons {estimator} {divergence}{' split' if split else ''}"
+        name = f"lessons {divergence}{' split' if split else ''}"
         yield name, lambda section=section, split=split: lessons(section, split=split)
 
 
@@ -438,7 +420,7 @@ ONE_WAIT: dict[str, Callable[[], None]] = {
     },
     **{
         f"critic, clip {clip}": lambda clip=clip: objective_step(
-            ValueObjective(AlgorithmSection.model_validate({"value_clip": clip})), heads=1
+            ValueObjective(AlgorithmSection.model_validate({"value_clip": clip})), has_value_head=True
         )
         for clip in (None, 0.2)
     },

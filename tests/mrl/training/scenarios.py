@@ -27,11 +27,11 @@ from mrl.models.families import family_of
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
-from mrl.training.checkpoint.folder import prune
-from mrl.training.checkpoint.saving import Save
-from mrl.training.hf import export as hf_export
-from mrl.training.hf import folder as hf_folder
-from mrl.training.hf import values as hf_values
+from mrl.training.checkpoint.atomic_save import Save
+from mrl.training.checkpoint.checkpoint_folder import prune
+from mrl.training.hf import export_folder as hf_export
+from mrl.training.hf import hf_folder
+from mrl.training.hf import read_values as hf_values
 from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker

@@ -15,8 +15,8 @@ from mrl.cli import main
 from mrl.pool import folder as pool_folder
 from mrl.pool import frames
 from mrl.pool.group_bytes import decode_group, encode_group
-from mrl.training.checkpoint import folder as checkpoint_folder
-from mrl.training.checkpoint.folder import MANIFEST, name_of
+from mrl.training.checkpoint import checkpoint_folder
+from mrl.training.checkpoint.checkpoint_folder import MANIFEST, name_of
 from tests.golden_run import GOLDEN, STEP, write_golden_model, write_run
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.support.bad_files import LONGEST, failures, outcome

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
-from mrl.training.hf import export
+from mrl.training.hf import export_folder
 from tests.mrl.training import scenarios
 from tests.ranks import free_port, run_ranks
 from tests.tiny_models import write_model
@@ -58,7 +58,9 @@ def test_one_process_exports_what_each_rank_held(
 ) -> None:
     """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
     out, ranks = saved
-    export.export_checkpoint(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
+    export_folder.export_checkpoint(
+        out / "step-00000002", tmp_path / "export", source=folder, dtype="float32"
+    )
     found = scenarios.digests_of_folder(tmp_path / "export", SAVED, dtype="float32")
     assert found == [rank["digest"] for rank in ranks]
     assert not torch.distributed.is_initialized()

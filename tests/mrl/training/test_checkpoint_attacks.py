@@ -17,9 +17,9 @@ import torch
 
 from mrl.cli import main
 from mrl.errors import CheckpointError
-from mrl.training.checkpoint import closed_pickle, folder, plain
-from mrl.training.checkpoint.folder import MANIFEST, PICKLED_EXTRA, VERSION, read_extra
-from mrl.training.checkpoint.saving import random_file
+from mrl.training.checkpoint import checkpoint_folder, closed_pickle, plain_values
+from mrl.training.checkpoint.atomic_save import random_file
+from mrl.training.checkpoint.checkpoint_folder import MANIFEST, PICKLED_EXTRA, VERSION, read_extra
 from tests.golden_run import STEP, write_golden_model, write_run
 from tests.mrl.training.make_golden import FOLDER, SHAPE
 from tests.mrl.training.scenarios import worker
@@ -42,7 +42,9 @@ class Attack:
 def renew(checkpoint: Path) -> None:
     """The manifest says what the files are now, as if it had been written so."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    digests = folder.digests(checkpoint, folder.file_names(checkpoint), version=manifest["version"])
+    digests = checkpoint_folder.digests(
+        checkpoint, checkpoint_folder.file_names(checkpoint), version=manifest["version"]
+    )
     (checkpoint / MANIFEST).write_text(json.dumps(manifest | {"files": digests}))
 
 
@@ -51,7 +53,7 @@ def in_index(checkpoint: Path, mark: Path) -> None:
 
 
 def in_extra(checkpoint: Path, mark: Path) -> None:
-    (checkpoint / folder.EXTRA_FILE).unlink()
+    (checkpoint / checkpoint_folder.EXTRA_FILE).unlink()
     (checkpoint / PICKLED_EXTRA).write_bytes(pickle.dumps({"user": Attack(mark)}))
 
 
@@ -132,7 +134,7 @@ def test_an_export_runs_no_code_of_a_checkpoint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, write_golden_model(tmp_path / "model"))
-    checkpoint = run / "checkpoints" / folder.name_of(STEP)
+    checkpoint = run / "checkpoints" / checkpoint_folder.name_of(STEP)
     in_index(checkpoint, tmp_path / "ran")
     renew(checkpoint)
     assert main(words) == 1
@@ -166,7 +168,7 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=["none", "tree", "arrays"])
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    found = plain.loads(plain.dumps(value))
+    found = plain_values.loads(plain_values.dumps(value))
     assert repr(found) == repr(value)
     for ours, theirs in (
         zip(*(each["arrays"] for each in (found, value)), strict=True) if value and "arrays" in value else ()
@@ -177,9 +179,9 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
 def test_other_values_and_other_bytes_are_refused() -> None:
     for value in (object(), {"a": Path("b")}, np.array([object()])):
         with pytest.raises(TypeError, match="no place for a value"):
-            plain.dumps(value)
-    good = plain.dumps(VALUES[1])
-    arrays = plain.dumps([np.arange(4)])
+            plain_values.dumps(value)
+    good = plain_values.dumps(VALUES[1])
+    arrays = plain_values.dumps([np.arange(4)])
     bad = [
         b"",
         good[:-1],
@@ -191,4 +193,4 @@ def test_other_values_and_other_bytes_are_refused() -> None:
     ]
     for data in bad:
         with pytest.raises(ValueError, match="no plain values"):
-            plain.loads(data)
+            plain_values.loads(data)

@@ -11,9 +11,9 @@ import pytest
 
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
-from mrl.training.checkpoint import folder as folders
+from mrl.training.checkpoint import checkpoint_folder as folders
 from mrl.training.checkpoint import loading
-from mrl.training.checkpoint.writer import DigestingStream
+from mrl.training.checkpoint.shard_writer import DigestingStream
 
 
 def write_checkpoint(parent: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mrl.training.checkpoint.folder import VERSION, latest_checkpoint
+from mrl.training.checkpoint.checkpoint_folder import VERSION, latest_checkpoint
 from tests.mrl.training.make_golden import EXTRA, FOLDER, SHAPE
 from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mrl.training.checkpoint.folder import latest_checkpoint, prune
+from mrl.training.checkpoint.checkpoint_folder import latest_checkpoint, prune
 from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
-from mrl.training.hf import export
+from mrl.training.hf import export_folder
 from mrl.training.trained_model import HEAD
 from tests.mrl.training import critics
 from tests.ranks import run_ranks
@@ -106,6 +106,6 @@ def test_a_checkpoint_holds_policy_and_critic(folder: Path, tmp_path: Path) -> N
         assert "holds no critic" in result["refused"]
     for step in (1, 2):  # with and without a critic beside the same policy
         checkpoint, out = tmp_path / f"step-00000{step}", tmp_path / f"export-{step}"
-        export.export_checkpoint(checkpoint, out, source=folder, dtype="float32")
+        export_folder.export_checkpoint(checkpoint, out, source=folder, dtype="float32")
     both, alone = (load_file(tmp_path / f"export-{step}" / "model.safetensors") for step in (1, 2))
     assert both.keys() == alone.keys() and all(torch.equal(both[name], alone[name]) for name in both)

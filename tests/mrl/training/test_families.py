@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mrl.training.hf import export
+from mrl.training.hf import export_folder
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import CORRECTION, OneRank, check_forward
 from tests.ranks import run_ranks
@@ -77,7 +77,7 @@ def test_a_resumed_run_moves_the_biases_of_its_checkpoint_on(tmp_path: Path) -> 
     layout, rule = {"tp": 2, "ep": 2}, ("auto", 1e-3)
     saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32", *rule)
     path, out = tmp_path / "step-00000002", tmp_path / "resumed"
-    export.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
+    export_folder.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
     resumed = run_ranks(
@@ -119,7 +119,7 @@ def test_sinks_and_biases_of_experts_are_resumed_in_another_layout(tmp_path: Pat
     layout = {"tp": 2, "ep": 2}
     saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32")
     path, out = tmp_path / "step-00000002", tmp_path / "resumed"
-    export.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
+    export_folder.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
     resuming = str(folder), {"pp": 2}, str(path), str(out), "float32", "auto", "frozen", str(other)

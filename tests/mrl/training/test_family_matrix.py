@@ -22,7 +22,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.rollout.request import GenerationRequest, Response
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.training.gaps import GAP

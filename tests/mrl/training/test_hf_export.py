@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.export import export_run
-from mrl.training.hf import export
-from mrl.training.hf import folder as hf_folder
+from mrl.training.hf import export_folder, hf_folder
 from tests.golden_run import GOLDEN, ROOT
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.support.checkpoints import write_checkpoint
@@ -25,12 +24,12 @@ from tests.tiny_models import write_model
 
 
 def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Path, tmp_path: Path) -> None:
-    files = export.export_checkpoint(
+    files = export_folder.export_checkpoint(
         GOLDEN / "checkpoint", tmp_path / "out", source=golden_model, dtype="float32", file_bytes=2000
     )
     expected = json.loads((GOLDEN / "expected.json").read_text())["digest"]
     assert digests_of_folder(tmp_path / "out", {}, dtype="float32") == [expected]
-    index = json.loads((tmp_path / "out" / export.INDEX).read_text())
+    index = json.loads((tmp_path / "out" / export_folder.INDEX).read_text())
     written = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert written == sorted(files.members) == sorted(set(index["weight_map"].values())) and len(written) > 3
     assert index["metadata"]["total_size"] == files.num_bytes
@@ -39,7 +38,9 @@ def test_the_golden_checkpoint_is_exported_as_its_rank_held_it(golden_model: Pat
 
 def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
-        export.export_checkpoint(GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype)
+        export_folder.export_checkpoint(
+            GOLDEN / "checkpoint", tmp_path / dtype, source=golden_model, dtype=dtype
+        )
     exact, rounded = (load_file(tmp_path / d / "model.safetensors") for d in ("float32", "bfloat16"))
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
     assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
@@ -58,13 +59,15 @@ def test_a_checkpoint_of_another_model_is_refused(
     config = json.loads((golden_model / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"elements|no tensor for"):
-        export.export_checkpoint(GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32")
+        export_folder.export_checkpoint(
+            GOLDEN / "checkpoint", tmp_path / "out", source=other, dtype="float32"
+        )
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
 
 
 def test_a_folder_without_an_index_is_refused(golden_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a readable distributed checkpoint"):
-        export.export_checkpoint(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
+        export_folder.export_checkpoint(tmp_path, tmp_path / "out", source=golden_model, dtype="float32")
 
 
 PUBLISHED = {
@@ -79,12 +82,12 @@ and three outside; of DeepSeek-V3: 61 of seven for attention and two norms, thre
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_has_its_published_tensors_and_sizes(name: str) -> None:
     folder = ROOT / "configs/models" / name
-    files = export.plan_files(folder, hf_folder.read_config(folder), dtype="bfloat16")
+    files = export_folder.plan_files(folder, hf_folder.read_config(folder), dtype="bfloat16")
     assert (len(files.tensors), files.num_parameters, files.num_bytes) == PUBLISHED[name]
     sizes = [
         sum(math.prod(t.shape) * getattr(torch, t.dtype).itemsize for t in m) for m in files.members.values()
     ]
-    assert sum(sizes) == files.num_bytes and max(sizes) <= export.FILE_BYTES
+    assert sum(sizes) == files.num_bytes and max(sizes) <= export_folder.FILE_BYTES
 
 
 WATCHED = """
@@ -139,7 +142,7 @@ def test_a_damaged_checkpoint_and_an_absent_step_are_named(golden_run: Path, tmp
 MEASURED = """
 import sys
 from pathlib import Path
-from mrl.training.hf import export as hf_export
+from mrl.training.hf import export_folder as hf_export
 
 def kib(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
@@ -192,7 +195,7 @@ def test_a_checkpoint_whose_files_are_not_what_was_written_is_refused_in_a_sente
     checkpoint = Path(shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint"))
     (checkpoint / file).write_bytes(b"\n")
     with pytest.raises(CheckpointError, match=r"cannot be read|not a readable"):
-        export.export_checkpoint(checkpoint, tmp_path / "out", source=golden_model, dtype="float32")
+        export_folder.export_checkpoint(checkpoint, tmp_path / "out", source=golden_model, dtype="float32")
     assert not (tmp_path / "out").exists()
 
 
@@ -203,6 +206,6 @@ def test_a_damaged_file_of_weights_is_refused_in_a_sentence(golden_model: Path, 
     with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
         hf_folder.tensor_files(model)
     for text in ("[1]", "{", '{"weight_map": {"a": 1}}', "[" * 100_000):
-        (model / export.INDEX).write_text(text)
+        (model / export_folder.INDEX).write_text(text)
         with pytest.raises(ConfigError, match=r"index\.json is no index of safetensors files"):
             hf_folder.tensor_files(model)

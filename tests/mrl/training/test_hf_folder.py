@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from mrl.errors import CheckpointError, ConfigError
 from mrl.models.families import family_of, require_trainable
 from mrl.models.layout import Layout
-from mrl.training.hf import export
-from mrl.training.hf import folder as hf_folder
-from mrl.training.hf import values as hf_values
+from mrl.training.hf import export_folder, hf_folder
+from mrl.training.hf import read_values as hf_values
 from tests.published import publish, publish_int4, publish_mxfp4
 from tests.support.image_folders import unpack_experts
 from tests.tiny_models import write_model
@@ -400,7 +399,7 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
 def test_an_export_of_published_float8_weights_says_that_it_is_wide(tmp_path: Path) -> None:
     publish(write_model(tmp_path / "source"), tmp_path / "published", tmp_path / "wide")
     (tmp_path / "out").mkdir()
-    export.copy_side_files(tmp_path / "published", tmp_path / "out", dtype="bfloat16", changes={})
+    export_folder.copy_side_files(tmp_path / "published", tmp_path / "out", dtype="bfloat16", changes={})
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
@@ -413,7 +412,7 @@ def test_a_folder_without_weights_or_config_is_named(tmp_path: Path) -> None:
 
 def test_export_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists already"):
-        export.require_new(tmp_path)
+        export_folder.require_new(tmp_path)
 
 
 BELONGS = (
@@ -443,7 +442,7 @@ def test_an_export_has_what_belongs_to_the_folder_and_nothing_of_other_weights(
     before = os.umask(umask)
     try:
         out.mkdir()
-        export.copy_side_files(source, out, dtype="float32", changes={})
+        export_folder.copy_side_files(source, out, dtype="float32", changes={})
     finally:
         os.umask(before)
     files = [path for path in out.rglob("*") if path.is_file()]
@@ -461,7 +460,7 @@ def test_side_files_are_copied_and_the_type_is_set(folder: Path, tmp_path: Path)
     for dtype in ("bfloat16", "float32"):
         out = tmp_path / dtype
         out.mkdir()
-        export.copy_side_files(source, out, dtype=dtype, changes={"absent": 1})
+        export_folder.copy_side_files(source, out, dtype=dtype, changes={"absent": 1})
         assert sorted(p.name for p in out.iterdir()) == [
             "config.json",
             "generation_config.json",

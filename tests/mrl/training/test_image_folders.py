@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
-from mrl.training.hf import export
-from mrl.training.hf import folder as hf_folder
+from mrl.training.hf import export_folder, hf_folder
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.support.checkpoints import write_checkpoint
 from tests.support.image_folders import text_alone
@@ -54,7 +53,7 @@ def test_both_forms_of_a_folder_are_read_alike(source: Path, tmp_path: Path) -> 
 
 def test_an_export_has_the_sources_form_and_images(source: Path, checkpoint: Path, tmp_path: Path) -> None:
     """To the last bit, in files of any size; what is not trained and not carried along config.json does not promise."""
-    files = export.export_checkpoint(
+    files = export_folder.export_checkpoint(
         checkpoint, tmp_path / "out", source=source, dtype="float32", file_bytes=20_000
     )
     written = {}
@@ -74,7 +73,7 @@ def test_an_export_has_the_sources_form_and_images(source: Path, checkpoint: Pat
 def test_images_keep_their_type_in_an_export_of_another(
     source: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    export.export_checkpoint(checkpoint, tmp_path / "out", source=source, dtype="bfloat16")
+    export_folder.export_checkpoint(checkpoint, tmp_path / "out", source=source, dtype="bfloat16")
     written = load_file(tmp_path / "out" / "model.safetensors")
     for name, values in load_file(source / "model.safetensors").items():
         if name.startswith("model.visual."):
@@ -90,5 +89,5 @@ def test_an_export_without_the_images_that_config_promises_is_refused(
 ) -> None:
     other = shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(ConfigError, match=r"has no tensors under model\.visual\."):
-        export.export_checkpoint(checkpoint, tmp_path / "out", source=other, dtype="float32")
+        export_folder.export_checkpoint(checkpoint, tmp_path / "out", source=other, dtype="float32")
     assert not (tmp_path / "out").exists()

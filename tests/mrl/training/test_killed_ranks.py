@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mrl.algorithms.objective import cross_entropy
-from mrl.training.checkpoint import writer
-from mrl.training.checkpoint.folder import latest_checkpoint, prune
-from mrl.training.checkpoint.saving import random_file
+from mrl.training.checkpoint import shard_writer
+from mrl.training.checkpoint.atomic_save import random_file
+from mrl.training.checkpoint.checkpoint_folder import latest_checkpoint, prune
 from mrl.training.pass_options import PassOptions
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
@@ -91,7 +91,7 @@ def before(event: str, name: str, act: Callable[[], object]) -> None:
 
 def after_pieces(count: int, act: Callable[[], object]) -> None:
     """Calls `act` when this process wrote so many pieces of its file, and they are on disk."""
-    write, written = writer._write_piece, []
+    write, written = shard_writer._write_piece, []
 
     def counted(stream: Any, *arguments: Any, **options: Any) -> Any:
         if len(written) == count:
@@ -100,7 +100,7 @@ def after_pieces(count: int, act: Callable[[], object]) -> None:
         written.append(write(stream, *arguments, **options))
         return written[-1]
 
-    writer._write_piece = counted
+    shard_writer._write_piece = counted
 
 
 def arm(stage: str, victim: int, rank: int, pids: list[int], step: Step) -> None:

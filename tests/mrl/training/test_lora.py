@@ -17,11 +17,11 @@ from mrl.config.sections.training import LayoutSection, TrainingSection
 from mrl.errors import CheckpointError
 from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
-from mrl.training.checkpoint.folder import read_manifest
+from mrl.training.checkpoint.checkpoint_folder import read_manifest
 from mrl.training.checkpoint.reader import DistributedCheckpoint
-from mrl.training.hf import export, peft
+from mrl.training.hf import export_folder, peft
 from mrl.training.hf.adapted import AdaptedWeights
-from mrl.training.hf.folder import read_config
+from mrl.training.hf.hf_folder import read_config
 from tests.mrl.training import adapter_runs
 from tests.mrl.training.layouts import OneRank
 from tests.mrl.training.scenarios import digests_of_folder
@@ -175,7 +175,9 @@ def test_exports_of_an_adapter_checkpoint(lives: Lives, tmp_path: Path) -> None:
     folder, out, _ = lives.of("deepseek_v3")
     checkpoint, base = out / "step-000002", load_file(folder / "model.safetensors")
     lora = read_manifest(checkpoint)["about"]["lora"]
-    export.export_checkpoint(checkpoint, tmp_path / "merged", source=folder, dtype="float32", lora=lora)
+    export_folder.export_checkpoint(
+        checkpoint, tmp_path / "merged", source=folder, dtype="float32", lora=lora
+    )
     ours, held = (load_file(at / "merged" / "model.safetensors") for at in (tmp_path, out))
     assert ours.keys() == held.keys() == base.keys()
     for name in held:
@@ -200,7 +202,9 @@ def test_a_checkpoint_of_other_adapters_is_refused(lives: Lives, tmp_path: Path)
     checkpoint = out / "step-000002"
     wrong = read_manifest(checkpoint)["about"]["lora"] | {"base_digest": "0"}
     with pytest.raises(CheckpointError, match="not those that the adapters were trained on"):
-        export.export_checkpoint(checkpoint, tmp_path / "a", source=folder, dtype="float32", lora=wrong)
+        export_folder.export_checkpoint(
+            checkpoint, tmp_path / "a", source=folder, dtype="float32", lora=wrong
+        )
     changes = {"lora": LoraSection(rank=2, targets=TARGETS["qwen3_moe"])}
     with pytest.raises(AssertionError, match=r"training.lora.rank = 4, the run 2"):
         run_ranks(adapter_runs.resumed, 1, str(folder), {}, str(checkpoint), changes)

@@ -18,7 +18,7 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
-from mrl.reward_labels import reward_labels
+from mrl.reward_labels import SCORE
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
@@ -85,7 +85,7 @@ def test_the_sums_are_the_same(
     "layout", [{"dp": 2}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)], ids=name_of
 )
 def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
-    check(one_rank_of.of("qwen3_moe")[0], layout, {"value_labels": reward_labels(1)})
+    check(one_rank_of.of("qwen3_moe")[0], layout, {"value_labels": SCORE})
 
 
 def check(

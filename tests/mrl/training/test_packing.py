@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mrl.models.kernels.zigzag import token_multiple
 from mrl.training.packing import count_microbatches, pack_microbatches, pack_samples, split_samples
-from mrl.training.routing import prefix_minimum
+from mrl.training.router_loads import prefix_minimum
 from tests.tiny_models import batch_of_tokens, random_batch
 
 

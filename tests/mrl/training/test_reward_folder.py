@@ -17,18 +17,17 @@ from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
 from mrl.loops.tuning.row_logprobs import Scores, row_scores, row_step_scores
 from mrl.reward_labels import (
-    DISTRIBUTION,
+    SCORE,
     STEP,
     has_score,
     num_heads_of_score,
     require_labels,
-    reward_labels,
     reward_model_config,
     scores_steps,
 )
-from mrl.training.hf import export
-from mrl.training.hf.folder import read_config
-from mrl.training.hf.reward_model import RewardFolder, config_of
+from mrl.training.hf import export_folder
+from mrl.training.hf.hf_folder import read_config
+from mrl.training.hf.reward_model_folder import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.mrl.training.layouts import name_of
@@ -39,6 +38,7 @@ from tests.tiny_models import VOCAB, write_model
 TOKENIZER: Any = types.SimpleNamespace(
     pad_token_id=VOCAB - 1, eos_token_id=1, pad_token="<pad>", eos_token="<end>"
 )
+CLASSES = ("bad", "fair", "good")
 
 
 def without_padding() -> tuple[TuneRow, ...]:
@@ -51,24 +51,22 @@ def without_padding() -> tuple[TuneRow, ...]:
 
 
 def scores_and_folder(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, heads: int
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
 ) -> Scores:
-    """The scores of a reward model with a head that is not 0, or with several, written as a folder; then that folder's own."""
-    at = scenarios.worker(rank, world, port, folder, layout, value_labels=reward_labels(heads))
-    if heads == 1 and not has_score(read_config(folder)):
+    """The scores of a reward model with a head that is not 0, written as a folder; then that folder's own."""
+    at = scenarios.worker(rank, world, port, folder, layout, value_labels=SCORE)
+    if not has_score(read_config(folder)):
         set_head(at.policy)
     found = row_scores(at, without_padding(), batch_rows=4)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
-        export.export_checkpoint(
+        export_folder.export_checkpoint(
             shards,
             Path(out),
             source=Path(folder),
             dtype="float32",
-            reward_model=RewardFolder(
-                config_of(folder, TOKENIZER, reward_labels(heads)), {"end_tokens": [1]}
-            ),
+            reward_model=RewardFolder(config_of(folder, TOKENIZER, SCORE), {"end_tokens": [1]}),
         )
     at.close()
     return found
@@ -76,29 +74,27 @@ def scores_and_folder(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("family", "layout", "heads"),
+    ("family", "layout"),
     [
-        ("qwen3_moe", {}, 1),
-        ("qwen3_moe", {}, 3),
-        pytest.param("qwen3_moe", {"tp": 2}, 1, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"pp": 2}, 1, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"tp": 2, "pp": 2}, 3, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"ep": 2, "dp": 2}, 1, marks=pytest.mark.slow),
-        pytest.param("llama_tied", {}, 1, marks=pytest.mark.slow),
-        pytest.param("llama_tied", {}, 3, marks=pytest.mark.slow),
-        pytest.param("deepseek_v3", {}, 1, marks=pytest.mark.slow),
+        ("qwen3_moe", {}),
+        pytest.param("qwen3_moe", {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"pp": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"tp": 2, "pp": 2}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"ep": 2, "dp": 2}, marks=pytest.mark.slow),
+        pytest.param("llama_tied", {}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", {}, marks=pytest.mark.slow),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
 )
 def test_transformers_scores_the_folder_as_megatron_did(
-    family: str, layout: dict[str, int], heads: int, tmp_path: Path
+    family: str, layout: dict[str, int], tmp_path: Path
 ) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
-    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out), heads)
-    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"), heads)
+    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
+    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
-    assert model.config.num_labels == heads and model.config.problem_type == "regression"
+    assert model.config.num_labels == 1 and model.config.problem_type == "regression"
     responses = [
         (n, i, each.tokens[:-1])
         for n, row in enumerate(without_padding())
@@ -108,11 +104,11 @@ def test_transformers_scores_the_folder_as_megatron_did(
     padded = np.array([np.pad(t, (0, longest - len(t)), constant_values=pad) for _, _, t in responses])
     ids = torch.from_numpy(padded)
     with torch.no_grad():
-        theirs = model(ids, attention_mask=(ids != pad).long()).logits.numpy()
-    ours = np.stack([found[n][i] for n, i, _ in responses])
-    assert (ours.std(axis=0) > 0.05).all() and ours.shape[1] == heads
+        theirs = model(ids, attention_mask=(ids != pad).long()).logits[:, 0].numpy()
+    ours = np.array([found[n][i] for n, i, _ in responses])
+    assert ours.std() > 0.05
     assert theirs == pytest.approx(ours, abs=1e-5)
-    assert np.stack([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
+    assert np.array([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
 def step_scores_and_folder(
@@ -126,7 +122,9 @@ def step_scores_and_folder(
     at.save_weights(shards)
     if rank == 0:
         about = RewardFolder(config_of(folder, TOKENIZER, STEP), {"end_tokens": [1]})
-        export.export_checkpoint(shards, Path(out), source=Path(folder), dtype="float32", reward_model=about)
+        export_folder.export_checkpoint(
+            shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
+        )
     at.close()
     return found
 
@@ -167,12 +165,12 @@ def test_transformers_scores_what_ends_with_a_step_as_megatron_did(tmp_path: Pat
 def test_a_padding_that_is_the_end_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, "Qwen3MoeForCausalLM")
     with pytest.raises(ConfigError, match=said):
-        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes), reward_labels(1))
+        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes), SCORE)
 
 
 def test_a_family_without_a_class_in_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no OlmoeForSequenceClassification"):
-        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER, reward_labels(1))
+        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER, SCORE)
 
 
 def write_config(folder: Path, name: str) -> Path:
@@ -196,47 +194,36 @@ def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
 
 def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"]}
-    for heads in (1, 3):
-        assert num_heads_of_score(reward_model_config(policy, reward_labels(heads))) == heads
-        require_labels(reward_model_config(policy, reward_labels(heads)), reward_labels(heads), what="x")
-    assert (
-        num_heads_of_score({"num_labels": 1}) == 1 and num_heads_of_score({}) == 2
-    )  # as transformers reads it
-    require_labels(policy, reward_labels(3), what="a policy has no head yet")
+    assert num_heads_of_score(reward_model_config(policy)) == 1
+    require_labels(reward_model_config(policy), SCORE, what="x")
+    assert num_heads_of_score({"num_labels": 1}) == 1
+    assert num_heads_of_score({}) == 2, "as transformers reads it"
+    require_labels(policy, SCORE, what="a policy has no head yet")
     with pytest.raises(
         ConfigError, match=r"critic.path = f is a reward model of 3 heads, and has to be one of 1"
     ):
-        require_labels(
-            reward_model_config(policy, reward_labels(3)), reward_labels(1), what="critic.path = f"
-        )
-    distribution = reward_model_config(policy, DISTRIBUTION)
-    require_labels(distribution, DISTRIBUTION, what="x")
-    for labels in (reward_labels(1), reward_labels(2)):
-        with pytest.raises(ConfigError, match="x is a reward model of a distribution, and has to be one of"):
-            require_labels(distribution, labels, what="x")
-    with pytest.raises(ConfigError, match="of 2 heads, and has to be one of a distribution"):
-        require_labels(reward_model_config(policy, reward_labels(2)), DISTRIBUTION, what="x")
+        require_labels(reward_model_config(policy, CLASSES), SCORE, what="critic.path = f")
     require_labels(reward_model_config(policy, STEP), STEP, what="x")
     with pytest.raises(ConfigError, match="x is a reward model of steps, and has to be one of 1 head"):
-        require_labels(reward_model_config(policy, STEP), reward_labels(1), what="x")
+        require_labels(reward_model_config(policy, STEP), SCORE, what="x")
     with pytest.raises(ConfigError, match="x is a reward model of 1 head, and has to be one of steps"):
         require_labels(reward_model_config(policy), STEP, what="x")
     assert scores_steps(reward_model_config(policy, STEP)) and not scores_steps(reward_model_config(policy))
 
 
-def with_another_number(rank: int, world: int, port: int, folder: str, heads: int) -> None:
-    scenarios.worker(rank, world, port, folder, {}, value_labels=reward_labels(heads))
+def with_one_score(rank: int, world: int, port: int, folder: str) -> None:
+    scenarios.worker(rank, world, port, folder, {}, value_labels=SCORE)
 
 
 @pytest.mark.integration
 def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> None:
     source = write_model(tmp_path / "policy", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(reward_model_config(config, reward_labels(3))))
+    (source / "config.json").write_text(json.dumps(reward_model_config(config, CLASSES)))
     with pytest.raises(
         (MrlError, AssertionError), match="is a reward model of 3 heads, and has to be one of 1"
     ):
-        run_ranks(with_another_number, 1, str(source), 1)
+        run_ranks(with_one_score, 1, str(source))
 
 
 @pytest.mark.integration

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.training.routing import against_load, load_figures
+from mrl.training.router_loads import against_load, load_figures
 
 
 def test_even_and_collapsed_layers_have_the_extreme_figures() -> None:

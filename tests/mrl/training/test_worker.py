@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.sections.training import LayoutSection
-from mrl.training.routing import load_figures
+from mrl.training.router_loads import load_figures
 from tests.mrl.training import scenarios
 from tests.mrl.training.layouts import OneRank, check_forward, name_of
 from tests.ranks import run_ranks

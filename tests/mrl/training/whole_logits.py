@@ -23,10 +23,8 @@ def inputs(padding: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return *own, made(tokens, SIZES["taught_hidden"]), made(rows, SIZES["taught_hidden"]), made(tokens)
 
 
-def expected(
-    kind: str, share: float, *, temperature: float, padding: int, top_k: int | None = None
-) -> tuple[Tensor, ...]:
-    """(divergences, gradients by hidden and weight), with `top_k` of the teacher's likeliest tokens and one bucket."""
+def expected(kind: str, share: float, *, temperature: float, padding: int) -> tuple[Tensor, ...]:
+    """(divergences, gradients by hidden and weight)."""
     hidden, weight, taught, head, scale = inputs(padding)
     hidden.requires_grad_(True)
     weight.requires_grad_(True)
@@ -35,9 +33,6 @@ def expected(
         (states @ rows[:vocab].t() / temperature).log_softmax(-1)
         for states, rows in ((hidden, weight), (taught, head))
     )
-    if top_k is not None:
-        ids = log_q.topk(top_k).indices
-        log_p, log_q = in_categories(log_p, ids), in_categories(log_q, ids)
     log_m = (share * log_q.exp() + (1 - share) * log_p.exp()).log()
     found = {
         "reverse": (log_p.exp() * (log_p - log_q)).sum(-1),
@@ -46,13 +41,6 @@ def expected(
         + (1 - share) * (log_p.exp() * (log_p - log_m)).sum(-1),
     }[kind]
     return found.detach(), *torch.autograd.grad((found * scale).sum(), (hidden, weight))
-
-
-def in_categories(log_probs: Tensor, ids: Tensor) -> Tensor:
-    """[m, k + 1] log-probs of tokens ids [m, k] and of all others together, from [m, V]."""
-    others = torch.ones_like(log_probs).scatter(1, ids, 0.0)
-    rest = (log_probs.exp() * others).sum(-1, keepdim=True).log()
-    return torch.cat([log_probs.gather(1, ids), rest], dim=1)
 
 
 def check(found: Any, wanted: Any) -> None:

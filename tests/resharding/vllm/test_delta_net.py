@@ -17,8 +17,8 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.training.hf import folder as hf_folder
-from mrl.training.hf import values as hf_values
+from mrl.training.hf import hf_folder
+from mrl.training.hf import read_values as hf_values
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder

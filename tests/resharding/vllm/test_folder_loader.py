@@ -12,7 +12,7 @@ import torch
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import FAMILIES
 from mrl.rollout.request import Response
-from mrl.training.hf.folder import tensor_files
+from mrl.training.hf.hf_folder import tensor_files
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.published import publish

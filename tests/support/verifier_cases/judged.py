@@ -10,7 +10,7 @@ from typing import Any
 
 from mrl.rewards.contract import RewardKind, RewardRequest
 from mrl.rewards.kinds.registry import reward_kind
-from mrl.rewards.kinds.section import KindPart
+from mrl.rewards.kinds.reward_section import KindPart
 from mrl.samples import Verdict
 from tests.support.verifier_cases.case import Case
 

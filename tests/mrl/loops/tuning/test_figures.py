@@ -13,9 +13,9 @@ from mrl.loops.tuning.figures import preference_figures, score_figures, score_re
 from mrl.observe.metric_names import undescribed
 
 RESPONSE = Encoded(np.arange(4), np.array([False, False, True, True]), 2)
-SCORES = {0: (2.0, 1.0), 1: (0.0, 1.0), 2: (3.0, 3.0), 3: (1.0, 0.0)}
+PAIRS = ((2.0, 1.0), (0.0, 1.0), (3.0, 3.0), (1.0, 0.0))
+SCORES = {number: np.array(scores) for number, scores in enumerate(PAIRS)}
 """Right, wrong, a tie, right."""
-OUTPUTS = {number: np.array(scores)[:, None] for number, scores in SCORES.items()}
 
 
 def rows_of(*tags: str) -> list[TuneRow]:
@@ -24,7 +24,7 @@ def rows_of(*tags: str) -> list[TuneRow]:
 
 def test_each_tag_has_its_accuracy() -> None:
     rows, section = rows_of("near", "near", "far", ""), ObjectiveSection(name="reward_model")
-    found = score_figures(section, rows, OUTPUTS)
+    found = score_figures(section, rows, SCORES)
     assert found["val/preference/accuracy"] == pytest.approx(2.5 / 4)
     by_tag = {name.rpartition("/")[2]: value for name, value in found.items() if "accuracy/" in name}
     assert by_tag == {"near": 0.5, "far": 0.5, "untagged": 1.0} and not undescribed(found)
@@ -44,5 +44,5 @@ def test_each_tag_has_its_accuracy() -> None:
 
 def test_rows_that_are_all_alike_have_no_tags() -> None:
     rows, section = rows_of("near", "near", "near", "near"), ObjectiveSection(name="reward_model")
-    assert not any("accuracy/" in name for name in score_figures(section, rows, OUTPUTS))
+    assert not any("accuracy/" in name for name in score_figures(section, rows, SCORES))
     assert score_report(rows, SCORES)["by_tag"] == {}

@@ -53,21 +53,8 @@ def test_the_report_has_intervals_over_responses() -> None:
     report = step_report(rows_of(CASES), SCORES)
     assert report["found_error"]["responses"] == 3 and report["passed_right"]["responses"] == 2
     low, high = report["found_error"]["interval"]
-    assert low < 1 / 3 < high and report["calibration"] == {}  # too few
+    assert low < 1 / 3 < high
     assert report["by_tag"]["a"]["passed_right"] == {}
     assert "first error found in 0.3333 of 3 responses" in step_line(report)
     alone = step_report(rows_of(CASES[3:]), {n: SCORES[n + 3] for n in range(2)})
     assert alone["found_error"] == {} and "first error" not in step_line(alone)
-
-
-def test_calibration_is_of_one_step_of_a_response() -> None:
-    """Scores that are log-odds of their labels have a temperature of 1; their steps here are alike, so more of them say no more."""
-    draw, cases = np.random.default_rng(0), []
-    for _ in range(4000):
-        score = draw.normal() * 2
-        label = float(draw.random() < 1 / (1 + np.exp(-score)))
-        cases.append(("", (label,) * 5, (score,) * 5))
-    found = step_report(rows_of(tuple(cases)), {n: np.array(each[2]) for n, each in enumerate(cases)})
-    told = found["calibration"]
-    assert told["pairs_fitted"] == 2000
-    assert abs(told["temperature"] - 1) < 3 * told["temperature_error"] < 0.3

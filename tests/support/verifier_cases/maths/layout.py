@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from mrl.rewards.maths.tokens import FUNCTIONS
+from mrl.rewards.maths.answer_tokens import FUNCTIONS
 from tests.support.verifier_cases.case import Case, Generator
 from tests.support.verifier_cases.maths.boxed import boxed
 

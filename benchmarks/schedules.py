@@ -1,0 +1,178 @@
+"""python -m benchmarks.schedules CONFIG ...: schedules against each other, on real engines and with the same load.
+
+Every response has a length of its own, drawn by its prompt and sample (bench_load.py), and runs to it whatever the policy says; rewards are
+hashes. A step of one schedule therefore trains as many tokens as the same step of another, and no group is
+filtered. Each schedule is run twice from its start, in turn, so that a change of the machine's speed hits all.
+
+Where environments answer, turns end where the policy ends them and rewards are the environments'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.bench_load import LogNormalLengths, hashed
+from benchmarks.bench_run import changed, measured_rows, whole_run
+from mrl.cli.common import CONFIG_HELP
+from mrl.config.load import load_config
+from mrl.config.root import Config
+from mrl.errors import ConfigError
+from mrl.rewards.kinds.reward_section import RewardSection
+
+ROUNDS = 2
+"""Runs of each schedule."""
+
+
+def schedule_overrides(schedule: str) -> list[str]:
+    """The overrides of "on_policy", or of "stream" with settings of its section behind colons.
+
+    >>> schedule_overrides("stream:max_age=2:sync_every=4")
+    ['loop.schedule=stream', 'stream.max_age=2', 'stream.sync_every=4']
+    """
+    name, *settings = schedule.split(":")
+    return [f"loop.schedule={name}", *(f"{name}.{setting}" for setting in settings)]
+
+
+def bench_stream(
+    configs: Mapping[str, Config],
+    *,
+    num_steps: int = 15,
+    warm_up: int = 3,
+    sigma: float = 0.9,
+    mean: float | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Figures of each schedule, over at least `num_steps` steps of all its runs after `warm_up` of each; seconds are of the wall.
+
+    `mean`, `sigma`: of a response's tokens, where no environment answers; `mean` is a quarter of rollout.max_response_tokens where
+    it is None. ConfigError for a number that measures nothing.
+    """
+    if num_steps < 1 or warm_up < 0 or sigma < 0 or (mean is not None and mean < 1):
+        raise ConfigError(
+            f"--steps {num_steps} and --mean {mean} must be at least 1, --warm-up {warm_up} and "
+            f"--sigma {sigma} at least 0"
+        )
+    if mean is not None and any(config.agent for config in configs.values()):
+        raise ConfigError(
+            f"--mean {mean} is of responses whose lengths are drawn, and turns of the section agent end where "
+            "the policy ends them; remove one of the two"
+        )
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
+    for _ in range(ROUNDS):
+        for name, config in configs.items():
+            count = warm_up + -(-num_steps // ROUNDS)
+            rows[name] += measured(config, steps=count, sigma=sigma, mean=mean)[warm_up:]
+    figures = {name: _figures(found) for name, found in rows.items()}
+    first = next(iter(figures.values()))
+    for found in figures.values():
+        for speed_up, seconds in (("speed_up", "step_seconds"), ("mean_speed_up", "mean_step_seconds")):
+            found[speed_up] = first[seconds] / found[seconds]
+    return figures
+
+
+def measured(config: Config, *, steps: int, sigma: float, mean: float | None) -> list[dict[str, Any]]:
+    """The rows of one run under the load; `mean`, `sigma` as in bench_stream()."""
+    return measured_rows(_loaded(config), whole_run, num_steps=steps, lengths=_lengths(config, sigma, mean))
+
+
+def _loaded(config: Config) -> Config:
+    """No filter, and rewards by hash, computed by as many reward workers as are configured, where they are not environments'."""
+    if config.agent:
+        return changed(config, algorithm={"filter": None})
+    path = f"{hashed.__module__}:{hashed.__name__}"
+    reward = RewardSection(kind="plugin", style="native", path=path, workers=config.reward.workers)
+    return changed(config, reward=reward.model_dump(), algorithm={"filter": None})
+
+
+def _lengths(config: Config, sigma: float, mean: float | None) -> LogNormalLengths | None:
+    if config.agent:
+        return None
+    most = config.rollout.max_response_tokens
+    return LogNormalLengths(mean or max(1.0, most / 4), sigma, most, config.run.seed)
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    steps = [float(row["time/step_seconds"]) for row in rows]
+    tokens = [float(row["rollout/response_tokens_mean"] * row["rollout/samples"]) for row in rows]
+    phases = sorted({name for row in rows for name in row if name.startswith("time/")})
+
+    def mean(name: str) -> float:
+        return statistics.fmean(float(row.get(name, 0.0)) for row in rows)
+
+    return {
+        "step_seconds": statistics.median(steps),
+        "mean_step_seconds": statistics.fmean(steps),
+        "tokens_per_second": sum(tokens) / sum(steps),
+        "wait_seconds": mean("time/generate_seconds") + mean("time/reward_seconds"),
+        "parked": mean("stream/parked"),
+        "park_frac": mean("stream/park_seconds") / statistics.fmean(steps),
+        "age_mean": mean("policy/age_mean"),
+        "age_max": max(float(row["policy/age_steps"]) for row in rows),
+        "driver_frac": mean("perf/driver_frac"),
+        "phases": {name[5:-8]: mean(name) for name in phases},
+        "steps": steps,
+        "tokens": tokens,
+    }
+
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("step s", "step_seconds", ".3f"),
+    ("speed-up", "speed_up", ".2f"),
+    ("mean s", "mean_step_seconds", ".3f"),
+    ("speed-up", "mean_speed_up", ".2f"),
+    ("tokens/s", "tokens_per_second", ".0f"),
+    ("waiting s", "wait_seconds", ".3f"),
+    ("parked", "parked", ".1f"),
+    ("age", "age_mean", ".2f"),
+    ("max", "age_max", ".0f"),
+    ("park", "park_frac", ".1%"),
+    ("driver", "driver_frac", ".1%"),
+)
+"""(heading, figure, format)."""
+
+
+def stream_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figures for people, one line for each schedule."""
+    width = max(len(name) for name in (*figures, "schedule")) + 2
+    lines = [f"{'schedule':<{width}}" + "".join(f"{heading:>11}" for heading, _, _ in COLUMNS)]
+    for name, found in figures.items():
+        values = (format(found[figure], form) for _, figure, form in COLUMNS)
+        lines.append(f"{name:<{width}}" + "".join(f"{value:>11}" for value in values))
+    counted = len(next(iter(figures.values()))["steps"])
+    lines.append(
+        f"step s: median of {counted} steps; the speed-ups are of medians and of means, against the first"
+    )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schedules", description=__doc__)
+    parser.add_argument("config", nargs="+", help=CONFIG_HELP)
+    parser.add_argument(
+        "--schedules",
+        default="on_policy,stream:max_age=2",
+        help="separated by commas; settings of `stream` after colons; the first one is compared with",
+    )
+    parser.add_argument("--steps", type=int, default=15, help="measured of each schedule, in two runs")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps of each run before them")
+    parser.add_argument("--sigma", type=float, default=0.9, help="deviation of the logarithm of the lengths")
+    parser.add_argument(
+        "--mean", type=float, help="tokens of a response; a quarter of the longest by default"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_intermixed_args(arguments)
+    names = options.schedules.split(",")
+    if len(set(names)) < len(names):
+        parser.error(f"--schedules {options.schedules}: duplicate schedule")
+    configs = {name: load_config(*options.config, *schedule_overrides(name)) for name in names}
+    figures = bench_stream(
+        configs, num_steps=options.steps, warm_up=options.warm_up, sigma=options.sigma, mean=options.mean
+    )
+    print(json.dumps(figures, indent=1) if options.json else stream_table(figures))
+
+
+if __name__ == "__main__":
+    main()

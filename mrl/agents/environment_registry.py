@@ -1,0 +1,59 @@
+"""Environments by their names.
+
+| name | found |
+|---|---|
+| `calculator`, `python_maths`, ... | here: those that come with the project |
+| any other word | the entry point of that name in the group `mrl.environments` of an installed package |
+| `package.module:Class`, `file.py:Class` | as reward functions are |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mrl.errors import ConfigError
+from mrl.own_code import find_callable
+
+GROUP = "mrl.environments"
+_SHIPPED = {
+    "calculator": "mrl.agents.envs.calculator:Calculator",
+    "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
+    "openrlhf": "mrl.agents.adapters.openrlhf:OpenRLHF",
+    "python_maths": "mrl.agents.envs.python_maths:PythonMaths",
+    "remote": "mrl.agents.adapters.remote:Remote",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Which environment, and what it is made with."""
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Keywords of its class, JSON values."""
+
+
+def names() -> list[str]:
+    """Of all environments that need no path."""
+    return sorted({*_SHIPPED, *(point.name for point in importlib.metadata.entry_points(group=GROUP))})
+
+
+def find_environment(name: str) -> Callable[..., Any]:
+    """The class; reading it runs its module. ConfigError for a name that nothing has, or a path that leads nowhere."""
+    if ":" not in name:
+        name = _path(name)
+    return find_callable(name, setting="agent.environment", what="class")[1]
+
+
+def _path(name: str) -> str:
+    if name in _SHIPPED:
+        return _SHIPPED[name]
+    points = importlib.metadata.entry_points(group=GROUP, name=name)
+    if not points:
+        raise ConfigError(
+            f"agent.environment = {name!r} is none of {', '.join(names())}, and no path (package.module:Class, file.py:Class)"
+        )
+    return next(iter(points)).value

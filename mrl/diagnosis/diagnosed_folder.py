@@ -1,0 +1,92 @@
+"""The diagnosis of a run folder, as far as the folder can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mrl.config.flat import flat
+from mrl.config.merge import tree_of
+from mrl.diagnosis.findings import Diagnosis
+from mrl.diagnosis.metric_arrays import Curves
+from mrl.diagnosis.rules import RULES, diagnose
+from mrl.errors import DataError
+from mrl.report.log_rows import ReadSummary, read_log_rows
+
+SHOWN = 3
+"""Samples of a finding."""
+KEPT_ROWS = 256
+"""Last training samples of the file among which they are chosen."""
+
+
+def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
+    """What is wrong with the run, and what of its folder could not be read. DataError where it has no rows of metrics."""
+    metrics, samples = ReadSummary("metrics.jsonl"), ReadSummary("samples.jsonl")
+    curves = Curves(read_log_rows(folder / "metrics.jsonl", metrics))
+    if not len(curves):
+        raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
+    if curves.has("tune/loss"):
+        raise DataError(
+            f"{folder} was written by `mrl tune`: the rules are about runs of `mrl train`; `mrl report` shows its curves"
+        )
+    settings, notes = _settings(folder / "config.yaml")
+    notes += _not_finite(curves)
+    found = diagnose(curves, settings)
+    if found.findings:
+        last = _last_samples(read_log_rows(folder / "samples.jsonl", samples))
+        found = dataclasses.replace(
+            found,
+            findings=[
+                dataclasses.replace(f, samples=choose_samples(last, f.since, RULES[f.rule].samples))
+                for f in found.findings
+            ],
+        )
+        notes += samples.notes()
+    return found, metrics.notes() + notes
+
+
+def choose_samples(samples: Iterable[dict[str, Any]], since: int, which: str) -> list[str]:
+    """Ids of at most SHOWN samples of steps from `since` on, each of another prompt: those with the `highest` or the
+    `lowest` rewards, the latest first among equals."""
+    sign = -1.0 if which == "highest" else 1.0
+    judged = [
+        (sign * float(row["reward"]), -int(row["step"]), str(row["sample_id"]))
+        for row in samples
+        if isinstance(row.get("reward"), int | float)
+        and isinstance(row.get("step"), int)
+        and row["step"] >= since
+    ]
+    ids: dict[str, str] = {}
+    for _, _, name in sorted(judged):
+        ids.setdefault(name.rpartition(".")[0], name)
+    return list(ids.values())[:SHOWN]
+
+
+def _last_samples(samples: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    training = (row for row in samples if row.get("kind") == "train" and "sample_id" in row)
+    return list(deque(training, maxlen=KEPT_ROWS))
+
+
+def _not_finite(curves: Curves) -> list[str]:
+    """What was written and is no finite number, in one sentence."""
+    if not curves.not_finite:
+        return []
+    name, (count, first) = min(curves.not_finite.items(), key=lambda item: item[1][1])
+    return [
+        f"metrics.jsonl: NaN or infinity in {len(curves.not_finite)} metrics, the first of them {name} at step {first} "
+        f"({count} rows): rules see gaps there."
+    ]
+
+
+def _settings(path: Path) -> tuple[dict[str, str], list[str]]:
+    """By dotted names, and what is missing."""
+    try:
+        tree = tree_of(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        tree = None
+    if not isinstance(tree, dict):
+        return {}, [f"{path.name} is not there or cannot be read: changes have no values."]
+    return dict(flat(tree)), []

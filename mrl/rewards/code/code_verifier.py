@@ -1,0 +1,168 @@
+"""The code verifier: runs a program in the sandbox and compares what it answers with what the task expects.
+
+Four parties: the verifier (here; it passes on questions and answers and reads neither), the runner inside the
+boundary, the candidate, and the exam (`mrl.rewards.code.exam`): a process that holds expected values and asserts,
+runs no candidate code, and is killed when a value makes it take too long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import re
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+from mrl.processes.own_time import Allowance
+from mrl.rewards.code.candidate import CandidateProcess
+from mrl.rewards.code.code_rules import CodeRules
+from mrl.rewards.code.exam import Exam, completed
+from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
+from mrl.rewards.code.outcome import CandidateEnded, Outcome
+from mrl.rewards.code.output import same_output
+from mrl.rewards.code.program import program_in
+from mrl.rewards.code.sandbox import find_boundary
+from mrl.rewards.code.tasks import Case, CodeTask
+from mrl.rewards.contract import RewardRequest, rejected, scored
+from mrl.samples import Verdict
+
+_log = logging.getLogger(__name__)
+
+NAME = "code"
+VERSION = "2"
+MAX_PROGRAM_BYTES = 256 * 1024
+
+CASES_PER_PROCESS = 16
+"""Cases of a function-call task that share one process."""
+
+
+def verify_program(
+    program: str,
+    task: CodeTask,
+    rules: CodeRules = CodeRules(),  # noqa: B008
+    *,
+    seconds: float = 60.0,
+) -> Verdict:
+    """Verify one program against a task; `seconds` bounds the own time of all its processes together.
+
+    Raises Starved where the machine gave it too little processor time to tell, and RewardError where the sandbox cannot be set up: nothing is ever run without it.
+    """
+    return verify_with(
+        lambda left: CandidateProcess(find_boundary(), rules, left), program, task, rules, seconds=seconds
+    )
+
+
+def verify_with(
+    make_session: Callable[[Allowance], CandidateSession],
+    program: str,
+    task: CodeTask,
+    rules: CodeRules,
+    *,
+    seconds: float,
+) -> Verdict:
+    """Verify with sessions of any kind, local or remote."""
+    start = time.monotonic()
+    source = _behind(task.context, program) if task.context else program
+    if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
+        verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
+    else:
+        source = source.encode("utf-8", "replace").decode()
+        run = _Run(make_session, source, task, rules, Allowance.of(seconds), examiner())
+        verdict = run.asserts() if task.test else run.cases()
+    return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
+
+
+def _behind(context: str, program: str) -> str:
+    """The source of a program behind the task's own code: a body goes on where that ends, and one that begins anew
+    leaves it whole."""
+    is_body = bool(re.match(r"\s*\n[ \t]+\S|[ \t]+\S|\s*$", program))
+    return (context if is_body else completed(context)) + "\n" + program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    make_session: Callable[[Allowance], CandidateSession]
+    source: str
+    task: CodeTask
+    rules: CodeRules
+    allowance: Allowance
+    examiner: Examiner
+
+    def session(self) -> CandidateSession:
+        if self.allowance.left <= 0:
+            raise CandidateEnded(Outcome.TIME_LIMIT, "all its processes together")
+        return self.make_session(self.allowance)
+
+    def asserts(self) -> Verdict:
+        """The data set's own test."""
+        _, outcome, reason = self._examined(Exam(self.task))
+        return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
+
+    def cases(self) -> Verdict:
+        """All cases, in an order that depends on the program, so that it cannot know which one it is looking
+        at."""
+        cases = list(self.task.cases)
+        random.Random(zlib.crc32(self.source.encode())).shuffle(cases)
+        size = CASES_PER_PROCESS if self.task.entry_point else 1
+        passed = 0
+        first: tuple[Outcome, str] | None = None
+        for start in range(0, len(cases), size):
+            good, outcome, reason = self._process(cases[start : start + size])
+            passed += good
+            if outcome is not Outcome.ACCEPTED:
+                first = first or (outcome, reason)
+                if not self.rules.partial:
+                    break
+        outcome, reason = first or (Outcome.ACCEPTED, f"{len(cases)} cases")
+        value = passed / len(cases) if self.rules.partial else float(first is None)
+        return _verdict(outcome, reason, value)
+
+    def _process(self, cases: Sequence[Case]) -> tuple[int, Outcome, str]:
+        """Cases of one fresh process: how many passed, and the first failure."""
+        if self.task.entry_point:
+            return self._examined(
+                Exam(dataclasses.replace(self.task, cases=tuple(cases)), self.rules.partial)
+            )
+        try:
+            with self.session() as session:
+                return self._stdin_case(session, cases[0])
+        except CandidateEnded as ended:
+            return 0, ended.outcome, ended.reason
+
+    def _examined(self, exam: Exam) -> tuple[int, Outcome, str]:
+        """Cases passed, outcome and reason of one fresh process with the program in it."""
+        try:
+            with self.session() as session:
+                session.load(self.source, self.task.entry_point or "")
+                return self.examiner.examine(exam, session, self.rules, self.allowance)
+        except CandidateEnded as ended:
+            return 0, ended.outcome, ended.reason
+
+    def _stdin_case(self, session: CandidateSession, case: Case) -> tuple[int, Outcome, str]:
+        written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
+        right = same_output(written, case.stdout, self.task.tolerance)
+        return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")
+
+
+def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
+    verdict = scored(value, f"{outcome.value}: {reason}" if reason else outcome.value)
+    return dataclasses.replace(verdict, parts={f"code.{outcome.value.replace(' ', '_')}": 1.0})
+
+
+class CodeVerifier:
+    """Scores the program of a response."""
+
+    name, version = NAME, VERSION
+
+    def __init__(self, rules: CodeRules) -> None:
+        self._rules = rules
+        find_boundary()  # refuse at start-up, not at the first sample
+        examiner()
+
+    async def score(self, request: RewardRequest) -> Verdict:
+        program = program_in(request.visible, request.ground_truth)
+        if program is None:
+            return scored(0.0, "no program in the response")
+        return verify_program(program, request.ground_truth, self._rules, seconds=request.deadline_seconds)

@@ -1,0 +1,144 @@
+"""How responses are verified: which verifier for which domain, its rules, and the pool that runs
+verifiers."""
+
+from typing import Any, Literal
+
+from pydantic import Field, create_model, model_validator
+
+from mrl.rewards.judges.judge_rules import EngineSection
+from mrl.rewards.kinds.registry import KINDS
+from mrl.rewards.reward_part import RewardPart
+from mrl.section import Section
+
+
+def _kinds_and_rules() -> type[RewardPart]:
+    """A part with the names of all kinds, and a section for the rules of each that has some."""
+    names: Any = Literal[tuple(KINDS)]
+    fields: dict[str, Any] = {"kind": (names | None, Field(None, description="Which verifier."))}
+    for name, kind in KINDS.items():
+        if kind.rules_section is not Section:
+            words = f"Rules of the kind {name}."
+            fields[name] = (kind.rules_section, Field(kind.rules_section(), description=words))
+    return create_model("KindsAndRules", __base__=RewardPart, **fields)
+
+
+class KindPart(_kinds_and_rules()):
+    """One verifier."""
+
+    @model_validator(mode="after")
+    def _as_the_kind_wants(self) -> "KindPart":
+        if self.kind is not None:
+            KINDS[self.kind].check(self)
+        return self
+
+
+class RewardSpec(KindPart):
+    """What rewards one domain: one verifier, or a weighted sum of several."""
+
+    parts: tuple[KindPart, ...] = ()
+    """Verifiers whose weighted values are added; kind is left out then."""
+
+    @model_validator(mode="after")
+    def _kind_or_parts(self) -> "RewardSpec":
+        if self.parts and self.kind is not None:
+            raise ValueError("kind and parts exclude each other; put the verifier into parts")
+        if any(part.kind is None for part in self.parts):
+            raise ValueError("every one of parts needs a kind")
+        if any(part.kind == "environment" for part in self.parts):
+            raise ValueError(
+                "kind = environment stands alone: its value is the sum over an episode's turns; what else is to count belongs "
+                "into the environment"
+            )
+        names = [part.label for part in self.parts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"parts have the names {names}; give each its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _gates_and_witnesses_have_others(self) -> "RewardSpec":
+        parts = self.verifiers()
+        if any(part.share < 1 and not part.is_witness for part in parts):
+            raise ValueError(
+                "share below 1 is for a witness, a verifier among parts with weight 0; every sample needs the others"
+            )
+        if any(part.gate is not None for part in parts):
+            if all(part.gate is not None for part in parts):
+                raise ValueError("gate: there is no other verifier that it could keep from being asked")
+            if any(part.group for part in parts):
+                raise ValueError(
+                    "gate with group = true: a group is scored as a whole, whatever one of its samples passed"
+                )
+        if all(part.is_witness for part in parts) and self.parts:
+            raise ValueError("every one of parts has weight 0: nothing gives a reward")
+        return self
+
+    def verifiers(self) -> tuple[KindPart, ...]:
+        """The verifiers whose weighted values make the reward."""
+        return self.parts or (self,)
+
+
+class RewardSection(RewardSpec):
+    """The verifiers of a run and the pool of processes they work in."""
+
+    domains: dict[str, RewardSpec] = {}
+    """The verifier of each domain; a domain that is not named here has the verifier above."""
+    engines: dict[str, EngineSection] = {}
+    """Servers of models that judge, by the name that a verifier's `engine` says; the run starts and ends them."""
+    workers: int = Field(default=2, ge=1)
+    """Processes for each kind of work (on each node that has any)."""
+    nodes: Literal["driver", "all"] = "driver"
+    """Reward processes run on the driver's node, or on every node of the run, each with its share of the
+    prompts."""
+    retries: int = Field(default=2, ge=0)
+    """Further attempts after a verifier failed on a sample."""
+    tasks_per_worker: int = Field(default=2000, ge=1)
+    """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
+
+    @model_validator(mode="after")
+    def _some_verifier(self) -> "RewardSection":
+        if self.kind is None and not self.parts and not self.domains:
+            raise ValueError("needs kind (maths, code, instructions, format, plugin, ...), parts or domains")
+        for domain, spec in self.domains.items():
+            if spec.kind is None and not spec.parts:
+                raise ValueError(f"domains.{domain} needs kind or parts")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_are_asked(self) -> "RewardSection":
+        asked: dict[str, set[str]] = {}
+        for part in self.all_verifiers():
+            if part.engine is not None:
+                asked.setdefault(part.engine, set()).add(str(part.kind))
+        if unknown := sorted(asked.keys() - self.engines.keys()):
+            raise ValueError(
+                f"engine = {unknown[0]!r} is none of reward.engines, which has {sorted(self.engines)}"
+            )
+        if idle := sorted(self.engines.keys() - asked.keys()):
+            raise ValueError(
+                f"engines.{idle[0]} is asked by no verifier; remove it, or name it as a verifier's engine"
+            )
+        if mixed := [name for name, kinds in asked.items() if len(kinds) > 1]:
+            raise ValueError(
+                f"engines.{mixed[0]} is asked as {' and '.join(sorted(asked[mixed[0]]))}; a server is one of them"
+            )
+        if self.engines and self.nodes == "all":
+            raise ValueError(
+                "engines with nodes = all: they answer on the driver's machine alone; set nodes = driver, or start the "
+                "server yourself and give its path"
+            )
+        return self
+
+    def all_verifiers(self) -> list[KindPart]:
+        """Every verifier of every domain."""
+        own = [self] if self.kind is not None or self.parts else []
+        return [part for spec in (*own, *self.domains.values()) for part in spec.verifiers()]
+
+    def for_domain(self, domain: str) -> RewardSpec:
+        """The verifier of a domain. Raises KeyError where there is none."""
+        if domain in self.domains:
+            return self.domains[domain]
+        if self.kind is None and not self.parts:
+            raise KeyError(
+                f"reward.domains has no {domain!r} (it has {sorted(self.domains)}) and there is no default"
+            )
+        return self

@@ -1,0 +1,349 @@
+"""Verifiers at work while others still generate: hand samples in as they finish, collect verdicts as they
+come.
+
+consumes      submit(sample, prompt), from one thread
+produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion
+waits for     room in the queue (submit) and verdicts (collect), both with a deadline
+unblocked by  the dispatcher's thread
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import TracebackType
+
+from mrl.errors import RewardError
+from mrl.rewards.causes import CauseLog
+from mrl.rewards.contract import RewardRequest, no_reward, request_for
+from mrl.rewards.kinds.environment_return import return_of
+from mrl.rewards.kinds.ground_truth import ground_truth_of, right_response
+from mrl.rewards.kinds.registry import reward_kind
+from mrl.rewards.kinds.reward_section import RewardSection, RewardSpec
+from mrl.rewards.pool.dispatch import Dispatcher
+from mrl.rewards.pool.queues import StageQueue, queues_of
+from mrl.rewards.pool.tickets import Ticket
+from mrl.rewards.pool.trial import TRIAL_RESPONSE, trial_sample
+from mrl.rewards.pool.work import Task
+from mrl.rewards.reward_part import RewardPart
+from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+
+_log = logging.getLogger(__name__)
+
+QUEUE_LIMIT = 4096
+"""Samples waiting; above it, handing in another one waits."""
+NO_REWARD_ALARM = 0.02
+"""Share of samples without a reward above which a warning is written."""
+_ALARM_FROM = 50
+"""Samples before a rate says anything."""
+
+
+class RewardPool:
+    """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
+
+    def __init__(
+        self,
+        section: RewardSection,
+        *,
+        group_size: int | None = None,
+        folder: str | None = None,
+        check: Callable[[], None] = lambda: None,
+        is_quiet: bool = False,
+    ) -> None:
+        """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
+        are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered. `check` is
+        called with every submit and collect, and raises what ends the run. `is_quiet`: the caller reports which samples have no reward."""
+        grouped = [part.label for part in section.all_verifiers() if part.group]
+        if grouped and group_size is None:
+            raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
+        self._section = section
+        self._group_size, self._folder, self._check = group_size, folder, check
+        self._is_quiet = is_quiet
+        self._queues: dict[str, StageQueue] = {}
+        self._queues_by_part: dict[int, StageQueue] = {}
+        self._open: dict[str, Ticket] = {}
+        self._uncollected: set[str] = set()
+        """Samples handed in whose verdict nobody has: the open ones and those whose verdict waits."""
+        self._gated: dict[str, tuple[Sample, Prompt]] = {}
+        """Samples some of whose verifiers wait for a gate."""
+        self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, RewardRequest, RewardPart]]] = (
+            collections.defaultdict(list)
+        )
+        self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._kinds: collections.Counter[str] = collections.Counter()
+        self._causes = CauseLog(_log)
+        self._alarmed = False
+        self._closed = False
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._dispatcher = Dispatcher()
+        self._dispatcher.start()
+
+    def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
+        """`submit_all` of one sample."""
+        self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
+        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline; and
+        before any is handed in, for a sample that is there twice or whose verdict was not collected yet, and
+        for a domain without a verifier.
+
+        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for
+        the interpreter, and send the verifiers many small batches.
+        """
+        self._check_alive()
+        deadline = time.monotonic() + deadline_seconds
+        pairs = list(pairs)
+        specs = [self._spec(prompt) for _, prompt in pairs]
+        self._refuse_twice([sample.sample_id for sample, _ in pairs])
+        try:
+            for (sample, prompt), spec in zip(pairs, specs, strict=True):
+                self._submit(sample, prompt, spec, deadline)
+        finally:
+            self._dispatcher.wake()
+
+    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
+        """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
+        self._check_alive()
+        verdicts: list[tuple[str, Verdict]] = []
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            verdicts.append(self._verdicts.get(timeout=max(0.0, deadline - time.monotonic())))
+            while True:
+                verdicts.append(self._verdicts.get_nowait())
+        except queue.Empty:
+            self._uncollected.difference_update(sample_id for sample_id, _ in verdicts)
+            return verdicts
+
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        """Start group verifiers on the incomplete groups of these prompts: no more of their samples will come."""
+        for key in [key for key in self._waiting_groups if key[0] in prompts]:
+            self._start_group(key)
+        self._dispatcher.wake()
+
+    @property
+    def num_open(self) -> int:
+        """Samples handed in whose verdict is not there yet."""
+        return len(self._open)
+
+    def counts(self) -> Mapping[str, int]:
+        """Verdicts by kind; failures, lost processes, limits and poisonous samples."""
+        return {**self._kinds, **self._counts}
+
+    def close(self) -> None:
+        """End every reward worker. What is still open stays without a reward and is not reported."""
+        if not self._closed:
+            self._closed = True
+            self._dispatcher.stop()
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_twice(self, sample_ids: Sequence[str]) -> None:
+        counts = collections.Counter(sample_ids)
+        twice = [name for name, count in counts.items() if count > 1 or name in self._uncollected]
+        if twice:
+            raise RewardError(
+                f"rewards: handed in twice: {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}; nothing of this "
+                "call was handed in"
+            )
+
+    def _submit(self, sample: Sample, prompt: Prompt, spec: RewardSpec, deadline: float) -> None:
+        ticket = Ticket(sample.sample_id, spec.verifiers(), len(sample.response_tokens))
+        with self._room:
+            self._await_room(deadline)
+            self._open[sample.sample_id] = ticket
+            self._uncollected.add(sample.sample_id)
+        if sample.status in (Status.FAILED, Status.ABORTED):
+            self._finish(ticket, no_reward(f"no response to verify: {_why(sample)}"))
+            return
+        asked = ticket.begin()
+        if ticket.waiting:
+            self._gated[sample.sample_id] = sample, prompt
+        for part in asked:
+            self._hand_in(ticket, part, sample, prompt)
+
+    def _await_room(self, deadline: float) -> None:
+        """With `_room` held; what was handed in before is at work meanwhile."""
+        if len(self._open) < QUEUE_LIMIT:
+            return
+        self._dispatcher.wake()
+        if not self._room.wait_for(
+            lambda: len(self._open) < QUEUE_LIMIT, timeout=deadline - time.monotonic()
+        ):
+            raise RewardError(
+                f"rewards: {QUEUE_LIMIT} samples are waiting and none was scored by the deadline"
+            )
+
+    def _spec(self, prompt: Prompt) -> RewardSpec:
+        try:
+            return self._section.for_domain(prompt.domain)
+        except KeyError as error:
+            raise RewardError(
+                f"{prompt.row}: domain {prompt.domain!r} has no verifier: {error.args[0]}"
+            ) from error
+
+    def _hand_in(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
+        if part.kind == "environment":
+            self._answered(ticket, part, return_of(sample))
+            return
+        ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
+        request = request_for(
+            sample, prompt, ground_truth=ground_truth, deadline_seconds=part.deadline_seconds
+        )
+        if not part.group:
+            self._start((request,), (ticket,), part)
+            return
+        key = (sample.prompt_index, part.label)
+        self._waiting_groups[key].append((ticket, request, part))
+        if len(self._waiting_groups[key]) == self._group_size:
+            self._start_group(key)
+
+    def _start_group(self, key: tuple[int, str]) -> None:
+        members = self._waiting_groups.pop(key)
+        requests = tuple(request for _, request, _ in members)
+        self._start(requests, tuple(ticket for ticket, _, _ in members), members[0][2])
+
+    def _start(
+        self, requests: tuple[RewardRequest, ...], tickets: tuple[Ticket, ...], part: RewardPart
+    ) -> None:
+        def done(verdicts: Sequence[Verdict | None]) -> None:
+            for ticket, verdict in zip(tickets, verdicts, strict=True):
+                self._answered(ticket, part, verdict)
+
+        self._dispatcher.put(self._queue(part), Task(requests, done))
+
+    def _queue(self, part: RewardPart) -> StageQueue:
+        """Return the queue of a part's first stage; parts whose workers would do the same share one."""
+        if (known := self._queues_by_part.get(id(part))) is not None:
+            return known
+        with self._room:  # a gate that opens is seen by the dispatcher's thread
+            if id(part) not in self._queues_by_part:  # the section keeps its parts
+                kind = reward_kind(part, self._folder)
+                key = kind.worker_key()
+                if key not in self._queues:
+                    self._queues[key] = queues_of(kind, self._section, self._counts)
+                self._queues_by_part[id(part)] = self._queues[key]
+            return self._queues_by_part[id(part)]
+
+    def _answered(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
+        """Called from the dispatcher's thread, or from submit where no process is asked."""
+        with self._room:
+            complete = ticket.answer(part.label, verdict)
+            opened = ticket.opened()
+        if complete is not None:
+            self._finish(ticket, complete)
+        if opened:
+            for each in opened:
+                self._hand_in(ticket, each, *self._gated[ticket.sample_id])
+            self._dispatcher.wake()
+
+    def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
+        with self._room:
+            self._open.pop(ticket.sample_id, None)
+            self._gated.pop(ticket.sample_id, None)
+            self._kinds[verdict.kind.value] += 1
+            self._room.notify()
+        if verdict.kind is VerdictKind.NO_REWARD:
+            if not self._is_quiet:
+                self._causes.note(f"rewards: sample {ticket.sample_id} has no reward", verdict.reason)
+            self._alarm()
+        self._verdicts.put((ticket.sample_id, verdict))
+
+    def _alarm(self) -> None:
+        total = sum(self._kinds.values())
+        share = self._kinds[VerdictKind.NO_REWARD.value] / max(total, 1)
+        if total >= _ALARM_FROM and share > NO_REWARD_ALARM and not self._alarmed:
+            self._alarmed = True
+            _log.error(
+                "rewards: %.1f%% of %d samples have no reward; a verifier is failing", 100 * share, total
+            )
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise RewardError("rewards: the pool is closed")
+        if self._dispatcher.failure is not None:
+            raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
+        self._check()
+
+
+def _why(sample: Sample) -> str:
+    if sample.transcript is None:
+        return f"generation {sample.status.value}"
+    return f"the episode ended by {sample.transcript.ended_by}: {sample.transcript.reason}"
+
+
+def try_verifiers(
+    section: RewardSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
+) -> None:
+    """Start every verifier and run one sample per domain through it, before engines start; through one that returned None for it all
+    prompts, each with a wrong and, if it is known, the right response.
+
+    Raises RewardError naming the domain and what the verifier said.
+    """
+    for part in {part.kind: part for part in section.all_verifiers()}.values():
+        reward_kind(part).announce()
+    once = section.model_copy(update={"retries": 0})
+    with RewardPool(once, group_size=1, is_quiet=True) as pool:
+        firsts = [(prompt, TRIAL_RESPONSE) for prompt in first_of_each_domain(prompts)]
+        for domain in _try(pool, section, firsts, deadline_seconds):
+            own = [prompt for prompt in prompts if prompt.domain == domain]
+            texts = [(prompt, text) for prompt in own for text in _trial_responses(section, prompt)]
+            if len(_try(pool, section, texts, deadline_seconds, each=True)) == len(texts):
+                raise RewardError(
+                    f"the verifier of domain {domain!r} returned None for all {len(texts)} trial responses, and samples without a reward "
+                    "are not trained on: return a number, 0 if a response is wrong"
+                )
+
+
+def _trial_responses(section: RewardSection, prompt: Prompt) -> list[str]:
+    right = right_response(section, prompt)
+    return [TRIAL_RESPONSE] if right is None else [TRIAL_RESPONSE, right]
+
+
+def _try(
+    pool: RewardPool,
+    section: RewardSection,
+    texts: Sequence[tuple[Prompt, str]],
+    deadline_seconds: float,
+    *,
+    each: bool = False,
+) -> list[str]:
+    """Verify responses to prompts; return the domain of each response for which every verifier returned None. Unless it is about `each`
+    of them, raises RewardError for one that could not be verified."""
+    waiting, deadline = {}, time.monotonic() + deadline_seconds
+    for number, (prompt, text) in enumerate(texts):
+        if section.domains.get(prompt.domain, section).kind == "environment":
+            continue
+        sample = trial_sample(dataclasses.replace(prompt, index=number), text)
+        pool.submit(sample, prompt)
+        waiting[sample.sample_id] = prompt.domain, text
+    left_out: list[str] = []
+    while waiting and time.monotonic() < deadline:
+        for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
+            domain, text = waiting.pop(sample_id)
+            if not verdict.applies:
+                left_out.append(domain)
+            elif verdict.kind is VerdictKind.NO_REWARD and not each:
+                raise RewardError(
+                    f"the verifier of domain {domain!r} failed on a trial sample, whose response is {text[:60]!r}: {verdict.reason}"
+                )
+    if waiting:
+        domains = sorted({domain for domain, _ in waiting.values()})
+        raise RewardError(f"the verifiers of domains {domains} gave no verdict in {deadline_seconds:g} s")
+    return left_out
+
+
+def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """One prompt for each domain among them."""
+    return list({prompt.domain: prompt for prompt in reversed(prompts)}.values())

@@ -1,0 +1,80 @@
+"""Responses of anywhere through the reward workers, without engines: rows in, verdicts out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mrl.errors import DataError, RewardError
+from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.rewards.pool.reward_pool import RewardPool
+from mrl.rewards.pool.trial import trial_sample
+from mrl.samples import Prompt, Sample, Verdict
+
+
+def score(
+    reward: RewardSection, rows: Sequence[Mapping[str, Any]], *, deadline_seconds: float = 600.0
+) -> list[Verdict]:
+    """The verdict on each row's response, in order, by reward workers that end with the call.
+
+    A row has `response`, the `ground_truth` that its verifier needs (as a file of data has it), and where they matter
+    `prompt` (a text or messages), `domain`, `tag`. All its columns but response and prompt are metadata, which verifiers see, as
+    in a run. Rows that share domain and prompt
+    are one group, for verifiers that score whole groups. Raises DataError for a row that cannot be scored, before
+    any is, and RewardError for what breaks a verifier's contract and past the deadline. A verifier that failed on a
+    row gives a verdict whose value is None and whose reason says why.
+    """
+    pairs = list(_samples(reward, rows))
+    waiting = {sample.sample_id: number for number, (sample, _) in enumerate(pairs)}
+    verdicts: dict[int, Verdict] = {}
+    deadline = time.monotonic() + deadline_seconds
+    with RewardPool(reward, group_size=len(pairs) + 1) as pool:  # no group is whole before it is said to be
+        pool.submit_all(pairs, deadline_seconds=deadline_seconds)
+        pool.flush_groups({prompt.index for _, prompt in pairs})
+        while len(verdicts) < len(pairs):
+            if time.monotonic() > deadline:
+                late = len(pairs) - len(verdicts)
+                raise RewardError(
+                    f"{late} of {len(pairs)} responses had no verdict after {deadline_seconds:g} s"
+                )
+            verdicts |= {waiting[name]: verdict for name, verdict in pool.collect(1.0)}
+    return [verdicts[number] for number in range(len(pairs))]
+
+
+def _samples(reward: RewardSection, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sample, Prompt]]:
+    """Each row's response as a sample, with its prompt."""
+    prompts: dict[tuple[str, str], int] = {}
+    sizes: dict[int, int] = {}
+    for number, row in enumerate(rows, 1):
+        place = f"row {number}"
+        if not isinstance(row.get("response"), str):
+            raise DataError(f"{place}: a text is needed under `response`; its columns: {', '.join(row)}")
+        asked = row.get("prompt", "")
+        messages = tuple(asked) if isinstance(asked, list | tuple) else ()
+        text = (
+            "\n".join(str(message.get("content") or "") for message in messages) if messages else str(asked)
+        )
+        domain = str(row.get("domain", "default"))
+        key = (domain, text or place)
+        index = prompts.setdefault(key, len(prompts))
+        prompt = Prompt(
+            index=index,
+            tokens=np.zeros(0, np.int32),
+            text=text,
+            ground_truth=parse_ground_truth(
+                row.get("ground_truth"), domain=domain, section=reward, place=place
+            ),
+            domain=domain,
+            tag=str(row.get("tag", "")),
+            row=place,
+            metadata={name: value for name, value in row.items() if name not in ("prompt", "response")},
+            messages=messages,
+        )
+        sample = trial_sample(prompt, row["response"])
+        yield dataclasses.replace(sample, sample_index=sizes.get(index, 0)), prompt
+        sizes[index] = sizes.get(index, 0) + 1

@@ -1,0 +1,259 @@
+"""Writes a distributed checkpoint as a Hugging Face folder, in one process and whatever layout wrote it.
+
+Memory stays at one safetensors file. The folder is written under a temporary name and renamed when complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from mrl.errors import CheckpointError, ConfigError
+from mrl.files import commit_folder, start_folder, sync, usual_mode, write_durably
+from mrl.models.families import family_of
+from mrl.models.folder_form import FolderForm, FolderTensor
+from mrl.models.hf_config import QUANTIZATION, HfConfig
+from mrl.models.stored_names import VOCABULARY, StoredBox, stored_boxes
+from mrl.training.checkpoint.reader import Copy, DistributedCheckpoint
+from mrl.training.hf.adapted import AdaptedWeights
+from mrl.training.hf.hf_folder import read_config, tensor_files
+from mrl.training.hf.read_values import describe_tensors, read_whole
+from mrl.training.hf.reward_model_folder import ABOUT, RewardFolder
+
+FILE_BYTES = 5_000_000_000
+"""Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
+INDEX = "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates"
+"""Where transformers writes the chat templates of a tokenizer that has several, but for the first."""
+_SIDE_FILES = {"", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".bpe", ".vocab", ".txt", ".md", ".py"}
+"""Endings of tokenizers, chat templates, settings, code and texts; without one: licences and notices."""
+_OF_OTHER_WEIGHTS = {
+    "adapter_config.json",
+    "hf_quant_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "trainer_state.json",
+}
+"""Settings of adapters and quantisations, which readers of a folder would apply to the exported weights, and of an earlier training."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardFiles:
+    """Which tensors of a folder lie in which of its files."""
+
+    tensors: dict[str, FolderTensor]
+    carried: dict[str, Path]
+    """Those of its tensors that are a source's as they are -> the source's file."""
+    split: StateDictSplit
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(self.split.metadata["total_size"])
+
+    @property
+    def members(self) -> dict[str, list[FolderTensor]]:
+        """File name -> its tensors."""
+        files = self.split.filename_to_tensors
+        return {file: [self.tensors[name] for name in names] for file, names in files.items()}
+
+
+def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> ShardFiles:
+    """The files of an export of `dtype` (torch spelling), from config.json and the names of the tensors in `source`,
+    if it has some: no weight is read. ConfigError where it lacks those that an export carries along."""
+    family, stored = family_of(hf_config), _files_of(source)
+    carried = {name: file for name, file in stored.items() if name.startswith(family.carried)}
+    if "vision_config" in hf_config and not carried:
+        raise ConfigError(
+            f"{source} has no tensors under {', '.join(family.carried)}, which its config.json describes and an export "
+            "carries along; download them again"
+        )
+    checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
+    found = [*FolderForm.of(stored).tensors(checkpoint), *FolderForm().tensors(describe_tensors(carried))]
+    tensors = {tensor.name: tensor for tensor in found}
+    shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
+    return ShardFiles(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
+
+
+def _files_of(source: Path) -> dict[str, Path]:
+    """tensor_files() of a source, which may be without weights: a checkpoint has them."""
+    return tensor_files(source) if any(source.glob("*.safetensors*")) else {}
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    source: Path,
+    dtype: str,
+    file_bytes: int = FILE_BYTES,
+    card: str | None = None,
+    lora: Mapping[str, Any] | None = None,
+    reward_model: RewardFolder | None = None,
+) -> ShardFiles:
+    """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
+
+    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. `lora`:
+    what the checkpoint's manifest says of adapters, which are then merged into source's weights. `reward_model`: what
+    the folder says of a checkpoint that is a reward model. CheckpointError
+    where checkpoint and source are of two models, and where `out` exists.
+    """
+    added = dict(reward_model.config) if reward_model else {}
+    hf_config = read_config(source) | added
+    files = plan_files(source, hf_config, dtype=dtype, file_bytes=file_bytes)
+    weights = weights_of(checkpoint, source, hf_config, lora)
+    require_new(out)
+    partial = start_folder(out)
+    try:
+        for name, tensors in files.members.items():
+            _write_file(partial / name, tensors, weights, files.carried)
+        if files.split.is_sharded:
+            index = {"metadata": files.split.metadata, "weight_map": files.split.tensor_to_filename}
+            write_durably(partial / INDEX, json.dumps(index, indent=2).encode())
+        copy_side_files(source, partial, dtype=dtype, changes=family_of(hf_config).exported, added=added)
+        if reward_model is not None:
+            write_durably(partial / ABOUT, (json.dumps(reward_model.about, indent=2) + "\n").encode())
+        if card is not None:
+            write_durably(partial / "README.md", card.encode())
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk needs its space back
+        raise
+    commit_folder(out)
+    return files
+
+
+class Weights(Protocol):
+    """Where an export finds the values of checkpoint tensors."""
+
+    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Writes them, by name."""
+        ...
+
+
+class StoredWeights:
+    """A checkpoint that holds all weights."""
+
+    def __init__(self, stored: DistributedCheckpoint, hf_config: HfConfig) -> None:
+        """CheckpointError unless both sides have the same tensors and shapes."""
+        self._stored, self._copies = stored, plan_copies(stored, hf_config)
+
+    def fill(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copies them out of the checkpoint's chunks."""
+        self._stored.read((copy, values[name]) for name in values for copy in self._copies[name])
+
+
+def weights_of(
+    checkpoint: Path, source: Path, hf_config: HfConfig, lora: Mapping[str, Any] | None
+) -> Weights:
+    """The weights of a checkpoint, of adapters where its manifest says `lora`; CheckpointError where it does not
+    hold them."""
+    stored = DistributedCheckpoint(checkpoint)
+    return (
+        StoredWeights(stored, hf_config) if lora is None else AdaptedWeights(stored, source, hf_config, lora)
+    )
+
+
+def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
+    """What to copy into each tensor; CheckpointError unless both sides have the same tensors and shapes."""
+    family, shapes = family_of(hf_config), stored.shapes()
+    boxes = stored_boxes(family, hf_config, shapes)
+    _require_same_elements(stored, shapes, boxes)
+    return {name: [c for box in boxes[name] for c in stored.copies(box)] for name in boxes}
+
+
+def _require_same_elements(
+    stored: DistributedCheckpoint, shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, list[StoredBox]]
+) -> None:
+    """CheckpointError where something in the checkpoint is left out, but for the padding of the vocabulary."""
+    used = dict.fromkeys(shapes, 0)
+    for box in (box for members in boxes.values() for box in members):
+        used[box.key] += math.prod(box.shape)
+    for key, shape in shapes.items():
+        padded = key in VOCABULARY and used[key] and shape[0] * shape[1] > used[key]
+        if used[key] != math.prod(shape) and not padded:
+            raise CheckpointError(
+                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of "
+                "two models"
+            )
+
+
+def _write_file(
+    path: Path, tensors: Sequence[FolderTensor], weights: Weights, carried: Mapping[str, Path]
+) -> None:
+    """Fills one file's tensors and writes them; they are all of the weights that memory holds, with one of them twice
+    while the folder has it turned (a stack of gpt-oss)."""
+    trained = [tensor for tensor in tensors if tensor.name not in carried]
+    values = {tensor.name: _empty(tensor) for tensor in trained}
+    weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
+    stored = {tensor.name: tensor.as_stored(values.pop(tensor.name)).contiguous() for tensor in trained}
+    stored |= read_whole({t.name: carried[t.name] for t in tensors if t.name in carried})
+    try:
+        with usual_mode(path):
+            save_file(stored, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}") from error
+    sync(path)
+
+
+def _empty(tensor: FolderTensor, device: str = "cpu") -> torch.Tensor:
+    return torch.empty(tensor.filled_shape, dtype=getattr(torch, tensor.dtype), device=device)
+
+
+def require_new(path: Path) -> None:
+    """CheckpointError when `path` exists."""
+    if path.exists():
+        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
+
+
+def copy_side_files(
+    source: Path,
+    folder: Path,
+    *,
+    dtype: str,
+    changes: Mapping[str, Any],
+    added: Mapping[str, Any] | None = None,
+) -> None:
+    """Copies the tokenizer, chat templates, settings, code and texts of the source; config.json with its type, with `changes` of
+    keys that it has and with all of `added`. What else a folder has is of other weights than those of the export."""
+    for file in sorted((*source.iterdir(), *source.glob(f"{TEMPLATES}/*.jinja"))):
+        if file.is_file() and _belongs(file):
+            target = folder / file.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)  # with the permissions of a new file
+    text = (source / "config.json").read_text()
+    config = json.loads(text)
+    exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
+    exported |= added or {}
+    exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
+    if own := config.get("text_config"):
+        exported["text_config"] = _changed(own, {"torch_dtype": dtype, "dtype": dtype, **changes})
+    if exported != config:
+        text = json.dumps(exported, indent=2) + "\n"
+    write_durably(folder / "config.json", text.encode())
+
+
+def _belongs(file: Path) -> bool:
+    """Whether an export has a file of its source."""
+    if file.name.startswith(".") or file.name == "config.json" or file.name in _OF_OTHER_WEIGHTS:
+        return False
+    return file.suffix.lower() in _SIDE_FILES and not file.name.endswith(".index.json")
+
+
+def _changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with other values of those keys of `changes` that it has."""
+    return config | {name: value for name, value in changes.items() if name in config}

@@ -1,0 +1,183 @@
+"""What a Hugging Face folder says that it holds, and whether that is the model: config.json, the index, the files' headers.
+
+No weights are read, and torch is not: read_values.py reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from mrl.errors import ConfigError
+from mrl.models import int4, microscaling
+from mrl.models.family import Family
+from mrl.models.folder_form import FolderForm, FolderTensor
+from mrl.models.hf_config import HfConfig, language_model
+from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
+
+_WIDE, _FLOAT8 = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
+"""safetensors' words for the types of values that are read without scales, and with them."""
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """What config.json says of the model of text; ConfigError when it cannot be read or is not JSON."""
+    path = Path(folder) / "config.json"
+    try:
+        return language_model(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; give a folder in Hugging Face format") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+
+
+def tensor_files(folder: str | Path) -> dict[str, Path]:
+    """Tensor name -> its safetensors file, for sharded and single-file folders."""
+    folder = Path(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in _weight_map(index).items()}
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+    with open_safetensors(single, "np") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name; ConfigError for another file than such an index."""
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ConfigError(f"{index} is no index of safetensors files: its weight_map is not of names")
+    return found
+
+
+def open_safetensors(path: Path, framework: str = "pt") -> Any:
+    """safetensors' reader of a file; ConfigError where it is damaged. Torch's ("pt") asks for room for the whole file, which
+    headers need not ("np")."""
+    try:
+        return safe_open(path, framework=framework)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} is no readable safetensors file: {error}; download it again") from error
+
+
+def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
+    """(tensor name -> file, names that no rank trains) of a folder of the family; reads the files' headers, no weights.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in their shapes and in types that are read.
+    """
+    expected = family.checkpoint_tensors(hf_config)
+    files, left_out = check_files(folder, family, hf_config, expected)
+    _check_headers(files, expected)
+    return files, left_out
+
+
+def check_files(
+    folder: str | Path, family: Family, hf_config: HfConfig, expected: Sequence[CheckpointTensor]
+) -> tuple[dict[str, Path], set[str]]:
+    """check_folder() without opening each file of a folder of several."""
+    files = tensor_files(folder)
+    if absent := sorted(path.name for path in set(files.values()) if not path.is_file()):
+        raise ConfigError(
+            f"{folder} lacks {len(absent)} of the files its index names, first {absent[:3]}; download them again"
+        )
+    left_out = check_names(
+        files,
+        expected,
+        folder=folder,
+        tied=bool(hf_config.get("tie_word_embeddings", False)),
+        untrained=(*family.untrained(hf_config), *family.carried),
+    )
+    return files, left_out
+
+
+def check_names(
+    files: Mapping[str, Path],
+    expected: Iterable[CheckpointTensor],
+    *,
+    folder: str | Path,
+    tied: bool,
+    untrained: tuple[str, ...] = (),
+) -> set[str]:
+    """Requires every expected tensor and nothing else; a stored copy of a tied output layer is allowed.
+
+    Returns the names that are left out because they begin with one of `untrained`.
+    """
+    form = FolderForm.of(files)
+    names = {name for tensor in expected for name in form.stored_names(tensor)}
+    left_out = {name for name in files if name.startswith(untrained)}
+    present = set(files) - left_out - ({"lm_head.weight"} if tied else set())
+    if missing := sorted(names - present):
+        raise ConfigError(f"{folder} lacks {len(missing)} of {len(names)} tensors, first {missing[:3]}")
+    if unknown := sorted(present - names):
+        raise ConfigError(f"{folder} has {len(unknown)} tensors the model does not know, first {unknown[:3]}")
+    return left_out
+
+
+def _check_headers(files: Mapping[str, Path], expected: Iterable[CheckpointTensor]) -> None:
+    """ConfigError unless the headers of the files say the expected shapes, and types that are read."""
+    form, headers = FolderForm.of(files), _headers(files)
+    for tensor in form.tensors(expected):
+        shapes = _stored_shapes(form, tensor)
+        for name, shape in shapes.items():
+            require_shape(name, files[name], headers[name][0], shape)
+        if tensor.name in shapes:  # else it is mxfp4 or int4
+            require_type(tensor.name, files[tensor.name], headers[tensor.name][1], len(shapes) > 1)
+
+
+def _headers(files: Mapping[str, Path]) -> dict[str, tuple[list[int], str]]:
+    """(shape, safetensors' word for the type) of each tensor; one file is open at a time."""
+    by_file: dict[Path, list[str]] = defaultdict(list)
+    for name, path in files.items():
+        by_file[path].append(name)
+    found = {}
+    for path, names in by_file.items():
+        with open_safetensors(path, "np") as file:
+            if absent := sorted(set(names) - set(file.keys())):
+                raise ConfigError(
+                    f"{path} lacks {len(absent)} of the tensors that the folder's index says it has, first {absent[:3]}; "
+                    "download both again"
+                )
+            for name in names:
+                stored = file.get_slice(name)
+                found[name] = stored.get_shape(), stored.get_dtype()
+    return found
+
+
+def _stored_shapes(form: FolderForm, tensor: FolderTensor) -> dict[str, tuple[int, ...]]:
+    """The folder's tensors that hold one of its wide form, with their shapes."""
+    first = tensor.parts[0][0]
+    names = form.stored_names(first)
+    if form.is_microscaled(first):
+        return dict(zip(names, microscaling.stored_shapes(first), strict=True))
+    if len(names) == len(int4.SUFFIXES):
+        return dict(zip(names, int4.int4_shapes(first.shape), strict=True))
+    return dict(zip(names, (tensor.shape, scales_shape(tensor.shape)), strict=False))
+
+
+def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scales of a float8 tensor."""
+    return (*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:]))
+
+
+def require_shape(name: str, path: Path, found: list[int], shape: tuple[int, ...]) -> None:
+    if tuple(found) != shape:
+        raise ConfigError(f"{name} in {path} is {found}, config.json says {list(shape)}")
+
+
+def require_type(name: str, path: Path, kind: str, is_float8: bool) -> None:
+    """ConfigError unless a tensor has values as it should, with scales (`is_float8`) and without."""
+    if kind not in (_FLOAT8 if is_float8 else _WIDE):
+        has = "has" if is_float8 else "lacks"
+        raise ConfigError(
+            f"{name} in {path} is {kind}, and the folder {has} {name}{SCALES}; download both again"
+        )

@@ -1,0 +1,231 @@
+"""Reads the values of a Hugging Face folder into a rank's parameters, piece by piece.
+
+The name tables say where each piece goes; memory holds at most one piece at a time. Writing is in export_folder.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrl.errors import ConfigError
+from mrl.models import int4, microscaling
+from mrl.models.family import Family
+from mrl.models.folder_form import FolderForm, Home
+from mrl.models.hf_config import HfConfig
+from mrl.models.kernels import float8
+from mrl.models.kernels.mxfp4 import dequantise_microscaled
+from mrl.models.tensors import BLOCK, CheckpointTensor, LocalTensor, Piece
+from mrl.resharding.planner.boxes import Box
+from mrl.training.hf.hf_folder import (
+    check_files,
+    open_safetensors,
+    require_shape,
+    require_type,
+    scales_shape,
+    tensor_files,
+)
+
+
+def load_folder(
+    folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
+) -> set[str]:
+    """Streams a folder of the family into one rank's parameters; returns the names that no rank trains.
+
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
+    """
+    expected = family.checkpoint_tensors(hf_config)
+    files, left_out = check_files(folder, family, hf_config, expected)
+    load_pieces(targets, files, expected)
+    return left_out
+
+
+def load_pieces(
+    targets: Iterable[tuple[LocalTensor, Tensor]],
+    files: Mapping[str, Path],
+    expected: Iterable[CheckpointTensor],
+) -> None:
+    """Copies every piece into its place, made wide where it is quantised; padding is set to 0. Shapes in the
+    files must be the config's."""
+    pieces: list[tuple[Piece, Tensor]] = []
+    for local, tensor in targets:
+        covered = sum(math.prod(piece.shape) for piece in local.pieces)
+        if covered != tensor.numel():
+            tensor.zero_()
+        pieces += [(piece, tensor) for piece in local.pieces]
+    boxes = [(piece.tensor, (piece.start, piece.shape)) for piece, _ in pieces]
+    for index, values in _stored_boxes(files, expected, boxes):
+        piece, tensor = pieces[index]
+        box(tensor, piece.local_start, piece.shape).copy_(values)
+
+
+def read_boxes(
+    folder: Path, family: Family, hf_config: HfConfig, dtype: torch.dtype, boxes: Sequence[tuple[str, Box]]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
+    expected = family.checkpoint_tensors(hf_config)
+    for index, values in _stored_boxes(tensor_files(folder), expected, boxes):
+        yield index, values.to(dtype)
+
+
+def _stored_boxes(
+    files: Mapping[str, Path], expected: Iterable[CheckpointTensor], boxes: Sequence[tuple[str, Box]]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index, stored values, made wide where they are quantised), file by file and by name."""
+    form, expected = FolderForm.of(files), list(expected)
+    homes, tensors = form.homes(expected), {tensor.name: tensor for tensor in expected}
+    by_file: dict[Path, list[int]] = defaultdict(list)
+    for index in sorted(range(len(boxes)), key=lambda n: boxes[n][0]):
+        by_file[files[form.stored_names(tensors[boxes[index][0]])[0]]].append(index)
+    for indices in by_file.values():
+        with _OpenFiles(files) as opened:
+            for index in indices:
+                name, (start, shape) = boxes[index]
+                stored = form.stored_names(tensors[name])
+                if form.is_microscaled(tensors[name]):
+                    values = _microscaled(opened, stored, tensors[name], start, shape)
+                elif len(stored) == len(int4.SUFFIXES):
+                    values = _int4(opened, stored, tensors[name], start, shape)
+                else:
+                    values = _values(opened, stored, homes[name], start, shape)
+                yield index, values
+
+
+def describe_tensors(files: Mapping[str, Path]) -> list[CheckpointTensor]:
+    """These tensors as the files have them; reads no weights."""
+    with _OpenFiles(files) as opened:
+        stored = {name: opened.slice(name) for name in files}
+        return [
+            CheckpointTensor(name, tuple(s.get_shape()), str(s[:0].dtype).removeprefix("torch."))
+            for name, s in stored.items()
+        ]
+
+
+def read_whole(files: Mapping[str, Path]) -> dict[str, Tensor]:
+    """These tensors, to the last bit."""
+    with _OpenFiles(files) as opened:
+        return {name: opened.slice(name)[:] for name in files}
+
+
+class _OpenFiles(ExitStack):
+    """A folder's files, each opened when first asked for: a tensor and its scales may be in two."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        super().__init__()
+        self._files = files
+        self._opened: dict[Path, Any] = {}
+
+    def path(self, name: str) -> Path:
+        """The file of a tensor."""
+        return self._files[name]
+
+    def slice(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """safetensors' slice of a tensor, which must have the shape, where one is given."""
+        path = self.path(name)
+        if path not in self._opened:
+            self._opened[path] = self.enter_context(open_safetensors(path))
+        stored = self._opened[path].get_slice(name)
+        if shape is not None:
+            require_shape(name, path, stored.get_shape(), shape)
+        return stored
+
+    def slices(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Those of several tensors that hold one, in order."""
+        return [self.slice(name, shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+def _values(
+    opened: _OpenFiles, names: Sequence[str], home: Home, start: tuple[int, ...], shape: tuple[int, ...]
+) -> Tensor:
+    """A box of a checkpoint tensor from the folder's, of which `names` are that and, where it is float8, its scales."""
+    stored = opened.slice(names[0], home.tensor.shape)
+    require_type(names[0], opened.path(names[0]), stored.get_dtype(), is_float8=len(names) > 1)
+    if home.tensor.packed:
+        return _values_of(opened, names, home.tensor.shape, home.box(start, shape))[0]
+    tensor = home.tensor.parts[0][0]
+    if not tensor.stack:
+        return _values_of(opened, names, tensor.shape, _slices(start, shape))
+    columns, rows = _slices(start[1:], shape[1:]), []
+    for part, own in _parts(tensor, start[0], shape[0]):
+        values = stored[(slice(part, part + 1), *columns, own)][0]
+        rows.append(values.t() if columns else values)
+    return torch.cat(rows)
+
+
+def _values_of(
+    opened: _OpenFiles, names: Sequence[str], full: tuple[int, ...], box: tuple[slice, ...]
+) -> Tensor:
+    """A box of a folder's tensor; float32 of float8 values, with the scales of the blocks that it touches."""
+    values = opened.slice(names[0])[box]
+    if len(names) == 1:
+        return values
+    edges = [range(at.start // BLOCK, -(-at.stop // BLOCK)) for at in box[-2:]]
+    outer = (*box[:-2], *(slice(edge.start, edge.stop) for edge in edges))
+    scales = opened.slice(names[1], scales_shape(full))[outer]
+    return float8.dequantise_float8(values, scales, (box[-2].start, box[-1].start))
+
+
+def _microscaled(
+    opened: _OpenFiles,
+    names: Sequence[str],
+    tensor: CheckpointTensor,
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Tensor:
+    """A box [rows, columns] float32 of a stacked checkpoint tensor from its mxfp4 blocks and scales."""
+    blocks, scales = opened.slices(names, microscaling.stored_shapes(tensor))
+    groups = slice(start[1] // microscaling.BLOCK, -(-(start[1] + shape[1]) // microscaling.BLOCK))
+    rows = [
+        dequantise_microscaled(
+            blocks[part : part + 1, own, groups][0], scales[part : part + 1, own, groups][0]
+        )
+        for part, own in _parts(tensor, start[0], shape[0])
+    ]
+    return torch.cat(rows).narrow(1, start[1] - groups.start * microscaling.BLOCK, shape[1])
+
+
+def _int4(
+    opened: _OpenFiles,
+    names: Sequence[str],
+    tensor: CheckpointTensor,
+    start: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Tensor:
+    """A box [rows, columns] of a checkpoint tensor from its int4 numbers and scales, in the type of the scales."""
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32  # takes seconds
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    packed, scales, sizes = opened.slices(names, int4.int4_shapes(tensor.shape))
+    if tuple(sizes[:].tolist()) != tensor.shape:
+        raise ConfigError(
+            f"{names[2]} in {opened.path(names[2])} says {sizes[:].tolist()}, config.json says {list(tensor.shape)}"
+        )
+    rows, words = slice(start[0], start[0] + shape[0]), int4.GROUP // int4.PER_WORD
+    first, last = start[1] // int4.GROUP, -(-(start[1] + shape[1]) // int4.GROUP)
+    whole = torch.Size((shape[0], (last - first) * int4.GROUP))
+    numbers = unpack_from_int32(packed[rows, first * words : last * words], int4.BITS, whole)
+    values = dequantize(numbers, scales[rows, first:last])
+    return values.narrow(1, start[1] - first * int4.GROUP, shape[1])
+
+
+def _parts(tensor: CheckpointTensor, first: int, count: int) -> Iterator[tuple[int, slice]]:
+    """The parts of a stack that hold `count` rows from `first`, with their own rows."""
+    share, end = tensor.shape[0] // tensor.stack, first + count
+    for part in range(first // share, -(-end // share)):
+        yield part, slice(max(first - part * share, 0), min(end - part * share, share))
+
+
+def box(tensor: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    """The view tensor[start : start + shape]."""
+    return tensor[_slices(start, shape)]
+
+
+def _slices(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
