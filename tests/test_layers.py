@@ -62,6 +62,7 @@ ENGINES = {
     "vllm": ("mrl.cpu", "mrl.rollout", "mrl.resharding.vllm", "benchmarks"),
     "megatron": ("mrl.cpu", "mrl.training", "mrl.models.megatron", "benchmarks"),
     "ray": ("mrl.launch",),
+    "nixl_cu13": ("mrl.resharding.wire",),
     "torch.distributed": (
         "mrl.cpu",
         "mrl.launch",

@@ -220,7 +220,6 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "router_bias": "set router_bias_rate: 0 leaves the biases as they are, 0.001 moves them"
     },
     SyncSection: {
-        ("transport", "nixl"): "set distributed, which has carried the same messages",
         "mode": "delete it; weights always move by the plan, which also brings the tensors that engines take whole",
     },
     TruncatedCorrection: {"low": "delete it; only large weights are cut"},

@@ -11,6 +11,7 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
+from mrl.resharding.wire.nixl_mesh import nixl
 from mrl.resharding.wire.slot_link import SlotLink
 
 
@@ -69,7 +70,10 @@ def open_endpoints(
         return Endpoints(receivers, senders, None, len(addresses))
     if store is None:
         raise WeightSyncError(f"sync.transport = {sync.transport} needs the address of the trainers' store")
+    if sync.transport == "nixl":
+        nixl()
     mesh = TrainerMesh(
+        sync.transport,
         store,
         rank=rank,
         num_trainers=num_trainers,

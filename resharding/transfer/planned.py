@@ -112,9 +112,11 @@ class MeshLane:
         mesh: TrainerMesh,
         part: SlotPart,
         receiver_of_slot: Mapping[int, int],
+        places: Sequence[Mapping[int, int]],
     ) -> None:
-        """`receiver_of_slot`: of those that take part; what is for others stays here."""
-        self._mesh, self._receiver_of_slot = mesh, receiver_of_slot
+        """`receiver_of_slot`: of those that take part; what is for others stays here. `places`: by window, slot -> where
+        this rank's message begins in that slot's receive bucket."""
+        self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
         self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
 
@@ -126,12 +128,13 @@ class MeshLane:
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
         bucket, messages = self._buckets[turn % 2], []
         for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
-            data = bucket[m.offset : m.offset + m.num_bytes]
-            messages.append(Outgoing(self._receiver_of_slot[m.peer], data))
+            data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
+            messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
         self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
 
     def finish(self, turn: int) -> None:
-        """Does nothing: messages travel by themselves, and their digests with them."""
+        """Return when the messages reach their receivers, which get the digests too."""
+        self._mesh.flush(self._works[turn % 2])
 
     def drain(self) -> None:
         self.bucket(0)

@@ -201,8 +201,23 @@ class PlannedSync:
             else:
                 slots = enumerate(topology.engine_slots)
                 receivers = {s: r for r, s in slots if r not in self._absent}
-                self._lane = MeshLane(mesh, self.part, receivers)
+                self._lane = MeshLane(mesh, self.part, receivers, ranks.together(lambda: self._places(ranks)))
         return self._lane
+
+    def _places(self, ranks: RankGroup) -> list[dict[int, int]]:
+        """By window, slot -> where this rank's message begins in its receive bucket: what the ranks that feed the
+        slots tell all others."""
+        slots = [self.plan.topology.engine_slots[receiver] for receiver in self._endpoints.receivers]
+        offsets = {
+            slot: [{r.peer: r.offset for r in window.receives} for window in self.plan.part(slot).windows]
+            for slot in slots
+        }
+        own, places = self.part.slot, [{} for _ in self.part.windows]
+        for slot, of_slot in (said for every in ranks.told(offsets) for said in every.items()):
+            for window, senders in zip(places, of_slot, strict=True):
+                if own in senders:
+                    window[slot] = senders[own]
+        return places
 
     def _leased(self, feed: Feed) -> Feed:
         """With what its receiver reads in this session."""

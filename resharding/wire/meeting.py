@@ -28,15 +28,15 @@ class Meeting:
     rank: int
     size: int
 
-    def meet(self, deadline_seconds: float, lost: Lost) -> Any:
+    def meet(self, deadline_seconds: float, lost: Lost, *, said: str = "") -> Any:
         """The store of those that met, when all ranks are there. Joining what they meet for cannot be
         interrupted, so nobody starts it before; who gives up tells all.
 
-        WeightSyncError at the deadline, naming who is
+        `said`: what others may read of this rank (`said_by`). WeightSyncError at the deadline, naming who is
         missing, or when `lost` says why."""
         deadline = time.monotonic() + deadline_seconds
         store = PrefixStore(self.token, _opened(self.store, datetime.timedelta(seconds=deadline_seconds)))
-        store.set(_name(self.rank), "")
+        store.set(_name(self.rank), said)
         missing = set(range(self.size))
         while missing:
             missing = {rank for rank in missing if not store.check([_name(rank)])}
@@ -61,6 +61,11 @@ def _opened(address: str, timeout: datetime.timedelta) -> Any:
     store = FileStore(address)
     store.set_timeout(timeout)
     return store
+
+
+def said_by(store: Any, rank: int) -> str:
+    """What a rank said when it came."""
+    return store.get(_name(rank)).decode()
 
 
 def _name(rank: int) -> str:

@@ -43,6 +43,9 @@ class Outgoing:
     rank: int
     data: torch.Tensor
     """Flat uint8."""
+    bucket: int = 0
+    """Which of the receiver's buckets they are for, and where in it they begin."""
+    offset: int = 0
 
 
 class Mesh:
@@ -55,9 +58,10 @@ class Mesh:
         device: torch.device,
         deadline_seconds: float,
         lost: Lost,
+        buckets: Sequence[torch.Tensor] = (),
     ) -> None:
         """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when
-        `lost` says so."""
+        `lost` says so. `buckets`: nothing is done with them, messages are received where one says."""
         self.lost = lost
         """Why this rank's peer can never answer. Not asked once all have met: the group sees it itself."""
         self._device, self._timeout = device, datetime.timedelta(seconds=deadline_seconds)
@@ -86,6 +90,9 @@ class Mesh:
         for m in messages:
             sends += [(m.rank, m.data), (m.rank, trailer(m.data))] if digested else [(m.rank, m.data)]
         return self.start(sends, ())
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Does nothing: messages go their way alone."""
 
     def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]:
         """Fills the data of each (rank, data) with that rank's next message; the digests that came after them,

@@ -6,8 +6,8 @@ Messages leave from buckets of the trainer rank's own (`planned.MeshLane`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +17,30 @@ from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.nixl_mesh import NixlMesh
 from mrl.resharding.wire.parcels import require_sent, split
 
-FIELDS = {"token": str, "store": str, "rank": int, "size": int, "digests": bool, "num_bytes": int}
-"""Of what a sender tells its receiver of a mesh."""
+
+class Joined(Protocol):
+    """One rank among all ranks of a weight sync: `mesh.Mesh`, `nixl_mesh.NixlMesh`."""
+
+    lost: Lost
+
+    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]: ...
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Returns when messages reach their receivers without this rank's doing."""
+        ...
+
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]: ...
+
+    def wait(self, works: Sequence[Any], what: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+KINDS: dict[str, Callable[..., Joined]] = {"distributed": Mesh, "nixl": NixlMesh}
+"""By `sync.transport`."""
 
 
 class TrainerMesh:
@@ -28,6 +48,7 @@ class TrainerMesh:
 
     def __init__(
         self,
+        kind: str,
         store: str,
         *,
         rank: int,
@@ -37,19 +58,21 @@ class TrainerMesh:
         deadline_seconds: float,
         digests: bool,
     ) -> None:
-        """`store`: address of the trainers' torch.distributed store (`Meeting`)."""
+        """`kind`: of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
+        self.kind = kind
         self.device, self.digests = device, digests
         self.rank, self.num_trainers = rank, num_trainers
         self._store, self._receivers = store, list(range(num_receivers))
         self._seconds = deadline_seconds
         self._token: str | None = None
-        self._mesh: Mesh | None = None
+        self._mesh: Joined | None = None
         self._lost: dict[str, list[Lost]] = {}
 
     def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
         """What engine rank `receiver` needs to join; the first session's id names the group."""
         self._token = self._token or session_id
         return {
+            "kind": self.kind,
             "token": self._token,
             "store": self._store,
             "rank": self._rank_of(receiver),
@@ -77,7 +100,7 @@ class TrainerMesh:
         if self._mesh is None:
             self._token = self._token or session_id
             meeting = Meeting(self._store, self._token, self.rank, self._size)
-            self._mesh = Mesh(
+            self._mesh = KINDS[self.kind](
                 meeting, device=self.device, deadline_seconds=self._seconds, lost=self._any_lost
             )
 
@@ -92,6 +115,11 @@ class TrainerMesh:
             raise WeightSyncError("a message before the session's ranks had met")
         ranked = [dataclasses.replace(m, rank=self._rank_of(m.rank)) for m in messages]
         return self._mesh.send(ranked, digested=digested)
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Returns when the messages reach their receivers without this rank's doing."""
+        if self._mesh is not None:
+            self._mesh.flush(works)
 
     def wait(self, works: Sequence[Any]) -> None:
         if works:
@@ -140,7 +168,7 @@ class MeshInbox:
         self._description, self._faults = _checked(descriptions), faults
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
-        self._mesh: Mesh | None = None
+        self._mesh: Joined | None = None
         self._buckets = [torch.empty(self.num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
@@ -151,11 +179,12 @@ class MeshInbox:
             self._mesh.lost = lost
             return
         d = self._description
-        self._mesh = Mesh(
+        self._mesh = KINDS[d["kind"]](
             Meeting(d["store"], d["token"], d["rank"], d["size"]),
             device=self._device,
             deadline_seconds=self._seconds,
             lost=lost,
+            buckets=self._buckets,
         )
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
@@ -181,8 +210,12 @@ class MeshInbox:
 
 
 def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    kinds = {
+        "token": str, "store": str, "rank": int, "size": int, "digests": bool,
+        "num_bytes": int, "kind": str,
+    }  # fmt: skip
     (description,) = descriptions if len(descriptions) == 1 else ({},)
-    right = {k: type(v) for k, v in description.items()} == FIELDS
+    right = {k: type(v) for k, v in description.items()} == kinds and description["kind"] in KINDS
     if not right or description["num_bytes"] <= 0:
         raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
     return description

@@ -65,6 +65,11 @@ SLOW_LAYOUTS = {
         "launch.engine_slots=4",
     ),
     "dp2-to-1": ("training.layout={tp: 1, pp: 1, ep: 1, dp: 2}", "rollout.tp=1"),
+    "pp2-to-1-nixl": (
+        "training.layout={tp: 1, pp: 2, ep: 1, dp: 1}",
+        "rollout.tp=1",
+        "sync.transport=nixl",
+    ),
     "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
     "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
     "lora-ep2-dp2-to-2-offloaded": (

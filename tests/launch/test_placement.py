@@ -51,7 +51,7 @@ def test_slots_count_node_by_node_and_gpu_by_gpu_whatever_bundles_ray_gave(seed:
     ("words", "nodes"),
     [
         ((), (0, 0, 1, 1)),
-        (("sync.transport=distributed",), (0, 0, 1, 1) * 2),
+        (("sync.transport=nixl",), (0, 0, 1, 1) * 2),
         (("training.layout.dp=1", "training.layout.ep=1", "launch.engine_slots=2"), (0, 0, 1, 1)),
     ],
 )

@@ -139,7 +139,7 @@ def send(
     mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
-        lane = MeshLane(mesh, part, {1: 0})
+        lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
     feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
     return planned.send(
         feeds, session, part, values, lane, ranks, proof_of(plan), timeline=Timeline(), mesh=mesh

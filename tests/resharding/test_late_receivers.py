@@ -122,6 +122,7 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
         (Layout(tp=2, ep=2), "auto"),
         (Layout(tp=2, ep=2), "distributed"),
         pytest.param(Layout(), "distributed", marks=pytest.mark.slow),
+        pytest.param(Layout(), "nixl", marks=pytest.mark.slow),
     ],
     ids=str,
 )

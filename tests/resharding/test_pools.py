@@ -130,6 +130,8 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
         (Layout(), 2, "distributed"),
         (Layout(pp=2), 1, "distributed"),
         (Layout(tp=2, ep=2), 2, "distributed"),
+        (Layout(pp=2), 1, "nixl"),
+        (Layout(tp=2, ep=2), 2, "nixl"),
     ],
     ids=str,
 )

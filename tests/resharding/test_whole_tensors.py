@@ -53,7 +53,7 @@ class Counting(Windows):
         super()._load(name, tensor)
 
 
-@pytest.mark.parametrize("transport", ["auto", "distributed"])
+@pytest.mark.parametrize("transport", ["auto", "distributed", "nixl"])
 def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -> None:
     """Two windows and more, in which whole tensors come beside parameters; an error there fails the session."""
     full, manifest = traced()

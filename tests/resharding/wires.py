@@ -18,7 +18,7 @@ from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
 
-MESHES = ("distributed",)
+MESHES = ("distributed", "nixl")
 KINDS = ("shared_memory", *MESHES)
 
 
@@ -39,6 +39,7 @@ class Wire:
         if self.kind not in MESHES:
             return WeightSender(address, sync, SlotLink(sync.bucket_bytes, self.device))
         mesh = TrainerMesh(
+            self.kind,
             f"tcp://127.0.0.1:{self.port}",
             rank=0,
             num_trainers=1,

@@ -10,10 +10,11 @@ from mrl.section import Section
 class SyncSection(Section):
     """The weight sync."""
 
-    transport: Literal["auto", "distributed"] = "auto"
+    transport: Literal["auto", "distributed", "nixl"] = "auto"
     """auto: through memory a slot's trainer and engine share (CUDA IPC on GPUs, shared memory on CPU); where
     engines have slots of their own, shared memory on one machine without GPUs, and else distributed;
-    distributed: torch.distributed messages (NCCL or gloo), which need no common memory."""
+    distributed: torch.distributed messages (NCCL or gloo), which need no common memory; nixl: the same, written
+    by NVIDIA's NIXL over UCX (extra `nixl`)."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size of each of a slot's two receive buckets and two send buckets."""
     verify: Literal["full", "wire", "off"] = "full"

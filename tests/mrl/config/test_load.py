@@ -723,6 +723,9 @@ def test_engines_on_slots_of_their_own_are_free_of_the_layout(minimal: Path) -> 
     assert (placed.sync.transport, placed.training.offload) == ("distributed", "never")
     assert not placed.rollout.enable_sleep_mode and placed.launch == own.launch
     assert own.as_placed(shares_memory=True).sync.transport == "auto"
+    assert (
+        load([minimal], ["launch.engine_slots=1", "sync.transport=nixl"]).as_placed().sync.transport == "nixl"
+    )
 
 
 def test_without_slots_of_their_own_engines_have_the_trainers(minimal: Path) -> None:

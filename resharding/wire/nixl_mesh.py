@@ -1,0 +1,184 @@
+"""The ranks of a weight sync joined by NIXL agents: trainer ranks write straight into the receivers' buckets.
+
+Same face as `mesh.Mesh`. Ranks meet through the trainers' store, where every receiver says where its buckets
+are. A write brings a note of its number and its digest, so a receiver knows from whom what has come. Who may
+write when is the session's: a bucket is free when all trainer ranks have agreed on its window. UCX carries it:
+sockets and shared memory between processes, InfiniBand or RoCE between GPUs of machines (not yet run).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mrl.errors import WeightSyncError
+from mrl.resharding.wire import memory
+from mrl.resharding.wire.channel import Lost
+from mrl.resharding.wire.digest import digest_bytes
+from mrl.resharding.wire.meeting import Meeting, said_by
+from mrl.resharding.wire.mesh import MessageLost, Outgoing
+
+_POLL_SECONDS = 0.0005
+_PROBE_SECONDS = 0.1
+"""How often a wait asks whether the peer is gone."""
+
+
+def nixl() -> Any:
+    """NIXL's Python interface; WeightSyncError where it is not installed."""
+    try:
+        from nixl_cu13 import _api  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise WeightSyncError(
+            f"sync.transport = nixl needs NVIDIA's NIXL ({error}); install it with: pip install mrl[nixl]"
+        ) from error
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        logging.getLogger("nixl").setLevel(logging.WARNING)
+    return _api
+
+
+class NixlMesh:
+    """One rank's agent among all ranks of a weight sync."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        *,
+        device: torch.device,
+        deadline_seconds: float,
+        lost: Lost,
+        buckets: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Returns when all ranks are there. `buckets`: of a receiver, which trainer ranks write into."""
+        self.lost = lost
+        """Why this rank's peer can never answer, of the session that is open."""
+        self._device, self._seconds, self._meeting = device, deadline_seconds, meeting
+        api = nixl()
+        self._agent: Any = api.nixl_agent(
+            _agent_name(meeting, meeting.rank), api.nixl_agent_config(backends=["UCX"])
+        )
+        self._registered: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+        places = [self._register(bucket) for bucket in buckets]
+        card = json.dumps({"agent": self._agent.get_agent_metadata().hex(), "buckets": places})
+        try:
+            self._store = meeting.meet(deadline_seconds, lost, said=card)
+        except (RuntimeError, ValueError) as error:
+            raise WeightSyncError(f"rank {meeting.rank} of {meeting.size} could not join: {error}") from error
+        self._peers: dict[int, tuple[str, list[tuple[int, int, int]]]] = {}
+        self._sent: Counter[int] = Counter()
+        self._taken: Counter[int] = Counter()
+        self._notes: dict[tuple[str, int], int] = {}
+
+    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
+        """Starts the writes; the data must stay as it is until `wait` has returned for them."""
+        memory.synchronize(self._device)  # the network card reads what the device has written
+        return [self._write(m, digest_bytes(m.data) if digested else 0) for m in messages]
+
+    def _write(self, message: Outgoing, said: int) -> Any:
+        try:
+            name, buckets = self._peer(message.rank)
+        except Exception as error:  # NIXL's errors have no common base
+            return error
+        address, size, number = buckets[message.bucket]
+        data = message.data
+        if message.offset + data.numel() > size:
+            raise WeightSyncError(f"{data.numel()} bytes at {message.offset} leave a bucket of {size}")
+        self._sent[message.rank] += 1
+        note = f"{self._sent[message.rank]} {said}".encode()
+        here = self._descriptors([self._register(data)])
+        there = self._descriptors([(address + message.offset, data.numel(), number)])
+        try:
+            work = self._agent.initialize_xfer("WRITE", here, there, name, note)
+            self._agent.transfer(work)
+        except Exception as error:
+            return error
+        return work
+
+    def flush(self, works: Sequence[Any]) -> None:
+        """Returns when the receivers can know of the writes: a note leaves when its write is seen to be done."""
+        self.wait(works, "what was sent was not taken")
+
+    def wait(self, works: Sequence[Any], what: str) -> None:
+        """Returns when everything was written; MessageLost when a peer is gone."""
+        for work in works:
+            self._until(lambda work=work: self._written(work, what), what)
+
+    def _written(self, work: Any, what: str) -> bool:
+        try:
+            state = "ERR" if isinstance(work, Exception) else self._agent.check_xfer_state(work)
+        except Exception as error:
+            raise MessageLost(f"{what}: {error!r}") from error
+        if state == "ERR":
+            raise MessageLost(f"{what}: {work!r}")
+        return state == "DONE"
+
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]:
+        """Returns when each rank's next bytes are in this rank's bucket, with their digests where asked."""
+        wanted = []
+        for rank, _ in parcels:
+            self._taken[rank] += 1
+            wanted.append((_agent_name(self._meeting, rank), self._taken[rank]))
+        self._until(lambda: self._here(wanted), "bytes of a bucket did not come")
+        said = [self._notes.pop(key) for key in wanted]
+        return said if digested else []
+
+    def _here(self, wanted: Sequence[tuple[str, int]]) -> bool:
+        for name, notes in self._agent.get_new_notifs().items():
+            for note in notes:
+                number, said = map(int, note.split())
+                self._notes[name, number] = said
+        return all(key in self._notes for key in wanted)
+
+    def _until(self, done: Any, what: str) -> None:
+        deadline, probed = time.monotonic() + self._seconds, time.monotonic()
+        while not done():
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if now - probed > _PROBE_SECONDS:
+                probed, reason = now, self.lost()
+                if reason is not None:
+                    raise MessageLost(f"{what}: {reason}")
+            if now > deadline:
+                raise MessageLost(f"{what} within {self._seconds} s")
+
+    def _peer(self, rank: int) -> tuple[str, list[tuple[int, int, int]]]:
+        """(agent, buckets as (address, bytes, device)) of a receiver."""
+        if rank not in self._peers:
+            card = json.loads(said_by(self._store, rank))
+            name = self._agent.add_remote_agent(bytes.fromhex(card["agent"]))
+            name = name.decode() if isinstance(name, bytes) else name
+            self._peers[rank] = (name, [(a, n, d) for a, n, d in card["buckets"]])
+        return self._peers[rank]
+
+    def _register(self, data: torch.Tensor) -> tuple[int, int, int]:
+        """(address, bytes, device) of the data, whose storage is registered once, and kept, until `close`."""
+        storage, number = data.untyped_storage(), max(data.get_device(), 0)
+        if storage.data_ptr() not in self._registered:
+            region = [(storage.data_ptr(), storage.nbytes(), number, "")]
+            registered = self._agent.register_memory(region, self._kind, backends=["UCX"])
+            self._registered[storage.data_ptr()] = (registered, storage)
+        return data.data_ptr(), data.numel(), number
+
+    def _descriptors(self, places: Sequence[tuple[int, int, int]]) -> Any:
+        return self._agent.get_xfer_descs(list(places), self._kind)
+
+    @property
+    def _kind(self) -> str:
+        return "VRAM" if self._device.type == "cuda" else "DRAM"
+
+    def close(self) -> None:
+        """Gives the memory back; writes that are still under way reach it no more."""
+        for registered, _ in self._registered.values():
+            self._agent.deregister_memory(registered, backends=["UCX"])
+        self._registered.clear()
+        self._agent = None
+
+
+def _agent_name(meeting: Meeting, rank: int) -> str:
+    return f"{meeting.token}-{rank}"
