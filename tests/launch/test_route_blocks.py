@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,13 @@ import pytest
 import mrl.launch.workers.actor_log as actor_log
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.launch.workers.placement import Slot
+from mrl.launch.workers.placement import Placement, Slot
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import PhaseClock
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from tests.support.pretended_ray import PretendedRay, Reference
-from tests.support.pretended_run import AnyWhere
 from tests.support.samples import make_batch
 
 WORDS = [
@@ -51,6 +51,13 @@ class Worker:
     ) -> dict[str, float]:
         SEEN.append((self._rank, options.role, batch))
         return {}
+
+
+class AnyWhere(Placement):
+    """Slots without a cluster."""
+
+    def strategies(self, ranks: Iterable[int]) -> list[Any]:
+        return [None for _ in ranks]
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +32,6 @@ class Reference:
 class PretendedRay:
     """The calls of ray that actor groups make."""
 
-    def __init__(self) -> None:
-        self.running = "the driver"
-        """The process whose call runs, as ActorGroup names it."""
-        self.after_call: Callable[[Any], None] = lambda actor: None
-        """Called inside the process with its actor after each of its calls."""
-
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray, "remote", self._remote)
         monkeypatch.setattr(ray, "put", lambda value: Reference(lambda: value))
@@ -49,23 +42,14 @@ class PretendedRay:
 
     def _remote(self, actor_class: type) -> Any:
         def make(config: Any, number: int, log_folder: str) -> Any:
-            return self._actor(
-                actor_class(config, number, log_folder), f"{NAMES[actor_class.__name__]} {number}"
-            )
+            return self._actor(actor_class(config, number, log_folder))
 
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=make))
 
-    def _actor(self, actor: Any, name: str) -> Any:
+    def _actor(self, actor: Any) -> Any:
         def call(function: Callable, *arguments: Any, **options: Any) -> Reference:
             values = [a.get() if isinstance(a, Reference) else a for a in arguments]
-
-            def run() -> Any:
-                with self._inside(name):
-                    result = function(actor, *values, **options)
-                    self.after_call(actor)
-                    return result
-
-            return Reference(run)
+            return Reference(lambda: function(actor, *values, **options))
 
         def method(name: str) -> Any:
             return SimpleNamespace(remote=functools.partial(call, getattr(type(actor), name)))
@@ -75,18 +59,7 @@ class PretendedRay:
         any_function = SimpleNamespace(remote=call)
         return SimpleNamespace(**methods, __ray_call__=any_function, _get_local_state=lambda: alive)
 
-    @contextmanager
-    def _inside(self, name: str) -> Iterator[None]:
-        outer, self.running = self.running, name
-        try:
-            yield
-        finally:
-            self.running = outer
-
 
 def _values(asked: Any) -> Any:
     """Of a reference, or of each of a list."""
     return [each.get() for each in asked] if isinstance(asked, list) else asked.get()
-
-
-NAMES = {"TrainActor": "trainer rank", "RolloutActor": "engine"}
