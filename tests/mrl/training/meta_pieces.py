@@ -1,6 +1,6 @@
 """What a rank makes for a microbatch, piece by piece, on "meta": passes, kernels, objectives, routes, adapters.
 
-Each piece is a function without arguments, run inside OnMeta; PIECES has them by name, with how often the host may wait there.
+Each piece is a function without arguments, run inside OnMeta, in a table of those in which the host may wait once or never.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mrl.models.megatron.layer_choice import LayerChoice
 from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
 from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
-from mrl.models.megatron.replay import Given, Recorded
+from mrl.models.megatron.replay import Given
 from mrl.models.rope import Rope
 from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
@@ -51,7 +51,6 @@ from mrl.training.pass_options import PassOptions
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.routing import ExpertLoad, recorded_margins
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
 
@@ -160,12 +159,6 @@ def prepare(name: str) -> None:
     rank._no_margins([item])
 
 
-def router_loss() -> None:
-    """How many tokens all ranks have."""
-    rank = passes(*LAYOUTS["local"])
-    rank._scale_router_loss([prepared(rank, BATCH)])
-
-
 def context_parallel_outputs() -> None:
     """Of a rank that has some of the tokens."""
     layout, choice, window = LAYOUTS["transformer engine"]
@@ -173,20 +166,6 @@ def context_parallel_outputs() -> None:
     item = prepared(rank, BATCH)
     found = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
     found["logprobs"].sum().backward()
-
-
-@torch.no_grad()
-def outputs_come_back() -> None:
-    """What a pass gives the host at its end."""
-    rank = passes(*LAYOUTS["local"])
-    item = prepared(rank, BATCH)
-    outputs = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 0.7)
-    rank._flat_arrays(BATCH, [item], [outputs])
-    for heads in (1, 3):
-        critic = passes(*LAYOUTS["local"], heads=heads)
-        values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
-        critic._flat_arrays(BATCH, [item], [values])
-    rank._prefix_margins(BATCH, [item], rank._no_margins([item]))
 
 
 def attention(window: int, *, sinks: bool) -> None:
@@ -316,25 +295,6 @@ def given_routes() -> None:
         _visit(routers, Given)
 
 
-def recorded_routes() -> None:
-    routers = _routers()
-    replay = _replay(routers)
-    item = prepared(passes(*LAYOUTS["local"]), BATCH)
-    with replay.recorded():
-        with replay.microbatch(0):
-            _visit(routers, Recorded)
-        replay.rows(BATCH, [item])
-
-
-def expert_load() -> None:
-    routers = _routers()
-    load = ExpertLoad(routers, num_layers=LAYERS, num_experts=EXPERTS, device=META)
-    with load.counting(torch.empty(9, dtype=torch.bool, device=META)), recorded_margins(routers):
-        pass
-    load.metrics()
-    load.even_out(1e-3)
-
-
 def adapter() -> None:
     """Two experts' pairs: merged, and their part of the weight's gradient."""
     halves = [
@@ -447,14 +407,6 @@ ONE_WAIT: dict[str, Callable[[], None]] = {
 }
 """Objectives, which check their inputs: there the host waits for the device, once."""
 
-AROUND: dict[str, Callable[[], None]] = {
-    "router loss": router_loss,
-    "outputs come back": outputs_come_back,
-    "recorded routes": recorded_routes,
-    "expert load": expert_load,
-}
-"""What is asked once, before a pass, and what gives the host its results."""
-
 PREPARED: dict[str, Callable[[], None]] = {
     f"prepare {name}": lambda name=name: prepare(name) for name in LAYOUTS
 }
@@ -479,4 +431,3 @@ NO_WAIT: dict[str, Callable[[], None]] = {
     "adapter": adapter,
     **dict(_lessons()),
 }
-PIECES = PREPARED | NO_WAIT | ONE_WAIT | AROUND
