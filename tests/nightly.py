@@ -51,16 +51,13 @@ NIGHTLY = {
     "tests/launch/test_two_machines.py": "tests/launch/test_slurm.py::test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes",
     "tests/launch/test_overdue.py::test_a_raylet_that_stands_still": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[at once": "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[beside training",
-    "tests/launch/test_engine_over_nodes.py::test_parked_requests_go_on": "tests/launch/test_engine_over_nodes.py::test_an_engine_over_two_nodes_agrees",
     "tests/launch/test_environment_nodes.py::test_what_a_lost_node_had_is_lost": "tests/launch/test_reward_group.py::test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[first": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[module": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[last": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[finish",
     "tests/launch/test_disk.py::test_a_disk_without_space": "tests/launch/test_disk.py::test_a_rank_that_cannot_write_does_not_stop_training",
     "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_two_nodes": "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_one_node",
-    # Readers of published formats: the merge reads every format's folder, and trains and serves one.
-    "tests/launch/test_int4.py": "tests/mrl/training/test_hf_folder.py",
-    "tests/launch/test_mxfp4.py": "tests/mrl/training/test_hf_folder.py",
+    # Readers of published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; one is trained and served.
     "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[none": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
     "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated_as_they_are",
     # Kinds of reward models: the merge stops and resumes the plain one.
@@ -70,8 +67,6 @@ NIGHTLY = {
     "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
     # Programs that measure: the merge runs one.
     "tests/launch/test_benchmarks_run.py": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
-    "tests/resharding/test_limited_link.py": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
-    "tests/launch/test_gsm8k.py": "tests/launch/test_train.py::test_two_runs_are_alike_to_the_last_bit",
 }  # fmt: skip
 """Prefix of ids -> prefix of the id of a test that stays."""
 

@@ -2,19 +2,16 @@
 
 import dataclasses
 import hashlib
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
-from mrl.errors import WorkerLost
-from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
+from mrl.loops.tuning.row_logprobs import row_step_scores
 from mrl.reward_labels import DISTRIBUTION, STEP, label_keys, reward_labels
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
@@ -24,7 +21,7 @@ from mrl.rewards.judges.reward_model import ConversationEncoder
 from mrl.rewards.judges.rules import LlmRules
 from mrl.rewards.kinds.section import RewardSection
 from mrl.rewards.part import ServerSection
-from mrl.rewards.pool.engines import RewardEngines, served
+from mrl.rewards.pool.engines import served
 from mrl.rewards.pool.pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Verdict
@@ -34,7 +31,6 @@ from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.ranks import run_ranks
 from tests.support.chat_tokenizers import qwen
-from tests.support.processes import children
 
 RESPONSES = [
     "12",
@@ -100,14 +96,6 @@ def verdicts(section: RewardSection, folder: Path) -> list[Verdict]:
     return [found[f"{number}.0"] for number in range(len(RESPONSES))]
 
 
-def checked_for(engines: RewardEngines, seconds: float) -> None:
-    """The driver hears of a keeper's end by a thread of its own."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        engines.check()
-        time.sleep(0.05)
-
-
 def request(number: int) -> RewardRequest:
     return RewardRequest("x", number, RESPONSES[number], "12", messages=prompt(number).messages)
 
@@ -138,42 +126,6 @@ def test_a_served_reward_model_scores_as_transformers(labels: tuple[str, ...], t
             wanted = scores[0] - 0.5 * scores[1].exp()
         assert verdict.value == pytest.approx(wanted.item(), abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
-
-
-def trained_scores(rank: int, world: int, port: int, policy: str, out: str, heads: int) -> np.ndarray:
-    """[responses, heads] Megatron's scores of the responses, by heads that are not 0, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, value_labels=reward_labels(heads), max_length=256)
-    set_head(at.policy, torch.randn(heads, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
-    tokenizer = qwen()
-    tokenizer.pad_token = "<|endoftext|>"
-    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
-    rows = []
-    for number, text in enumerate(RESPONSES):
-        said = (*prompt(number).messages, {"role": "assistant", "content": text.replace("<|", "< |")})
-        rows.append(TuneRow(str(number), (encoder.messages(said, first=1, place="row"),), (True,)))
-    found = row_scores(at, reward_model_rows(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
-    shards = Path(out).with_name("shards")
-    at.save_weights(shards)
-    folder = RewardFolder(
-        config_of(policy, tokenizer, reward_labels(heads)), {"end_tokens": [tokenizer.eos_token_id]}
-    )
-    export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
-    return np.concatenate([found[number] for number in range(len(RESPONSES))])
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [1, 3], ids=["one score", "three heads"])
-def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(heads: int, tmp_path: Path) -> None:
-    """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
-    write(tmp_path / "policy", "Qwen3ForCausalLM")
-    (scores,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"), heads)
-    wanted = (scores.mean(axis=1) - 0.5 * scores.std(axis=1)).tolist()
-    rules = {"disagreement_weight": 0.5} if heads > 1 else {}
-    with served(section(tmp_path / "scores", "reward_model", reward_model=rules), tmp_path) as rewards:
-        found = verdicts(rewards, tmp_path / "judged")
-    assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
-    assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"
 
 
 STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12\n"]
@@ -230,28 +182,6 @@ def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(t
     given = values[~np.isnan(values)].astype(np.float64)
     assert np.log(given / (1 - given)) == pytest.approx(scores, abs=1e-4) and scores.std() > 0.1
     assert "".join(STEPS[:1]) == tokenizer.decode(tokens[: np.flatnonzero(~np.isnan(values))[0] + 1].tolist())
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Path) -> None:
-    """Killed between two calls and before them, its keeper killed last: the same scores, then nothing but an error."""
-    folder = tmp_path / "scores"
-    write(folder, "Qwen3ForSequenceClassification", num_labels=1)
-    with RewardEngines(section(folder, "reward_model"), tmp_path) as engines:
-        rewards = engines.ready()
-        before = verdicts(rewards, tmp_path / "before")
-        (keeper,) = children("mrl.rewards.judges.keeper")
-        first = keeper.children(recursive=True)
-        first[0].kill()
-        assert [v.value for v in verdicts(rewards, tmp_path / "after")] == [v.value for v in before]
-        assert engines.restarts() == 1 and not psutil.wait_procs(first, timeout=30)[1]
-        second = keeper.children(recursive=True)
-        assert len(second) > 1, "vLLM has processes beside its server's"
-        keeper.kill()
-        assert not psutil.wait_procs(second, timeout=30)[1]
-        with pytest.raises(WorkerLost, match=r"reward.engines.judge is gone: its keeper ended"):
-            checked_for(engines, 30.0)
 
 
 @pytest.mark.integration
