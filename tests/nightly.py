@@ -25,7 +25,6 @@ NIGHTLY = {
     "tests/mrl/training/test_critic.py::test_every_layout_computes_the_same[pp": "tests/mrl/training/test_critic.py::test_every_layout_computes_the_same[ep-dp",
     "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-tp2-dp2-recompute": "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-ep2-one",
     "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-lora": "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-ep2-one",
-    "tests/mrl/training/test_overlap.py::test_a_checkpoint_of_several_buckets_goes_on_in_one": "tests/mrl/training/test_checkpoint.py::test_another_layout_goes_on_with_equal_state",
     "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'tp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'ep': 2",
     "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'pp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'ep': 2",
     "tests/mrl/capacity/test_real_memory.py::test_every_category_is_within_five_per_cent[ep2-off-bf16": "tests/mrl/capacity/test_real_memory.py::test_every_category_is_within_five_per_cent[tp2ep2-off-fp32",
@@ -40,7 +39,6 @@ NIGHTLY = {
     "tests/mrl/training/test_transformer_engine.py::test_layout[deepseek_v3": "tests/mrl/training/test_transformer_engine.py::test_layout[qwen3_moe-tp2-ep2",
     "tests/mrl/training/test_transformer_engine.py::test_layout[qwen3_next": "tests/mrl/training/test_transformer_engine.py::test_layout[qwen3_moe-tp2-ep2",
     "tests/mrl/training/test_transformer_engine.py::test_bfloat16_takes_the_fused_attention[deepseek_v3": "tests/mrl/training/test_transformer_engine.py::test_bfloat16_takes_the_fused_attention[qwen3_moe",
-    "tests/mrl/training/test_transformer_engine.py::test_delta_nets_in_bfloat16": "tests/mrl/training/test_families.py::test_delta_nets_in_bfloat16",
     "tests/mrl/training/test_transformer_engine.py::test_a_checkpoint_of_one_spec_goes_on_in_the_other[('local'": "tests/mrl/training/test_transformer_engine.py::test_a_checkpoint_of_one_spec_goes_on_in_the_other[('transformer_engine'",
     # Deaths: the merge has the pure worlds and one real death of each kind of process.
     "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 1": "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, rename]",

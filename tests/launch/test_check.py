@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +21,7 @@ from mrl.config.load import load, load_config, split_arguments
 from mrl.errors import ConfigError, MrlError
 from mrl.launch.commands.check import dry_run
 from mrl.launch.commands.train import Run
-from tests.launch.command import Command
 from tests.launch.tiny_runs import words
-
-MODELS = Path(__file__).parents[2] / "configs" / "models"
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -389,54 +384,6 @@ def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
     tune = f"tune={{data: {{train: {task}/pairs.jsonl}}, output: {tmp_path}/out, objective: {objective}}}"
     (line,) = refused(["tune", *words(task, tmp_path, "run", tune)], capsys)
     assert "tune.objective.function" in line and "has no attribute 'logprobs'" in line
-
-
-REPORTING = """import atexit, os, sys, time
-sys.modules["wandb"] = None
-atexit.register(lambda: open(f"{os.environ['SPENT']}/{os.getpid()}", "w").write(str(time.process_time())))
-"""
-"""A sitecustomize: a package is missing, and a process says at its end what it has spent."""
-
-
-def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
-    """Faults of each kind at once. About 5 s on an idle machine, 15 are required; held here by its own processor time beside
-    that of the imports, which the machine's speed and load change alike (2.1 times it)."""
-    (tmp_path / "sitecustomize.py").write_text(REPORTING)
-    (tmp_path / "broken.py").write_text(FILES["broken.py"])
-    (spent := tmp_path / "spent").mkdir()
-    model = shutil.copytree(task / "model", tmp_path / "model")
-    rewrite(model, model_type="nemotron_h")
-    faults = {
-        "logging.trackers=[wandb]": "logging.trackers names wandb, which is not installed",
-        "algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}": "has no attribute 'ratioo'",
-        f"reward={{kind: plugin, path: '{tmp_path}/broken.py:score'}}": "SyntaxError",
-        "data.train=/nowhere.jsonl": f"/nowhere.jsonl: no such file (working directory {Path.cwd()})",
-        f"model.path={model}": "model_type 'nemotron_h' in config.json is not one of",
-    }
-    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": search, "SPENT": str(spent)}
-    command = Command(
-        "train",
-        *words(task, tmp_path, "run", *faults),
-        log=tmp_path / "log",
-        environment=environment,
-        alone=True,
-    )
-    try:
-        assert command.wait(seconds=300) == 2
-        command.assert_nothing_left()
-    finally:
-        command.end()
-    first, *lines = command.output.splitlines()
-    assert first == "mrl: 5 faults, nothing was started:"
-    for line, said in zip(lines, faults.values(), strict=True):
-        assert line.startswith("  - ") and said in line
-    imports = subprocess.Popen(
-        [sys.executable, "-c", "import mrl.launch.commands.train"], env={**os.environ, **environment}
-    )
-    assert imports.wait(timeout=120) == 0
-    refusal, floor = (float((spent / str(pid)).read_text()) for pid in (command.process.pid, imports.pid))
-    assert refusal < 4 * floor
 
 
 @pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])

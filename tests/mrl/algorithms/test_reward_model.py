@@ -27,7 +27,6 @@ def numbers(*values: float) -> Tensor:
 
 
 CHOSEN, REJECTED, MARGIN = numbers(2.0, -1.0, 0.5), numbers(1.0, 1.0, 0.5), numbers(0.5, 1.0, 0.0)
-SURE = numbers(1.0, 1.0, 1.0)
 LENGTHS = np.array([4, 6, 3, 9, 5, 5])
 
 

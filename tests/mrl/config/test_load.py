@@ -26,7 +26,6 @@ from mrl.config.other_names import (
     RENAMED_VALUES,
     SYNONYMS,
     UNSUPPORTED,
-    removed,
 )
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
@@ -485,35 +484,6 @@ def test_every_word_in_the_page_of_other_systems_is_answered_with_ours(minimal: 
     assert unanswered == {}
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("actor_rollout_ref.rollout.n", "; did you mean loop.samples_per_prompt?"),
-        ("actor_rollout_ref.model.path", "; did you mean model.path?"),
-        ("actor_rollout_ref.actor.optim.lr", "; did you mean training.optimizer.lr?"),
-        ("actor_rollout_ref.rollout.temperature", "; did you mean rollout.temperature?"),
-        ("actor_rollout_ref.rollout.val_kwargs.n", "; did you mean loop.validation.num_samples?"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", "; did you mean rollout.tp?"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", "; did you mean training.layout.tp?"),
-        ("critic.optim.lr", "; did you mean critic.optimizer.lr?"),
-        ("algorithm.kl_ctrl.kl_coef", "; did you mean algorithm.kl.coefficient?"),
-        (
-            "trainer.total_epochs",
-            "; did you mean loop.steps (a run counts steps; `mrl tune` has tune.epochs)?",
-        ),
-        (
-            "custom_reward_function.path",
-            "; did you mean reward={kind: plugin, path: file.py:function, style: verl}?",
-        ),
-        ("trainer.balance_batch", "; docs/moving.md has other systems' names with those of here"),
-    ],
-)
-def test_full_names_of_verl_are_answered(minimal: Path, word: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load([minimal], [f"{word}=1"])
-    assert str(error.value) == f"{word}: unknown key (command line ({word}=1)){expected}"
-
-
 def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(
     minimal: Path,
 ) -> None:
@@ -604,14 +574,6 @@ def test_every_old_name_has_a_case() -> None:
     assert [
         name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
     ] == []
-
-
-def test_a_removed_setting_is_gone_and_a_removed_value_is_refused() -> None:
-    for section, names in REMOVED.items():
-        settings = [old for old in names if isinstance(old, str)]
-        assert not set(settings) & set(section.model_fields), section
-        assert all(removed(section, old) == names[old] for old in settings)
-        assert all(key in section.model_fields for key, _ in names.keys() - set(settings)), section
 
 
 def places(

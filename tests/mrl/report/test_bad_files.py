@@ -173,12 +173,7 @@ def test_lines_that_are_all_none_are_counted(tmp_path: Path) -> None:
     assert "5 of 5 lines are no rows" in run_text(run)
 
 
-def test_some_malformed_runs(cases: Cases, tmp_path: Path) -> None:
-    found = failures("run", range(0, CASES, 10), cases, tmp_path)
-    assert not found, found
-
-
-@pytest.mark.slow
-def test_all_malformed_runs(cases: Cases, tmp_path: Path) -> None:
-    found = failures("run", range(CASES), cases, tmp_path)
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_malformed_runs(every: int, cases: Cases, tmp_path: Path) -> None:
+    found = failures("run", range(0, CASES, every), cases, tmp_path)
     assert not found, found

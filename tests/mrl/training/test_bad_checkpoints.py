@@ -110,12 +110,7 @@ def cases(tmp_path: Path) -> Cases:
     return Cases(tmp_path / "good")
 
 
-def test_some_malformed_checkpoints(cases: Cases, tmp_path: Path) -> None:
-    found = failures("checkpoint", range(0, CASES, 10), cases, tmp_path)
-    assert not found, found
-
-
-@pytest.mark.slow
-def test_all_malformed_checkpoints(cases: Cases, tmp_path: Path) -> None:
-    found = failures("checkpoint", range(CASES), cases, tmp_path)
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_malformed_checkpoints(every: int, cases: Cases, tmp_path: Path) -> None:
+    found = failures("checkpoint", range(0, CASES, every), cases, tmp_path)
     assert not found, found

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from mrl.config.sections.training import LayoutSection
 from mrl.training.hf import export
 from tests.mrl.training import scenarios
-from tests.ranks import free_port, run_ranks
+from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -132,34 +132,3 @@ def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_t
     (found,) = run_ranks(scenarios.memory_of_saves, 1, str(model), str(tmp_path))
     assert found["now"] < found["file"] / 5, found
     assert 0.8 * found["file"] < found["beside"] < 1.3 * found["file"], found
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("saves", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_many_saves_inside_actors(saves: int, folder: Path, tmp_path: Path) -> None:
-    """No hang, no process left, no open file gained, and the last one loads."""
-    import ray
-
-    repository = str(Path(__file__).parents[3])
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80_000_000,
-        runtime_env={"env_vars": {"PYTHONPATH": repository}},
-    )
-    try:
-        port = free_port()
-        actor = ray.remote(num_cpus=1)(scenarios.SavingActor)
-        ranks = [actor.remote(rank, port, str(folder)) for rank in range(2)]
-        for number in range(saves):
-            path = str(tmp_path / f"step-{number:08d}")
-            seen = ray.get([rank.save.remote(path) for rank in ranks], timeout=600)
-            if number == 2:
-                early = seen
-        assert [children for children, _ in seen] == [0, 0]
-        assert [files for _, files in seen] == [files for _, files in early]
-        assert len(list(tmp_path.iterdir())) == 2
-        assert ray.get([rank.load.remote(path) for rank in ranks], timeout=600) == [saves, saves]
-    finally:
-        ray.shutdown()
