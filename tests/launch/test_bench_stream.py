@@ -60,12 +60,10 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
         (["--schedules", "on_policy,on_policy"], "twice"),
         (["--steps", "0"], "--steps 0"),
         (["--mean", "0"], "--mean 0"),
-        (
-            ["agent={environment: guess}", "reward={kind: environment}", "--mean", "8"],
-            "turns of the section agent",
-        ),
+        (["agent={environment: guess}", "reward={kind: environment}", "--mean", "8"],
+         "turns of the section agent"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_anything_starts(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,77 +69,48 @@ def without_end(folder: Path) -> None:
 
 
 MODEL_FAULTS = {
-    "a family that cannot be trained": (
-        lambda folder: rewrite(folder, model_type="nemotron_h"),
-        "model_type 'nemotron_h' in config.json is not one of",
-    ),
-    "a relative of a family": (
-        lambda folder: rewrite(folder, model_type="kimi_k25"),
-        "model_type 'kimi_k25' in config.json is not one of",
-    ),
-    "a family without a name table": (
-        lambda folder: rewrite(folder, model_type="gemma3_text"),
-        "model_type 'gemma3_text' in config.json is not one of",
-    ),
-    "a model in four bits": (
-        lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
-        "quantization_config = {'quant_method': 'awq'}",
-    ),
-    "no tokenizer": (
-        lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
-        "holds no tokenizer that transformers loads",
-    ),
-    "a tokenizer that is code": (
-        lambda folder: code_for_tokenizer(folder),
-        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true",
-    ),
-    "a tokenizer of another model": (
-        lambda folder: shrink_vocabulary(folder, 8),
-        "they do not belong together",
-    ),
+    "a family that cannot be trained": (lambda folder: rewrite(folder, model_type="nemotron_h"),
+        "model_type 'nemotron_h' in config.json is not one of"),
+    "a relative of a family": (lambda folder: rewrite(folder, model_type="kimi_k25"),
+        "model_type 'kimi_k25' in config.json is not one of"),
+    "a family without a name table": (lambda folder: rewrite(folder, model_type="gemma3_text"),
+        "model_type 'gemma3_text' in config.json is not one of"),
+    "a model in four bits": (lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
+        "quantization_config = {'quant_method': 'awq'}"),
+    "no tokenizer": (lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
+        "holds no tokenizer that transformers loads"),
+    "a tokenizer that is code": (lambda folder: code_for_tokenizer(folder),
+        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true"),
+    "a tokenizer of another model": (lambda folder: shrink_vocabulary(folder, 8),
+        "they do not belong together"),
     "a stop token that is none": (
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["<end>"]}'),
         "generation_config.json: eos_token_id must be a token id",
     ),
-    "no end of text": (
-        lambda folder: without_end(folder),
-        "no end-of-text token stands in tokenizer_config.json",
-    ),
+    "no end of text": (lambda folder: without_end(folder),
+        "no end-of-text token stands in tokenizer_config.json"),
     "no weights": (lambda folder: drop(folder, "model.safetensors"), "has neither model.safetensors nor"),
-    "a layer without weights": (
-        lambda folder: rewrite(folder, num_hidden_layers=5),
-        "lacks",
-    ),
+    "a layer without weights": (lambda folder: rewrite(folder, num_hidden_layers=5), "lacks"),
     "float8 values without scales": (
         lambda folder: quantise_without_scales(folder, "model.layers.1.self_attn.o_proj.weight"),
         "is F8_E4M3, and the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; download both again",
     ),
-    "weights of another width": (
-        lambda folder: rewrite(folder, moe_intermediate_size=96),
-        "config.json says [96, ",
-    ),
+    "weights of another width": (lambda folder: rewrite(folder, moe_intermediate_size=96),
+        "config.json says [96, "),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
     "widths without a kernel": (lambda folder: rewrite(folder, head_dim=48), "head_dim = 48"),
-}
+}  # fmt: skip
 
 WORD_FAULTS = [
     (("logging.trackers=[wandb]",), "logging.trackers names wandb, which is not installed"),
-    (
-        ("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
-        "nowhere.module cannot be imported",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'mrl.algorithms.losses:ppo_clipp'}",),
-        "no function 'ppo_clipp'",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
-        "tried on made-up numbers before the start, it raised",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'tests.support.leaving_module:loss'}",),
-        "cannot be imported: SystemExit: 0",
-    ),
+    (("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
+     "nowhere.module cannot be imported"),
+    (("algorithm.loss={name: custom, function: 'mrl.algorithms.losses:ppo_clipp'}",),
+     "no function 'ppo_clipp'"),
+    (("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
+     "tried on made-up numbers before the start, it raised"),
+    (("algorithm.loss={name: custom, function: 'tests.support.leaving_module:loss'}",),
+     "cannot be imported: SystemExit: 0"),
     (("reward={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
     (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
     (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
@@ -149,18 +120,12 @@ WORD_FAULTS = [
     (("data.train=FOLDER/bad.jsonl",), "bad.jsonl:2"),
     (("data.validation=FOLDER/rows.xml",), "rows.xml"),
     (("model.path=/nowhere/model",), "model.path = /nowhere/model does not exist"),
-    (
-        ("model.reference_path=/nowhere/model", "algorithm.kl={location: loss, coefficient: 0.1}"),
-        "/nowhere/model",
-    ),
-    (
-        ("training.layout={tp: 3, ep: 1, dp: 1}",),
-        "attention heads (2) do not divide into training.layout.tp = 3",
-    ),
-    (
-        ("training.layout={dp: 4, ep: 1}", "rollout.tp=4"),
-        "attention heads (2) do not divide into rollout.tp = 4",
-    ),
+    (("model.reference_path=/nowhere/model", "algorithm.kl={location: loss, coefficient: 0.1}"),
+     "/nowhere/model"),
+    (("training.layout={tp: 3, ep: 1, dp: 1}",),
+     "attention heads (2) do not divide into training.layout.tp = 3"),
+    (("training.layout={dp: 4, ep: 1}", "rollout.tp=4"),
+     "attention heads (2) do not divide into rollout.tp = 4"),
     (
         (
             "training.layout={dp: 4, ep: 1}",
@@ -170,28 +135,17 @@ WORD_FAULTS = [
         "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1",
     ),
     (("rollout.stop_token_ids=[3,100000]",), "rollout.stop_token_ids: [100000]; the model's tokens are 0 to"),
-    (
-        ("rollout.stop=['.<end>']",),
-        "rollout.stop: '.<end>' holds the special token '<end>'",
-    ),
+    (("rollout.stop=['.<end>']",), "rollout.stop: '.<end>' holds the special token '<end>'"),
     (("model.max_length=4096",), "exceeds the model's 32 positions"),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
-        "reward.engines.j: /nowhere/judge/config.json does not exist",
-    ),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
-        "model has no chat template, by which it is asked",
-    ),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
-        "reward.engines.j: max_length = 33 exceeds the 32 positions of ",
-    ),
-    (
-        ("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
-        "is Qwen3MoeForCausalLM, no ...ForSequenceClassification",
-    ),
-]
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
+     "reward.engines.j: /nowhere/judge/config.json does not exist"),
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+     "model has no chat template, by which it is asked"),
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
+     "reward.engines.j: max_length = 33 exceeds the 32 positions of "),
+    (("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+     "is Qwen3MoeForCausalLM, no ...ForSequenceClassification"),
+]  # fmt: skip
 """Words of the configuration, and what is said of them; FOLDER holds the files below, TASK rows and a model."""
 
 FILES = {
@@ -300,12 +254,9 @@ def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = (
-        "logging.trackers=[wandb]",
-        "reward={kind: plugin, path: 'nowhere:score'}",
-        "data.train=/nowhere.jsonl",
-        "loop.schedule=stream",
-        "stream.pool.folder=/proc/self/pool",
-    )
+        "logging.trackers=[wandb]", "reward={kind: plugin, path: 'nowhere:score'}",
+        "data.train=/nowhere.jsonl", "loop.schedule=stream", "stream.pool.folder=/proc/self/pool",
+    )  # fmt: skip
     lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
     assert lines[0] == "mrl: 5 faults, nothing was started:"
     for line, message in zip(

@@ -30,13 +30,10 @@ REPLAY = "routing.replay=engine"
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
-    "ep2-dp2-to-2-offloaded": (
-        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
-        "rollout.tp=2",
-        "training.offload=always",
-    ),
+    "ep2-dp2-to-2-offloaded": ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", "rollout.tp=2",
+        "training.offload=always"),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
-}
+}  # fmt: skip
 BIAS_RATE = 0.1
 """Far enough in one update that a token's experts are others."""
 MOVING_BIASES = (f"training.router_bias_rate={BIAS_RATE}",)
@@ -73,15 +70,12 @@ SLOW_LAYOUTS = {
     "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
     "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
     "lora-ep2-dp2-to-2-offloaded": (
-        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
-        LORA,
-        "rollout.tp=2",
-        "training.offload=always",
+        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", LORA, "rollout.tp=2", "training.offload=always",
     ),
     "lora-pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", LORA, "rollout.tp=1"),
     "lora-cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", LORA, "rollout.tp=1"),
     "tp2-pp2-ep2-to-2": ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=2"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -96,13 +96,10 @@ def test_a_judge_that_thinks_is_shown_how(tmp_path: Path) -> None:
         ("{verdict: choice}", "{response}", "llm.verdict = choice the judge's first token is its verdict"),
         ("{}", "{first} or {response}", "has the places ['first']; there are prompt, reference, response"),
         ("{}", None, "cannot be read"),
-        (
-            "{reference: false}",
-            "{reference}",
-            "llm.reference = false, so that the judge is not shown {reference}",
-        ),
+        ("{reference: false}", "{reference}",
+         "llm.reference = false, so that the judge is not shown {reference}"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_thought_is_refused(
     llm: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,18 +52,14 @@ def test_equal_nodes_have_no_faults() -> None:
         ({"disk_bytes_per_second": 1e6}, "write speed"),
         ({"open_files": 256}, "limit of open files"),
         ({"clock_skew_seconds": -7.0}, "its clock is -7.0 s off"),
-        (
-            {"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
-            "GPU 1 has 40% of its memory free",
-        ),
-        (
-            {"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
-            "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09",
-        ),
+        ({"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
+         "GPU 1 has 40% of its memory free"),
+        ({"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
+         "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09"),
         ({"ray": RayPart(slots=2)}, "Ray was told of none"),
         ({"error": "the run folder /x cannot be written"}, "cannot be written"),
     ],
-)
+)  # fmt: skip
 def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> None:
     found = node_faults(nodes(**changes), Floors())
     assert len(found) == 1

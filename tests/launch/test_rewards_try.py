@@ -48,12 +48,9 @@ def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest
                 'ERROR: "another row\'s" has as much as the right one in 4 of 4 rows',
             ],
         ),
-        (
-            "anywhere",
-            ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"],
-        ),
+        ("anywhere", ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"]),
     ],
-)
+)  # fmt: skip
 def test_a_careless_reward_is_found_out(
     function: str, remarks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,11 +141,8 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
     more.write_text(json.dumps({"id": "the answer", "text": "{wrong} {choice} 12"}))
     with judge_server() as (url, _, _):
         judge = [
-            "reward.kind=llm",
-            f"reward.path={url}",
-            "reward.llm.canaries=0",
-            "reward.deadline_seconds=60",
-        ]
+            "reward.kind=llm", f"reward.path={url}", "reward.llm.canaries=0", "reward.deadline_seconds=60",
+        ]  # fmt: skip
         words = ["--gold", str(gold), "--repeat", "--attacks", str(more)]
         assert main(asked(tmp_path, "check", *judge, *words)) == 0
         said = capsys.readouterr().out

@@ -21,12 +21,9 @@ from tests.support.pretended_ray import PretendedRay, Reference
 from tests.support.samples import make_batch
 
 WORDS = [
-    "run.name=r",
-    "model.path=/m/Qwen3-30B-A3B",
-    "data.train=/rows",
-    "reward.kind=maths",
+    "run.name=r", "model.path=/m/Qwen3-30B-A3B", "data.train=/rows", "reward.kind=maths",
     "algorithm.minibatches=2",
-]
+]  # fmt: skip
 SEEN: list[tuple[int, str, TrainBatch]] = []
 """(rank, call, batch) of each call of a worker."""
 

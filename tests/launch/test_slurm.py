@@ -91,11 +91,9 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
 
 
 POOLS = (
-    "training.layout={ep: 1, dp: 1}",
-    "launch.engine_slots=1",
-    "loop.max_rollout_mismatch=1e-4",
+    "training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4",
     f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
-)
+)  # fmt: skip
 """The trainer on one node, the engine on the other; and a reward that differs, because a run without one ends with code 4."""
 
 

@@ -126,24 +126,18 @@ def test_what_nobody_holds_is_named():
 @pytest.mark.parametrize(
     ("engine", "named"),
     [
-        (
-            TINY | {"moe_intermediate_size": 4},
-            r"experts\.0\.down_proj\.weight: the trainer has \(16, 8\), the engines \(16, 4\)",
-        ),
+        (TINY | {"moe_intermediate_size": 4},
+         r"experts\.0\.down_proj\.weight: the trainer has \(16, 8\), the engines \(16, 4\)"),
         (TINY | {"vocab_size": 64}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(64, 16\)"),
         (TINY | {"vocab_size": 128}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(128, 16\)"),
-        (
-            TINY | {"num_hidden_layers": 3},
-            r"layers\.3\.input_layernorm\.weight \(16,\): no engine rank takes it",
-        ),
+        (TINY | {"num_hidden_layers": 3},
+         r"layers\.3\.input_layernorm\.weight \(16,\): no engine rank takes it"),
         (TINY | {"num_hidden_layers": 5}, r"layers\.4\..* \(16,\): no trainer rank holds it"),
-        (
-            TINY | {"num_key_value_heads": 1},
-            r"k_proj\.weight: the trainer has \(8, 16\), the engines \(4, 16\)",
-        ),
+        (TINY | {"num_key_value_heads": 1},
+         r"k_proj\.weight: the trainer has \(8, 16\), the engines \(4, 16\)"),
         (TINY | {"tie_word_embeddings": True}, r"lm_head\.weight \(96, 16\): no engine rank takes it"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
     held = trainer_manifests.trainer_rank_manifests(TINY, layout, pad_vocab_to=64)

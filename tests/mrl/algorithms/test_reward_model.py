@@ -252,12 +252,8 @@ def test_the_probability_of_distributions_is_the_papers(
 
 OF_DISTRIBUTIONS: list[dict[str, Any]] = [
     {"distribution": {"prior": 0.3}},
-    {
-        "distribution": {"prior": 0.0},
-        "smoothing": 0.1,
-        "center": {"kind": "batch_sum", "weight": 0.01},
-    },
-]
+    {"distribution": {"prior": 0.0}, "smoothing": 0.1, "center": {"kind": "batch_sum", "weight": 0.01}},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", OF_DISTRIBUTIONS)

@@ -57,14 +57,10 @@ def word_of(mutator: Mutator) -> str:
     )
     return mutator.choose(
         [
-            f"{name}={value}",
-            f"{name}.{name}={value}",
-            f"{name}",
-            f"={value}",
-            f"{name}=={value}",
+            f"{name}={value}", f"{name}.{name}={value}", f"{name}", f"={value}", f"{name}=={value}",
             f"{name}=[{value}]",
         ]
-    )
+    )  # fmt: skip
 
 
 def require_whole(config: Config) -> None:

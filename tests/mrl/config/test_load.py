@@ -148,14 +148,10 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["training.layout.ep=2"], "does not divide"),
         (["training.layout.vpp=2"], "vpp = 2 needs pp"),
         (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
-        (
-            ["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=5"],
-            "rollout.tp = 2 does not divide launch.engine_slots = 5",
-        ),
-        (
-            ["training.layout.dp=6", "rollout={dp: 2, tp: 2, expert_parallel: true}"],
-            "rollout.dp x tp = 4 does not divide the training world of 6",
-        ),
+        (["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=5"],
+         "rollout.tp = 2 does not divide launch.engine_slots = 5"),
+        (["training.layout.dp=6", "rollout={dp: 2, tp: 2, expert_parallel: true}"],
+         "rollout.dp x tp = 4 does not divide the training world of 6"),
         (["training.layout.dp=2", "rollout.dp=2"], "rollout.dp = 2 needs rollout.expert_parallel = true"),
         (
             [
@@ -164,15 +160,11 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
             ],
             "rollout.engine_args.async_scheduling with rollout.dp = 2",
         ),
-        (
-            ["launch.engine_slots=1", "training.offload=always"],
-            "training.offload = always with launch.engine_slots = 1: .* choose auto or never",
-        ),
+        (["launch.engine_slots=1", "training.offload=always"],
+         "training.offload = always with launch.engine_slots = 1: .* choose auto or never"),
         (["rollout.max_response_tokens=512", "model.max_length=512"], "leaves nothing for a prompt"),
-        (
-            ["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
-            "at least rollout.max_num_seqs = 65",
-        ),
+        (["rollout.max_num_batched_tokens=64", "rollout.max_num_seqs=65"],
+         "at least rollout.max_num_seqs = 65"),
         (["rollout.top_p=0.9", "rollout.temperature=0.7"], "need rollout.temperature = 1"),
         (["rollout.top_k=20", "rollout.temperature=1.2"], "need rollout.temperature = 1"),
         (["rollout.stop=[a,'']"], "an empty text"),
@@ -180,7 +172,7 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_starts(
     minimal: Path, words: list[str], expected: str
 ) -> None:
@@ -248,12 +240,9 @@ EVERY_SECTION = [
     "reward={domains: {a: {parts: [{kind: maths}]}, b: {kind: llm, engine: e}}, engines: {e: {model: m}}}",
     "agent={environment: calculator, domains: {a: {environment: guess}}}",
     "algorithm={estimator: {name: gae}, shaping: {overlong: {max_tokens: 9, buffer_tokens: 1}}}",
-    "algorithm={shaping_by_domain: {a: {}}, filter: {}}",
-    "critic={}",
-    "training.lora={}",
-    "model.new={}",
+    "algorithm={shaping_by_domain: {a: {}}, filter: {}}", "critic={}", "training.lora={}", "model.new={}",
     "tune={data: {train: [{path: t}]}, output: o}",
-]
+]  # fmt: skip
 """Every section that is left out by default, with no more than it asks for."""
 
 

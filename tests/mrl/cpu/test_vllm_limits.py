@@ -38,18 +38,12 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
         ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
         ({"hidden_size": 72}, 1, "hidden_size = 72"),
         ({"num_attention_heads": 3}, 2, "num_attention_heads = 3"),
-        (
-            {"kv_lora_rank": 256, "qk_rope_head_dim": 64},
-            1,
-            r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
-        ),
-        (
-            {"model_type": "mixtral", "intermediate_size": 96},
-            2,
-            r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)",
-        ),
+        ({"kv_lora_rank": 256, "qk_rope_head_dim": 64}, 1,
+         r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)"),
+        ({"model_type": "mixtral", "intermediate_size": 96}, 2,
+         r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
     ],
-)
+)  # fmt: skip
 def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)

@@ -193,11 +193,8 @@ def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
     ]
     shown = [*asked, {"role": "assistant", "content": "Answer: 5"}, {"role": "user", "content": "4 and 2?"}]
     prompts = [
-        "1+5 is \\boxed{\\frac{12}{2}}. 2+4?",
-        "What is 6?",
-        "1+4=\\boxed{5}, 2+4=",
-        "1+5=6\n#### 6",
-    ]
+        "1+5 is \\boxed{\\frac{12}{2}}. 2+4?", "What is 6?", "1+4=\\boxed{5}, 2+4=", "1+5=6\n#### 6",
+    ]  # fmt: skip
     rows = [row(n, prompt=prompt, answer="6") for n, prompt in enumerate(prompts)]
     rows += [
         {"prompt": messages, "answer": "6"}

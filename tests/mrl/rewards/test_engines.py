@@ -195,35 +195,19 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
     [
         ({"kind": "llm", "engine": "a"}, "engine = 'a' is none of reward.engines"),
         ({"kind": "maths", "engines": {"a": {"model": "m"}}}, "engines.a is asked by no verifier"),
-        (
-            {"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
-            "engine is not for kind = maths",
-        ),
+        ({"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
+         "engine is not for kind = maths"),
         ({"kind": "llm"}, "needs either path or engine"),
-        (
-            {"kind": "llm", "engine": "a", "path": "http://a", "engines": {"a": {"model": "m"}}},
-            "either path or engine",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
-            "leave it out",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
-            "set nodes = driver",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
-            "a rank is one GPU",
-        ),
-        (
-            {
-                "kind": "llm",
-                "engine": "a",
-                "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}},
-            },
-            "shares_slots needs gpus, and kv_cache_bytes",
-        ),
+        ({"kind": "llm", "engine": "a", "path": "http://a", "engines": {"a": {"model": "m"}}},
+         "either path or engine"),
+        ({"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
+         "leave it out"),
+        ({"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
+         "set nodes = driver"),
+        ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
+         "a rank is one GPU"),
+        ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}}},
+         "shares_slots needs gpus, and kv_cache_bytes"),
         (
             {
                 "parts": [{"kind": "llm", "engine": "a"}, {"kind": "reward_model", "engine": "a"}],
@@ -232,7 +216,7 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
             "is asked as llm and reward_model",
         ),
     ],
-)
+)  # fmt: skip
 def test_engines_that_cannot_be_meant_are_refused(settings: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         RewardSection(**settings)

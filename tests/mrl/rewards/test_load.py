@@ -35,29 +35,23 @@ MORE = {
     "naps": ("import time\ndef f(x):\n    while True: time.sleep(0.01)", CALLS, "time limit"),
     "sleeps on standard input": ("import time\ntime.sleep(1e9)", LINES, "time limit"),
     "stops itself": ("import os\nos.kill(os.getpid(), 19)\n" + RIGHT, CALLS, "time limit"),
-    "closes its outputs and sleeps": (
-        "import os, time\nos.close(1); os.close(2); time.sleep(1e9)",
-        LINES,
-        "time limit",
-    ),
+    "closes its outputs and sleeps": ("import os, time\nos.close(1); os.close(2); time.sleep(1e9)", LINES,
+        "time limit"),
     "right in a child": (
         "import subprocess, sys\nprogram = 'import time\\nwhile time.process_time() < 0.1: pass\\nprint(1)'\n"
         "def f(x): return x + int(subprocess.run([sys.executable, '-c', program], capture_output=True).stdout) * (x == 0) + (x > 0)\n",
         CALLS,
         "accepted",
     ),
-    "children that never end": (
-        "import os\nfor _ in range(3): os.fork()\nwhile True: pass",
-        CALLS,
-        "time limit",
-    ),
+    "children that never end": ("import os\nfor _ in range(3): os.fork()\nwhile True: pass", CALLS,
+        "time limit"),
     "children that end and end": (
         "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "while True:\n    if os.fork() == 0:\n        for _ in range(10**5): pass\n        os._exit(0)\n    os.sched_yield()\n",
         CALLS,
         "time limit",
     ),
-}
+}  # fmt: skip
 
 
 @contextmanager

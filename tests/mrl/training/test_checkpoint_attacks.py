@@ -94,13 +94,8 @@ def saved(value: object) -> bytes:
 
 
 PLACES: list[Callable[[Path, Path], None]] = [
-    in_index,
-    in_extra,
-    in_random_state,
-    in_tensor_of_random_state,
-    in_common_state,
-    in_common_file,
-]
+    in_index, in_extra, in_random_state, in_tensor_of_random_state, in_common_state, in_common_file,
+]  # fmt: skip
 
 
 def load_each(rank: int, world: int, port: int, model: str, checkpoints: list[str]) -> list[str]:
