@@ -64,9 +64,7 @@ def reported(python: str, folder: Path, *words: str, **environment: str) -> dict
     return json.loads(done.stdout)
 
 
-def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(
-    servers: ForkServers, tmp_path: Path
-) -> None:
+def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(servers, tmp_path) -> None:
     report = reported(command(servers, "plain"), tmp_path, "two words", "--x=1", OMP_NUM_THREADS="1", X="a b")
     assert "colorsys" in report["imported"] and "torch" in report["imported"]
     assert "ray" not in report["imported"], "Ray reads its worker's environment when it is imported"

@@ -64,9 +64,7 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
          "turns of the section agent"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_measured_is_refused_before_anything_starts(words, said, capsys) -> None:
     assert main(["bench", "stream", str(ROOT / "configs/quickstart.yaml"), *words]) == 2
     assert said in capsys.readouterr().err
 

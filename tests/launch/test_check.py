@@ -191,14 +191,7 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("more", "message"), WORD_FAULTS)
-def test_a_word_that_names_nothing_ends_the_dry_run(
-    more: tuple[str, ...],
-    message: str,
-    task: Path,
-    files: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_word_that_names_nothing_ends_the_dry_run(more, message, task, files, tmp_path, capsys) -> None:
     found = [word.replace("FOLDER", str(files)).replace("TASK", str(task)) for word in more]
     lines = refused(["train", *words(task, tmp_path, "run", *found), "--dry-run"], capsys)
     assert message in "\n".join(lines), lines
@@ -223,9 +216,7 @@ def test_an_engine_with_another_number_of_heads_ends_the_dry_run(
     assert len(lines) == 1 and "reward.engines.j: " in lines[0] and said in lines[0], lines
 
 
-def test_heads_of_a_reward_model_are_no_critic(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_of_a_reward_model_are_no_critic(task, tmp_path, capsys) -> None:
     folder = shutil.copytree(task / "model", tmp_path / "scores")
     names = {str(number): f"score_{number}" for number in range(3)}
     rewrite(folder, architectures=["Qwen3MoeForSequenceClassification"], id2label=names)
@@ -235,9 +226,7 @@ def test_heads_of_a_reward_model_are_no_critic(
 
 
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
-def test_a_model_that_cannot_be_trained_ends_the_dry_run(
-    fault: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_trained_ends_the_dry_run(fault, task, tmp_path, capsys) -> None:
     change, message = MODEL_FAULTS[fault]
     folder = shutil.copytree(task / "model", tmp_path / "model")
     change(folder)
@@ -250,9 +239,7 @@ def test_a_model_that_cannot_be_trained_ends_the_dry_run(
     assert len(lines) == 1 and message in lines[0], lines
 
 
-def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_all_its_faults_at_once_and_starts_nothing(task, tmp_path, capsys) -> None:
     more = (
         "logging.trackers=[wandb]", "reward={kind: plugin, path: 'nowhere:score'}",
         "data.train=/nowhere.jsonl", "loop.schedule=stream", "stream.pool.folder=/proc/self/pool",
@@ -305,17 +292,13 @@ def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
         assert "prompts_per_step:" in capsys.readouterr().out
 
 
-def test_errors_of_a_dry_run_stand_alone(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_a_dry_run_stand_alone(task, tmp_path, capsys) -> None:
     assert main(["train", *words(task, tmp_path, "run", "data.train=/nowhere.jsonl"), "--dry-run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("mrl: /nowhere.jsonl: no such file") and err.count("\n") == 1
 
 
-def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(monkeypatch) -> None:
     from mrl.config.sections.launch import LaunchSection
     from mrl.launch.cluster import cluster
 
@@ -328,9 +311,7 @@ def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
         pass
 
 
-def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(task, tmp_path, capsys) -> None:
     objective = "{name: custom, function: 'tests.support.own_losses:misspelt_of_pairs'}"
     tune = f"tune={{data: {{train: {task}/pairs.jsonl}}, output: {tmp_path}/out, objective: {objective}}}"
     (line,) = refused(["tune", *words(task, tmp_path, "run", tune)], capsys)
@@ -338,9 +319,7 @@ def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
 
 
 @pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])
-def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(
-    taken: str, task: Path, tmp_path: Path
-) -> None:
+def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(taken, task, tmp_path) -> None:
     """What is in the place of a file or folder keeps also root, who may write everywhere, from writing it."""
     config = load_config(*words(task, tmp_path / "runs", "run"))
     place = Path(config.run_folder, taken)

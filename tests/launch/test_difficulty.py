@@ -69,9 +69,7 @@ def about_of(config: Config) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_file_of_responses_that_ended_elsewhere_is_refused(
-    settings: list[str], tmp_path: Path, name: str, saved: bool
-) -> None:
+def test_a_file_of_responses_that_ended_elsewhere_is_refused(settings, tmp_path, name, saved) -> None:
     """Measured with the stop that the configuration lacks, and the other way round."""
     config = load([GSM8K], settings)
     about = about_of(config) | ({name: [3]} if saved else {})
@@ -159,9 +157,7 @@ def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) 
     assert not survey(ended, 400).waiting()
 
 
-def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(tmp_path, monkeypatch) -> None:
     """Each prompt's name is a digest of its tokens."""
     named = 0
 

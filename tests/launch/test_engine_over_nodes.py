@@ -91,9 +91,7 @@ def test_an_engine_over_two_nodes_agrees_and_a_lost_worker_of_its_second_is_name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_engines_over_nodes_agree_in_other_layouts(
-    layout: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_engines_over_nodes_agree_in_other_layouts(layout, task, ray_cluster, tmp_path) -> None:
     nodes, words = LAYOUTS[layout]
     folder = write_model(
         tmp_path / "model",
@@ -109,9 +107,7 @@ def test_engines_over_nodes_agree_in_other_layouts(
 
 
 @pytest.mark.slow
-def test_a_further_worker_that_stands_still_ends_the_wait_for_it(
-    task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_cluster, tmp_path) -> None:
     """After rollout.step_deadline_seconds, well before the phase's deadline."""
     config = tiny_config(task / "model", task, *TP2, "rollout.step_deadline_seconds=20")
     with running_on([0, 1], config, tmp_path / "logs") as hybrid:
@@ -127,9 +123,7 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(
 
 
 @pytest.mark.slow
-def test_an_engine_over_nodes_is_replaced_on_all_of_them(
-    task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_path) -> None:
     words = ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout={tp: 2, replace: 1}")
     words += ("launch.engine_slots=2", "loop.schedule=stream")
     config, prompts = tiny_config(task / "model", task, *words), pairs_of_prompts()

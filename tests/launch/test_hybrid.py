@@ -87,18 +87,14 @@ def ray_cluster() -> Iterator[None]:
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)]
 )
-def test_engines_trainer_and_export_agree_after_updates(
-    layout: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_engines_trainer_and_export_agree_after_updates(layout, task, ray_cluster, tmp_path) -> None:
     check_agreement(tiny_config(task / "model", task, REPLAY, *(LAYOUTS | SLOW_LAYOUTS)[layout]), tmp_path)
 
 
 @pytest.mark.parametrize(
     "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
 )
-def test_other_families_agree_after_updates(
-    family: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_other_families_agree_after_updates(family, task, ray_cluster, tmp_path) -> None:
     folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(task / "model" / name, folder / name)

@@ -61,9 +61,7 @@ TARGETS = ("driver", "train-1", "engine-0", "vllm-0")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("phases", [PHASES[:4], PHASES[4:]], ids="-".join)
 @pytest.mark.parametrize("target", TARGETS)
-def test_deaths_in_each_phase_change_nothing(
-    target: str, phases: tuple[str, ...], chain: Chain, undisturbed: list[dict[str, object]]
-) -> None:
+def test_deaths_in_each_phase_change_nothing(target, phases, chain, undisturbed) -> None:
     """One death after the other, and then the same rows to the last bit as without them."""
     for phase in phases:
         chain.killed(phase, target)

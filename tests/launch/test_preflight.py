@@ -154,9 +154,7 @@ def test_this_machine_has_facts(tmp_path) -> None:
     assert write_speed(tmp_path) > 0
 
 
-def test_drivers_that_disagree_are_named_with_their_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch) -> None:
     """By what nvidia-smi says on each node."""
     program, seen = tmp_path / "nvidia-smi", []
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

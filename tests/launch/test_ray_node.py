@@ -96,9 +96,7 @@ def test_a_node_of_many_cores_starts_no_worker_for_each(monkeypatch: pytest.Monk
     assert int(words["--num-cpus"]) + 4 * node.slots < ports / 2
 
 
-def test_the_object_store_is_a_share_of_the_machine_that_shared_memory_can_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_object_store_is_a_share_of_the_machine_that_shared_memory_can_hold(monkeypatch) -> None:
     def size(setting: int | None) -> str:
         node = Node(0, "10.0.0.1", "10.0.0.1:12000", 8, TOKEN, object_store_bytes=setting)
         (word,) = (word for word in node.command(Path("/tmp/x")) if word.startswith("--object-store-memory"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.root import Config
-from mrl.errors import ConfigError, MrlError, ReplayError
+from mrl.errors import ConfigError, ReplayError
 from mrl.launch.commands.replay import ReplayOptions, replay, replay_config
 from mrl.loops.arrivals.schedule_file import Header, ScheduleFile, code_digest
 from mrl.training.checkpoint.folder import MANIFEST
@@ -42,14 +42,7 @@ def run_with_record(folder: Path, *, first_step: int = 1, code: str = "") -> Pat
     ],
     ids=["checkpoint", "code", "until", "attempt"],
 )
-def test_what_cannot_be_replayed_is_refused(
-    first_step: int,
-    code: str,
-    options: dict[str, int],
-    error: type[MrlError],
-    said: str,
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_replayed_is_refused(first_step, code, options, error, said, tmp_path) -> None:
     run = run_with_record(tmp_path, first_step=first_step, code=code)
     with pytest.raises(error, match=said):
         replay(dataclasses.replace(ReplayOptions(run, tmp_path / "out"), **options))
@@ -60,9 +53,7 @@ def test_what_cannot_be_replayed_is_refused(
     ("files", "said"),
     [({"size": 2}, "has 1 bytes, manifest.json says 2"), ({"size": 1, "gone": 1}, "gone is missing")],
 )
-def test_a_checkpoint_that_lacks_something_is_refused(
-    files: dict[str, int], said: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_lacks_something_is_refused(files, said, tmp_path) -> None:
     run = run_with_record(tmp_path, first_step=4)
     folder = run / "checkpoints/step-000003"
     folder.mkdir(parents=True)

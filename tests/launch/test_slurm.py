@@ -98,9 +98,7 @@ POOLS = (
 
 
 @pytest.mark.long
-def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(
-    slurm: LocalSlurm, tmp_path: Path
-) -> None:
+def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(slurm, tmp_path) -> None:
     number = submit(slurm, tmp_path, write_run(tmp_path, steps=16), *POOLS)
     saved = warned(slurm, tmp_path, number)
     job = wait_for_end(slurm, tmp_path, number)

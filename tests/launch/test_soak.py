@@ -88,9 +88,7 @@ def changed(place: int, **values: Any) -> list[dict[str, Any]]:
         (EVENTS, [KILLED], ["checkpoint file __0_0.distcp differs"], "differs"),
     ],
 )
-def test_a_report_says_what_is_not_as_it_has_to_be(
-    events: list[dict[str, Any]], plan: list[Fault], differences: list[str], fault: str, tmp_path: Path
-) -> None:
+def test_a_report_says_what_is_not_as_it_has_to_be(events, plan, differences, fault, tmp_path) -> None:
     found = written(tmp_path, events, plan, differences)
     assert len(found.faults) == 1 and fault in found.faults[0]
 

@@ -34,7 +34,5 @@ def section(**changes: Any) -> TuneSection:
         ),
     ],
 )  # fmt: skip
-def test_a_start_says_how_much_it_will_do(
-    changes: dict[str, Any], num_rows: int, expected: list[str]
-) -> None:
+def test_a_start_says_how_much_it_will_do(changes, num_rows, expected) -> None:
     assert amount_of_work(section(**changes), num_rows) == expected

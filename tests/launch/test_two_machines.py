@@ -119,9 +119,7 @@ def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
 
 
 @pytest.mark.long
-def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_without(
-    machines: Callable[..., Machines],
-) -> None:
+def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_without(machines) -> None:
     both = machines("loop.steps=100000")
     both.wait_for_steps(2)
     cut(1)
@@ -142,9 +140,7 @@ def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_with
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(
-    machines: Callable[..., Machines],
-) -> None:
+def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(machines) -> None:
     """The only checkpoint is the one that is saved then."""
     both = machines("loop.steps=100000", "loop.checkpoint.every_steps=100000")
     both.wait_for_steps(2)
@@ -161,9 +157,7 @@ def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_nothing(
-    machines: Callable[..., Machines],
-) -> None:
+def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_nothing(machines) -> None:
     both = machines("loop.steps=100000")
     both.wait_for_steps(2)
     cut(1)

@@ -97,9 +97,7 @@ def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:
         (DEEPSEEK, {"pp": 4}, ["routed_experts"], "layers 0 to 0, a chunk of a pipeline stage"),
     ],
 )  # fmt: skip
-def test_what_would_train_nothing_is_refused(
-    hf: dict[str, Any], layout: dict[str, int], targets: list[Any], words: str
-) -> None:
+def test_what_would_train_nothing_is_refused(hf, layout, targets, words) -> None:
     with pytest.raises(ConfigError, match=words):
         held(hf, Layout(**layout), LoraSection(targets=tuple(targets)), TRAINER)
 

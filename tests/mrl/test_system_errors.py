@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from mrl.cli import main
 from tests.golden_run import ROOT, write_golden_model, write_run
 from tests.support.run_folders import metrics_row
@@ -21,9 +19,7 @@ LIMITED = (
 """A command for which every file is too large."""
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     assert main(["train", str(ROOT / "configs/quickstart.yaml"), f"run.folder={tmp_path}/file"]) == 1
     assert capsys.readouterr().err == f"mrl: {tmp_path}/file/quickstart: Not a directory\n"

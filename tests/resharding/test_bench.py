@@ -43,9 +43,7 @@ def test_one_wrong_element_is_a_difference_with_its_name(element: int) -> None:
 ON_CPU = ("--model", "tiny", "--device", "cpu", "--repeats", "1", "--bucket-mib", "1")
 
 
-def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(tmp_path, capsys) -> None:
     file = tmp_path / "out.json"
     assert one_gpu.main([*ON_CPU, "--json", str(file)]) == 0
     report = json.loads(file.read_text())

@@ -180,9 +180,7 @@ def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Sl
     assert slot.sync(1) == "" and slot.outcome(1) == (True, None)
 
 
-def test_a_session_that_is_full_is_never_committed_without_a_proof(
-    slot: Slot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_is_full_is_never_committed_without_a_proof(slot, monkeypatch) -> None:
     """A sender that says nothing of the trainer's parameters; every byte is right."""
     finish = WeightSender.finish
     with monkeypatch.context() as silent:

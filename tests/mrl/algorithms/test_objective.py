@@ -254,9 +254,7 @@ def test_a_users_function_by_path(batch) -> None:
          r"called as scaled_reinforce\(tokens, faktor=...\), and has the signature"),
     ],
 )  # fmt: skip
-def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(
-    changes: dict[str, object], message: str
-) -> None:
+def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(changes, message) -> None:
     custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
     with pytest.raises(ConfigError, match=message):
         Objective(AlgorithmSection.model_validate({"loss": custom | changes}))
@@ -303,9 +301,7 @@ def damped(tokens: Tokens, *, raises: bool = False, gives: str = "") -> Any:
         ({"gives": "the loss alone"}, "it gave Tensor, not mrl.algorithms.losses.PerToken"),
     ],
 )
-def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(options, message) -> None:
     function = f"{__name__}:damped"
     try_loss(CustomLoss(function=function))
     with pytest.raises(ConfigError, match=f"algorithm.loss.function = '{function}': tried .*{message}"):

@@ -236,9 +236,7 @@ def test_several_heads_need_a_common_height() -> None:
     ("difference", "sigmas", "expected"),
     [(1.0, (0.5, 0.5), 0.711573167845), (1.0, (2.0, 2.0), 0.618188579798), (0.0, (1.0, 3.0), 0.5)],
 )
-def test_the_probability_of_distributions_is_the_papers(
-    difference: float, sigmas: tuple[float, float], expected: float
-) -> None:
+def test_the_probability_of_distributions_is_the_papers(difference, sigmas, expected) -> None:
     """Values of a trapezoid rule over the normal density, which a sum over many more points than the quadrature's gives again."""
     deviation = deviation_of_difference(numbers(*sigmas).log())
     found = log_preference(numbers(difference), deviation).exp()

@@ -175,9 +175,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("shown", [(), ("--json",)])
 @pytest.mark.parametrize("word", ["training.layout.tp=128", "rollout.gpu_memory_utilization=0.99"])
-def test_a_script_sees_what_does_not_fit(
-    word: str, shown: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_sees_what_does_not_fit(word, shown, capsys) -> None:
     """A layout that a run refuses and memory that is too small alike, by the exit code, with the whole answer printed."""
     assert main(["plan", str(QWEN_30B), word, *shown]) == 1
     said = capsys.readouterr().out

@@ -173,9 +173,7 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_said_before_anything_starts(
-    minimal: Path, words: list[str], expected: str
-) -> None:
+def test_what_cannot_work_is_said_before_anything_starts(minimal, words, expected) -> None:
     with pytest.raises(ConfigError, match=expected):
         load([minimal], words)
 
@@ -438,9 +436,7 @@ def test_a_mistake_in_the_rows_of_a_tuning_is_said_once(tune: dict[str, object],
         (["model.max_length=2000", "data.max_prompt_tokens=100"], 2000),
     ],
 )
-def test_the_longest_sequence_has_room_for_prompt_and_response(
-    minimal: Path, settings: list[str], longest: int
-) -> None:
+def test_the_longest_sequence_has_room_for_prompt_and_response(minimal, settings, longest) -> None:
     config = load([minimal], settings)
     assert config.model.max_length == longest and prompts_and_responses(config) == []
     assert load_config(config.model_dump()) == config
@@ -473,9 +469,7 @@ def test_every_word_in_the_page_of_other_systems_is_answered_with_ours(minimal: 
     assert unanswered == {}
 
 
-def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(
-    minimal: Path,
-) -> None:
+def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(minimal) -> None:
     tree = {"actor_rollout_ref": {"rollout": {"n": 8, "name": "sglang"}, "actor": {"ppo_epochs": 2}}}
     with pytest.raises(ConfigError) as error:
         load([minimal, tree])
@@ -522,9 +516,7 @@ OLD_NAMES = {
 """Override with a name of the last release -> what its error says."""
 
 
-def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(
-    minimal: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(minimal, tmp_path, caplog) -> None:
     config = load([minimal])
     tree = yaml.safe_load(dump(config))
     tree["algorithm"]["kl"]["controller"] = {"kind": "fixed"}
@@ -597,9 +589,7 @@ GONE = [(section, old) for section, settings in REMOVED.items() for old in setti
 
 
 @pytest.mark.parametrize(("section", "old"), GONE, ids=lambda part: getattr(part, "__name__", str(part)))
-def test_a_removed_setting_is_told_what_to_do_instead(
-    minimal: Path, section: type[Section], old: str | tuple[str, str]
-) -> None:
+def test_a_removed_setting_is_told_what_to_do_instead(minimal, section, old) -> None:
     """Also where an old run's config.yaml has it."""
     path, around = PLACES[section]
     setting, value = (old, 1) if isinstance(old, str) else old

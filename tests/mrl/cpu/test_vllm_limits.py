@@ -52,9 +52,7 @@ def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what
 @pytest.mark.parametrize(
     "plain", [{"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}, {"rope_theta": 5e4}]
 )
-def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(
-    tmp_path: Path, plain: dict[str, Any]
-) -> None:
+def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(tmp_path, plain) -> None:
     path = folder(tmp_path, **LATENT, **plain, max_position_embeddings=256)
     config = json.loads((tmp_path / "config.json").read_text())
     served = config | cpu_overrides(path)

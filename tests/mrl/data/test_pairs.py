@@ -130,9 +130,7 @@ def test_every_turn_of_the_assistant_is_trained_up_to_its_end(tmp_path: Path) ->
         assert encoded.mask[-1]
 
 
-def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(
-    tmp_path: Path,
-) -> None:
+def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(tmp_path) -> None:
     thought = {"role": "assistant", "content": "<think>hm</think>12"}
     path = written(tmp_path / "a.jsonl", {"messages": [ASK, thought, ASK, BAD]})
     with pytest.raises(DataError, match="not how the whole one begins"):

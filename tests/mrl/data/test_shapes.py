@@ -36,9 +36,7 @@ SHAPES = [
     SHAPES,
     ids=[f"{s[1]}-{n}" for n, s in enumerate(SHAPES)],
 )
-def test_each_shape(
-    columns: dict[str, Any], shape: str, prompt: Any, ground_truth: Any, tag: str, domain: str
-) -> None:
+def test_each_shape(columns, shape, prompt, ground_truth, tag, domain) -> None:
     assert shape_of(columns, place="f:1") == shape
     row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape=shape)
     assert (row.prompt, row.ground_truth, row.tag, row.domain, row.place) == (

@@ -193,9 +193,7 @@ def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -
     left.close()
 
 
-def test_the_groups_of_one_killed_process_are_removed_and_what_runs_in_them_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_groups_of_one_killed_process_are_removed_and_what_runs_in_them_is_ended(monkeypatch) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(sandbox.cgroup.os, "getpid", lambda: gone.pid)

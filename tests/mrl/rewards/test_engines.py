@@ -88,9 +88,7 @@ def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_star
     assert not socket.parent.exists(), "what a killed server leaves there"
 
 
-def test_sockets_of_a_server_have_a_folder_whose_name_is_short(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sockets_of_a_server_have_a_folder_whose_name_is_short(monkeypatch, tmp_path) -> None:
     """A socket's path has at most 107 bytes."""
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -123,9 +121,7 @@ def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
         ("import time; time.sleep(1000)", "no answer within start_deadline_seconds = 1"),
     ],
 )
-def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(
-    tmp_path: Path, program: str, words: str
-) -> None:
+def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(tmp_path, program, words) -> None:
     deadline = 60.0 if "raise" in program else 1.0
     with kept(tmp_path, program, start_deadline_seconds=deadline) as (keeper, _):
         told(keeper)

@@ -49,9 +49,7 @@ def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any)
     )
 
 
-def test_a_judge_is_asked_about_what_is_left_of_a_response(
-    server: Asked, make_pair: Any, score_all: Any
-) -> None:
+def test_a_judge_is_asked_about_what_is_left_of_a_response(server, make_pair, score_all) -> None:
     url, stats, _ = server
     before = stats()["calls"]
     responses = {
@@ -162,9 +160,7 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     assert "failed once" in last["21.0"].reason, "another attempt would find no more of it"
 
 
-def test_a_judge_that_falls_for_attacks_ends_the_rewards(
-    make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_a_judge_that_falls_for_attacks_ends_the_rewards(make_pair, score_all, tmp_path) -> None:
     """The server compares numbers; where the ground truth is the last one of an attack it is taken in."""
     with judge_server() as (url, stats, _):
         rules = section(url, canaries=1.0, choices={"no": 0.0, "yes": 1.0})
@@ -296,9 +292,7 @@ def scored_by_heads(folder: Path, url: str, heads: int, *, served: int, **rules:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_heads_that_disagree_lower_the_reward(
-    weight: float, server: Asked, make_pair: Any, tmp_path: Path
-) -> None:
+def test_heads_that_disagree_lower_the_reward(weight, server, make_pair, tmp_path) -> None:
     """Of s, s + 3 and s + 6 the mean is s + 3 and the deviation the root of 6; a resumed run says so without asking."""
     url, stats, _ = server
     (tmp_path / "model").mkdir()
@@ -436,9 +430,7 @@ def test_steps_are_asked_about_in_the_tokens_that_were_trained_on(
     assert verdict.value == pytest.approx(np.prod(1 / (1 + np.exp(-np.array(scores))))), verdict.reason
 
 
-def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
-    server: Asked, make_pair: Any, tmp_path: Path
-) -> None:
+def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(server, make_pair, tmp_path) -> None:
     section = scored_by_steps(tmp_path, server[0], token_values=True)
     sample, prompt = written_by_a_policy(make_pair, "so 24")
     foreign = dataclasses.replace(sample, response_text="as 24")
@@ -451,9 +443,7 @@ def test_values_at_tokens_that_another_tokenizer_wrote_are_no_reward(
     assert verdict.value is not None and verdict.token_values is None
 
 
-def test_an_answer_of_fewer_tokens_is_no_reward(
-    server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_an_answer_of_fewer_tokens_is_no_reward(server, make_pair, score_all, tmp_path) -> None:
     with RewardPool(scored_by_steps(tmp_path, server[0], model="one too few")) as pool:
         verdict = score_all(pool, [make_pair(0, "12", None)])["0.0"]
     assert verdict.value is None and "numbers for" in verdict.reason
@@ -468,9 +458,7 @@ def test_an_answer_of_fewer_tokens_is_no_reward(
         (STEP, {"step_separator": "x"}, {"disagreement_weight": 1.0}, "which has no disagreement_weight"),
     ],
 )
-def test_settings_for_another_kind_of_reward_model_are_refused(
-    labels: tuple[str, ...], about: dict[str, Any], rules: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_settings_for_another_kind_of_reward_model_are_refused(labels, about, rules, said, tmp_path) -> None:
     save_classifier(tmp_path, chat_tokenizers.qwen(), **label_keys(labels))
     (tmp_path / "reward_model.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=said):

@@ -156,9 +156,7 @@ def test_what_a_function_raises_is_placed_in_the_user_s_file(name: str, line: in
         ("none", "returned None for all 4 trial responses.*return a number"),
     ],
 )  # fmt: skip
-def test_a_reward_that_gives_none_is_refused_before_a_run(
-    name: str, says: str, tmp_path: Path, make_pair: Any
-) -> None:
+def test_a_reward_that_gives_none_is_refused_before_a_run(name, says, tmp_path, make_pair) -> None:
     (tmp_path / "own.py").write_text(FUNCTIONS)
     reward = RewardSection(kind="plugin", path=f"{tmp_path}/own.py:{name}", workers=1)
     prompts = [make_pair(n, "", truth)[1] for n, truth in enumerate(("1", "2"))]

@@ -61,9 +61,7 @@ def test_hanging_samples_delay_neither_the_exact_path_nor_each_other_for_ever(ma
     assert counts["processes_lost"] == 12
 
 
-def test_a_sample_that_kills_its_verifier_is_wrong_and_the_others_are_untouched(
-    make_pair: Any, score_all: Any
-) -> None:
+def test_a_sample_that_kills_its_verifier_is_wrong_and_the_others_are_untouched(make_pair, score_all) -> None:
     pairs = [
         make_pair(n, "kill" if n == 3 else "leave" if n == 5 else f"it is {n}", str(n)) for n in range(12)
     ]
@@ -78,9 +76,7 @@ def test_a_sample_that_kills_its_verifier_is_wrong_and_the_others_are_untouched(
     assert counts["processes_lost"] == 4
 
 
-def test_an_outage_leaves_samples_without_reward(
-    make_pair: Any, score_all: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_leaves_samples_without_reward(make_pair, score_all, caplog) -> None:
     with RewardPool(plugin("raises", retries=1)) as pool:
         verdicts = score_all(pool, [make_pair(n, "x", "1") for n in range(60)])
         counts = pool.counts()
@@ -135,9 +131,7 @@ def test_awaited_groups_are_in_flight_together(make_pair: Any, score_all: Any) -
     assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{g}.1" for g in range(64)}
 
 
-def test_a_wait_that_never_ends_has_no_reward_and_costs_the_others_nothing(
-    make_pair: Any, score_all: Any
-) -> None:
+def test_a_wait_that_never_ends_has_no_reward_and_costs_the_others_nothing(make_pair, score_all) -> None:
     texts = {3: "hang", 5: "time out"}
     pairs = [make_pair(n, texts.get(n, f"it is {n}"), str(n)) for n in range(40)]
     with RewardPool(plugin("waits", retries=0, deadline_seconds=2.0)) as pool:
@@ -149,9 +143,7 @@ def test_a_wait_that_never_ends_has_no_reward_and_costs_the_others_nothing(
     assert "processes_lost" not in counts
 
 
-def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(
-    make_pair: Any, score_all: Any
-) -> None:
+def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(make_pair, score_all) -> None:
     pairs = [make_pair(n, "kill" if n == 3 else f"it is {n}", str(n)) for n in range(12)]
     with RewardPool(plugin("waits", retries=1)) as pool:
         verdicts = score_all(pool, pairs)
@@ -160,9 +152,7 @@ def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(
     assert "dies of this sample" in verdicts["3.0"].reason
 
 
-def test_an_async_function_that_blocks_is_slow_but_not_killed(
-    make_pair: Any, score_all: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_async_function_that_blocks_is_slow_but_not_killed(make_pair, score_all, monkeypatch) -> None:
     """25 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
     monkeypatch.setattr(queues, "WAITING_GRACE_SECONDS", 0.5)
     with RewardPool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
@@ -286,9 +276,7 @@ def test_samples_handed_in_twice_are_refused_before_any_is_handed_in(make_pair: 
         assert pool.num_open == 0
 
 
-def test_a_plugin_edited_during_a_run_does_not_change_the_run(
-    make_pair: Any, score_all: Any, tmp_path: Path
-) -> None:
+def test_a_plugin_edited_during_a_run_does_not_change_the_run(make_pair, score_all, tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def score(request): return 1.0\n")
     section = RewardSection(kind="plugin", path=f"{file}:score", tasks_per_worker=1, workers=1, retries=0)

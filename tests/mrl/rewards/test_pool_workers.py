@@ -23,9 +23,7 @@ from tests.support.plugin_rewards import PLUGINS, plugin
 from tests.support.processes import children
 
 
-def test_a_full_queue_makes_submit_wait_with_a_deadline(
-    make_pair: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_makes_submit_wait_with_a_deadline(make_pair, monkeypatch) -> None:
     monkeypatch.setattr("mrl.rewards.pool.pool.QUEUE_LIMIT", 2)
     with RewardPool(plugin("dies_of", deadline_seconds=30)) as pool:
         pool.submit(*make_pair(0, "hang", "1"))

@@ -38,9 +38,7 @@ def resume(folder: Path, layout: dict[str, int], path: Path, out: Path, dtype: s
     return run_ranks(scenarios.resume_and_go_on, world, str(folder), layout, str(path), str(out), dtype)
 
 
-def test_the_same_layout_goes_on_to_the_last_bit(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_the_same_layout_goes_on_to_the_last_bit(folder, saved, tmp_path) -> None:
     out, before = saved
     after = resume(folder, SAVED, out / "step-00000002", tmp_path / "export")
     for first, second in zip(before, after, strict=True):
@@ -53,9 +51,7 @@ def test_the_same_layout_goes_on_to_the_last_bit(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_one_process_exports_what_each_rank_held(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_one_process_exports_what_each_rank_held(folder, saved, tmp_path) -> None:
     """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
     out, ranks = saved
     export.export_checkpoint(out / "step-00000002", tmp_path / "export", source=folder, dtype="float32")
@@ -65,9 +61,7 @@ def test_one_process_exports_what_each_rank_held(
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2, "vpp": 2}], ids=["one", "tp2", "pp2-vpp2"])
-def test_another_layout_goes_on_with_equal_state(
-    layout: dict[str, int], folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_another_layout_goes_on_with_equal_state(layout, folder, saved, tmp_path) -> None:
     """Two more Adam steps need parameters, moments, step count and schedule: all are those of the saved run."""
     out, before = saved
     after = resume(folder, layout, out / "step-00000002", tmp_path / "export")
@@ -87,9 +81,7 @@ def test_bfloat16_resumes_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
     assert before[0]["digest"] == after[0]["digest"]
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(folder, saved, tmp_path) -> None:
     out, _ = saved
     damaged = tmp_path / "damaged"
     damaged.mkdir()
@@ -122,9 +114,7 @@ def test_every_process_group_fails_after_the_configured_time(folder: Path) -> No
         assert len(found) > 5 and set(found) == {77.5}
 
 
-def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(
-    tmp_path: Path,
-) -> None:
+def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(tmp_path) -> None:
     """The largest tensor is 1 / 35 of the state; Megatron's own form gathers all of it, and copies that."""
     model = write_model(
         tmp_path / "model", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=8, num_experts=8

@@ -122,9 +122,7 @@ def test_ranks_run_no_code_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["export", "run", "--dry-run"], ["export", "run", "--out", "out"]])
-def test_an_export_runs_no_code_of_a_checkpoint(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_runs_no_code_of_a_checkpoint(words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, write_golden_model(tmp_path / "model"))
     checkpoint = run / "checkpoints" / folder.name_of(STEP)

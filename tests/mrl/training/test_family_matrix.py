@@ -26,7 +26,7 @@ from mrl.training.hf.folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.training.gaps import GAP
-from tests.mrl.training.layouts import OneRank, check_family, check_forward
+from tests.mrl.training.layouts import check_family, check_forward
 from tests.resharding.feeding import Feeder, read, stacks
 from tests.resharding.leasing import LeasedRank, spread
 from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_session, sync_weights
@@ -75,9 +75,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("family", "layout"), list(cases()))
-def test_trains_as_transformers_computes(
-    family: str, layout: str, one_rank_of: OneRank, tmp_path: Path, record_property: RecordProperty
-) -> None:
+def test_trains_as_transformers_computes(family, layout, one_rank_of, tmp_path, record_property) -> None:
     """Log-probs, gradient norms over layouts, the export of what was loaded and of what was trained."""
     if layout != "one":
         record_property(GAP, check_family(family, LAYOUTS[layout], one_rank_of, tmp_path))
@@ -121,9 +119,7 @@ def require_routes(request: GenerationRequest, response: Response, folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(
-    family: str, tmp_path: Path
-) -> None:
+def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(family, tmp_path) -> None:
     """Another folder's weights and then the folder's, by boxes and by whole tensors, where these can be
     brought: to the last bit."""
     folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))

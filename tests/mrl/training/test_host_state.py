@@ -82,9 +82,7 @@ def state_bytes(at: MegatronWorker) -> int:
     return sum(tensor.untyped_storage().size() for tensor in owned)
 
 
-def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
-    cuda: RecordedCuda,
-) -> None:
+def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(cuda) -> None:
     """On a GPU the copies run on a stream of their own: it waits for the update, the host waits for the copy back."""
     masters = [torch.full((100,), float(number), requires_grad=True) for number in range(3)]
     inner = torch.optim.SGD(masters, lr=1.0, momentum=0.9)
@@ -116,9 +114,7 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
         pytest.param({"tp": 2}, id="tp2", marks=pytest.mark.slow),
     ],
 )
-def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
-    layout: dict[str, int], model: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(layout, model, tmp_path) -> None:
     """With all of the state on the host and with some; checkpoints of one go on with the other."""
     folder, dtype = model
     kinds = {"none": 0.0, "some": 0.4, "all": 1.0}

@@ -71,9 +71,7 @@ def test_an_export_has_the_sources_form_and_images(source: Path, checkpoint: Pat
     hf_folder.check_folder(tmp_path / "out", family_of(hf), hf)
 
 
-def test_images_keep_their_type_in_an_export_of_another(
-    source: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_images_keep_their_type_in_an_export_of_another(source, checkpoint, tmp_path) -> None:
     export.export_checkpoint(checkpoint, tmp_path / "out", source=source, dtype="bfloat16")
     written = load_file(tmp_path / "out" / "model.safetensors")
     for name, values in load_file(source / "model.safetensors").items():
@@ -85,9 +83,7 @@ def test_images_keep_their_type_in_an_export_of_another(
     assert config["dtype"] == config["text_config"]["dtype"] == "bfloat16"
 
 
-def test_an_export_without_the_images_that_config_promises_is_refused(
-    source: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_export_without_the_images_that_config_promises_is_refused(source, checkpoint, tmp_path) -> None:
     other = shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(ConfigError, match=r"has no tensors under model\.visual\."):
         export.export_checkpoint(checkpoint, tmp_path / "out", source=other, dtype="float32")

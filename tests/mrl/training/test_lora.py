@@ -85,9 +85,7 @@ def test_a_zero_adapter_changes_no_bit(lives: Lives, one_rank_of: OneRank) -> No
 @pytest.mark.parametrize(
     ("dtype", "recompute", "bound"), [("float32", "full", 1e-4), ("bfloat16", "off", 0.02)]
 )
-def test_a_step_is_the_full_step_restricted(
-    dtype: str, recompute: str, bound: float, one_rank_of: OneRank, tmp_path: Path
-) -> None:
+def test_a_step_is_the_full_step_restricted(dtype, recompute, bound, one_rank_of, tmp_path) -> None:
     """dA = s B^T dW and dB = s dW A^T, where dW is what training all weights has at the same weights."""
     folder, _ = one_rank_of.of("deepseek_v3")
     arguments = str(folder), str(tmp_path), lora_of("deepseek_v3"), dtype, recompute

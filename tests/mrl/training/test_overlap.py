@@ -73,9 +73,7 @@ def name(value: Any) -> str:
     [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
     ids=name,
 )
-def test_the_sums_are_the_same(
-    family: str, layout: dict[str, int], changes: dict[str, Any], one_rank_of: OneRank
-) -> None:
+def test_the_sums_are_the_same(family, layout, changes, one_rank_of) -> None:
     check(one_rank_of.of(family)[0], layout, changes)
 
 

@@ -90,9 +90,7 @@ def scores_and_folder(
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else str(value),
 )
-def test_transformers_scores_the_folder_as_megatron_did(
-    family: str, layout: dict[str, int], heads: int, tmp_path: Path
-) -> None:
+def test_transformers_scores_the_folder_as_megatron_did(family, layout, heads, tmp_path) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
     (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out), heads)

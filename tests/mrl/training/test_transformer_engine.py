@@ -85,9 +85,7 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
     ],
 )
 @pytest.mark.parametrize("specs", [("transformer_engine", "local"), ("local", "transformer_engine")], ids=str)
-def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
-    specs: tuple[str, str], family: str, one_rank_of: OneRank, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_one_spec_goes_on_in_the_other(specs, family, one_rank_of, tmp_path) -> None:
     """In another layout too: parameters, moments and the step count are those of the saved run."""
     folder, _ = one_rank_of.of(family)
     first, second = specs
