@@ -46,7 +46,7 @@ NIGHTLY = {
     "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, manifest": "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, rename]",
     "tests/launch/test_soak.py::test_a_kill_a_pause_and_a_full_disk_change_no_bit": "tests/launch/test_kills.py::test_every_kind_of_process_killed_in_some_phase",
     "tests/launch/test_replaced_engines.py::test_a_run_waits_for_the_one_in_the_place_of_its_only_engine": "tests/launch/test_kills.py::test_every_kind_of_process_killed_in_some_phase",
-    "tests/launch/test_two_machines.py": "tests/launch/test_slurm.py::test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes",
+    "tests/launch/test_two_machines.py": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/launch/test_overdue.py::test_a_raylet_that_stands_still": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[at once": "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[beside training",
     "tests/launch/test_environment_nodes.py::test_what_a_lost_node_had_is_lost": "tests/launch/test_reward_group.py::test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named",
@@ -55,6 +55,20 @@ NIGHTLY = {
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[last": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[finish",
     "tests/launch/test_disk.py::test_a_disk_without_space": "tests/launch/test_disk.py::test_a_rank_that_cannot_write_does_not_stop_training",
     "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_two_nodes": "tests/launch/test_placement.py::test_every_engine_sees_its_slots_gpus_on_one_node",
+    "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[gcs": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
+    "tests/launch/test_deaths.py::test_a_worker_that_is_really_killed[monitor": "tests/launch/test_deaths.py::test_a_worker_that_is_really_killed[kill",
+    "tests/launch/test_ppo.py::test_a_poisoned_critic": "tests/mrl/algorithms/test_objective.py::test_what_is_not_finite_is_named_with_its_sample",
+    "tests/launch/test_ray_node.py::test_preflight_names_the_bad_node": "tests/launch/test_preflight.py::test_one_bad_node_is_named_with_its_fault",
+    # Whole programs: the merge has one run on policy, one stream, one of episodes, one tuning, and what only they show.
+    "tests/launch/test_slurm.py::test_a_warned_job": "tests/launch/test_train.py::test_sigterm_to_the_process_group_saves_and_leaves_nothing",
+    "tests/launch/test_train.py::test_an_interrupt_before_the_first_step": "tests/launch/test_stopping.py::test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost",
+    "tests/launch/test_agents.py::test_rows_with_and_without_an_environment": "tests/launch/test_agents.py::test_episodes_are_trained_on_policy",
+    "tests/launch/test_difficulty.py::test_rates_of_a_real_engine": "tests/launch/test_difficulty.py::test_an_ended_survey_goes_on_and_ends_with_the_same_figures",
+    "tests/launch/test_evaluate.py::test_stop_texts": "tests/mrl/rollout/test_sampling.py::test_stop_texts_end_a_response_that_keeps_them",
+    "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[pp2-to-2": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",
+    "tests/launch/test_preferences.py::test_the_best_and_the_worst": "tests/launch/test_preferences.py::test_worse_responses_are_made_and_judged",
+    "tests/launch/test_distillation.py": "tests/mrl/training/test_distillation.py::test_an_update_has_the_gradient_of_whole_logits",
+    "tests/configs/test_shrunken.py": "tests/configs/test_recipes.py::test_recipe_fits_its_hardware_and_can_be_trained",
     # Readers of published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; one is trained and served.
     "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[none": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
     "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated_as_they_are",
@@ -64,6 +78,12 @@ NIGHTLY = {
     "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
     # Programs that measure: the merge runs one.
+    "tests/launch/test_train.py::test_a_step_is_measured": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
+    "tests/launch/test_gpu_smoke.py::test_stages_before_training": "tests/launch/test_gpu_smoke.py::test_all_checks_pass_over_shared_memory",
+    # The same at a larger size, in the fast part.
+    "tests/mrl/training/test_host_state.py::test_an_update_in_pieces_is_the_whole_one_to_the_last_bit[float32-ep2": "tests/mrl/training/test_host_state.py::test_an_update_in_pieces_is_the_whole_one_to_the_last_bit[bfloat16-ep2",
+    "tests/mrl/training/test_hf_export.py::test_an_export_takes_the_memory_of_one_file[gpt_oss": "tests/mrl/training/test_hf_export.py::test_an_export_takes_the_memory_of_one_file[qwen3_moe",
+    "tests/resharding/test_plan.py::test_one_rank_plans_a_real_model_in_time": "tests/resharding/test_plan.py::test_qwen3_235b_on_64_gpus_moves_what_arithmetic_says",
     "tests/launch/test_benchmarks_run.py": "tests/resharding/test_bench.py::test_both_modes_move_the_same_bytes",
 }  # fmt: skip
 """Prefix of ids -> prefix of the id of a test that stays."""

@@ -11,6 +11,7 @@ from mrl.observe.metric_names import undescribed
 from mrl.prepare import arithmetic, new_model
 from tests.forks.servers import shared
 from tests.support import chat_tokenizers
+from tests.support.once import once
 from tests.support.written_metrics import written_names
 from tests.tiny_models import write_model
 
@@ -18,13 +19,14 @@ from tests.tiny_models import write_model
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with train.jsonl, validation.jsonl and model/ (random Qwen3-MoE, 4 layers, 8 experts)."""
-    folder = arithmetic.write_arithmetic(
-        tmp_path_factory.mktemp("task"), largest=20, num_validation=64, num_sft=100
-    )
-    new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
-    model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
-    new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
-    return folder
+
+    def make(folder: Path) -> None:
+        arithmetic.write_arithmetic(folder, largest=20, num_validation=64, num_sft=100)
+        new = NewModelSection(hidden_size=64, num_heads=2, num_kv_heads=2, head_dim=32, expert_size=64)
+        model = ModelSection(path=str(folder / "model"), new=new, max_length=32)
+        new_model.ensure(model, [str(folder / "train.jsonl")], seed=0)
+
+    return once(tmp_path_factory, "task", make)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import PhaseClock
 
-SLOTS = 8
+SLOTS = 4
 WORDS = (
     "run.name=r", "model.path=Qwen3-30B-A3B", "model.max_length=600", "data.train=/rows",
     "reward.kind=maths",

@@ -40,8 +40,8 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """But a trainer rank, which test_soak.py kills."""
-    chain.killed("sync", "vllm-0")
+    """A vLLM worker by itself: test_engine_over_nodes.py, and in every phase below."""
+    chain.killed("sync", "train-1")
     chain.killed("generate", "engine-0")
     chain.killed("save", "driver")
     last = chain.steps_saved() + 3

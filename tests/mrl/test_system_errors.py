@@ -8,8 +8,6 @@ from pathlib import Path
 
 from mrl.cli import main
 from tests.golden_run import ROOT, write_golden_model, write_run
-from tests.support.run_folders import metrics_row
-from tests.support.run_folders import write_run as write_run_folder
 
 LIMITED = (
     "import resource, sys; from mrl.cli import main; import mrl.training.hf.export, mrl.diagnosis.page\n"
@@ -31,12 +29,6 @@ def test_an_export_without_room_is_one_line_and_leaves_nothing(tmp_path: Path) -
     assert ended.returncode == 1 and ended.stderr.startswith("mrl: CheckpointError: "), ended.stderr
     assert "model.safetensors cannot be written" in ended.stderr and len(ended.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("out*"))
-
-
-def test_a_page_without_room_is_one_line(tmp_path: Path) -> None:
-    folder = write_run_folder(tmp_path / "run", metrics=map(metrics_row, range(4)), samples=[])
-    ended = limited("diagnose", str(folder))
-    assert (ended.returncode, ended.stderr) == (1, "mrl: File too large\n")
 
 
 def limited(*words: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ A family takes part by its entry in tests/tiny_models.py. CI runs the short form
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_sessi
 from tests.tiny_models import FAMILIES, write_model
 
 pytestmark = pytest.mark.integration
-
-RecordProperty = Callable[[str, object], None]
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {},
