@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mrl.cli import main
 from mrl.launch.commands.bench_load import LogNormalLengths, hashed
-from mrl.launch.commands.bench_stream import COLUMNS, schedule_overrides, stream_table
 from mrl.rewards.contract import RewardRequest
 from tests.launch.command import run
 from tests.launch.tiny_runs import ROOT, words
@@ -32,23 +30,11 @@ def test_lengths_are_log_normal_and_of_a_sample_alone() -> None:
     assert np.mean([other(*sample) == length for sample, length in zip(SAMPLES, drawn, strict=True)]) < 0.05
 
 
-def test_lengths_are_at_least_one_and_at_most_what_is_allowed() -> None:
-    drawn = {LogNormalLengths(2.0, 2.0, most=5, seed=0)(*sample) for sample in SAMPLES}
-    assert drawn == {1, 2, 3, 4, 5}
-    assert {LogNormalLengths(3.0, 0.0, most=5, seed=0)(*sample) for sample in SAMPLES} == {3}
-
-
 def test_rewards_of_a_group_differ_whatever_was_said() -> None:
     rewards = [hashed(RewardRequest(f"{prompt}.{sample}", prompt, "", None)) for prompt, sample in SAMPLES]
     assert len(set(rewards)) == len(rewards) and min(rewards) >= 0 and max(rewards) < 1
     assert np.mean(rewards) == pytest.approx(0.5, abs=0.02)
     assert hashed(RewardRequest("0.0", 0, "other words", None)) == rewards[0]
-
-
-def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
-    assert schedule_overrides("on_policy") == ["loop.schedule=on_policy"]
-    more = ["loop.schedule=stream", "stream.max_age=2", "stream.in_flight=keep"]
-    assert schedule_overrides("stream:max_age=2:in_flight=keep") == more
 
 
 @pytest.mark.parametrize(
@@ -67,14 +53,6 @@ def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
 def test_what_cannot_be_measured_is_refused_before_anything_starts(words, said, capsys) -> None:
     assert main(["bench", "stream", str(ROOT / "configs/quickstart.yaml"), *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_table_has_a_line_for_each_schedule() -> None:
-    figures: dict[str, Any] = {figure: 2.0 for _, figure, _ in COLUMNS}
-    figures |= dict.fromkeys(("parked", "park_frac", "age_mean", "age_max", "driver_frac"), 0.25)
-    lines = stream_table({"on_policy": {**figures, "steps": [2.0, 2.0]}, "stream": figures}).splitlines()
-    assert [line.split()[0] for line in lines] == ["schedule", "on_policy", "stream", "step"]
-    assert "25.0%" in lines[1] and "median of 2 steps" in lines[3]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from tests.resharding.simulate import execute
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
 CI = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 
@@ -60,13 +58,4 @@ def test_random_delays_never_deadlock(seed):
 @CI
 @given(SEEDS)
 def test_a_kill_at_any_point_never_commits_a_mixture(seed):
-    check_kill(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@LONG
-@given(SEEDS)
-def test_delays_and_kills_long(seed):
-    check_delays(seed)
     check_kill(seed)

@@ -79,22 +79,6 @@ def test_biases_that_move_against_the_load_even_it_out(tmp_path: Path) -> None:
     assert last["moe/load_max_over_mean"] < first["moe/load_max_over_mean"] - 0.2, (first, last)
 
 
-@pytest.mark.slow
-def test_sinks_and_biases_of_experts_are_resumed_in_another_layout(tmp_path: Path) -> None:
-    """With the optimizer's moments of them, which decide the next steps; and are exported from the checkpoint."""
-    folder, other = (write_model(tmp_path / str(n), "gpt_oss", seed=n) for n in range(2))
-    layout = {"tp": 2, "ep": 2}
-    saved = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32")
-    path, out = tmp_path / "step-00000002", tmp_path / "resumed"
-    export.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
-    one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
-    assert one_process == [rank["digest"] for rank in saved]
-    resuming = str(folder), {"pp": 2}, str(path), str(out), "float32", "auto", "frozen", str(other)
-    resumed = run_ranks(scenarios.resume_and_go_on, 2, *resuming)
-    for ours, theirs in zip(resumed[0]["metrics"], saved[0]["metrics"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-5)
-
-
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
 def test_prediction_layers_of_a_folder_are_left_out_and_said_once(family: str, tmp_path: Path) -> None:
     """They have the name of a layer after the last: the last layer, the final norm and the head are exported all the same."""
