@@ -49,7 +49,6 @@ NIGHTLY = {
     "tests/launch/test_two_machines.py": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/launch/test_overdue.py::test_a_raylet_that_stands_still": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[at once": "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[beside training",
-    "tests/launch/test_environment_nodes.py::test_what_a_lost_node_had_is_lost": "tests/launch/test_reward_group.py::test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[first": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[module": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[middle",
     "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[last": "tests/resharding/vllm/test_plugin.py::test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit[finish",
@@ -73,8 +72,6 @@ NIGHTLY = {
     "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[none": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
     "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated_as_they_are",
     # Kinds of reward models: the merge stops and resumes the plain one.
-    "tests/mrl/loops/tuning/test_tune.py::test_heads_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
-    "tests/mrl/loops/tuning/test_tune.py::test_distributions_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
     # Programs that measure: the merge runs one.

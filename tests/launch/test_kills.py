@@ -71,15 +71,6 @@ def test_deaths_in_each_phase_change_nothing(target, phases, chain, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_verifier_killed_in_each_phase_is_replaced(chain: Chain) -> None:
-    faults = ",".join(f"{phase}:reward:{number}" for number, phase in enumerate(PHASES, start=2))
-    chain.finish("loop.steps=11", fault=faults)
-    assert [w["during"] for w in chain.injected()] == list(PHASES)
-    rows = chain.rows()
-    assert len(rows) == 11 and all(row["reward/no_reward_frac"] == 0 for row in rows)
-
-
-@pytest.mark.slow
 def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
     """It looks alive and does nothing: the same outcome as a death, after the deadline of the phase."""
     command = chain.start("loop.steps=1000", "loop.phase_deadline_seconds=20")

@@ -127,20 +127,6 @@ def warned(slurm: LocalSlurm, folder: Path, number: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_cancelled_after_a_requeue_says_so(slurm: LocalSlurm, tmp_path: Path) -> None:
-    number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
-    saved = warned(slurm, tmp_path, number)
-    slurm.wait_until(lambda: len(steps_done(tmp_path)) > saved, SECONDS, "a step after the requeue")
-    slurm.run("scancel", "--batch", "--signal=TERM", number)
-    wait_for_end(slurm, tmp_path, number)
-    text = output(tmp_path, number)
-    assert "leaving with code 99" in text and "leaving with code 143" in text, text[-6000:]
-    done = steps_done(tmp_path)
-    assert done == list(range(1, len(done) + 1))
-    assert ray_processes(slurm, number) == []
-
-
-@pytest.mark.slow
 def test_a_job_whose_node_has_died_goes_on_with_the_other(slurm: LocalSlurm, tmp_path: Path) -> None:
     """The controller is told that the node is down, as after SlurmdTimeout, and requeues the job by itself; drained too, the
     node does not come back when its daemon is heard again."""

@@ -172,15 +172,3 @@ def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_not
     both.wait_for_steps(2)
     done = both.end()
     assert done == list(range(1, len(done) + 1))
-
-
-@pytest.mark.slow
-def test_a_slow_link_makes_a_run_slow_and_changes_nothing(machines: Callable[..., Machines]) -> None:
-    both = machines("loop.steps=12")
-    both.wait_for_steps(2)
-    for node in range(2):
-        limit = f"qdisc change dev {INTERFACE} root tbf rate 2mbit burst 16kb latency 400ms".split()
-        subprocess.run(["tc", "-n", NAMES[node], *limit], timeout=30, check=True)
-    both.wait_for(lambda: both.agents[0].poll() == 0, "the end")
-    assert steps_done(both.folder) == list(range(1, 13))
-    assert "lost: " not in both.text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from mrl.algorithms.solve_rate import SolveRate
 from mrl.config.load import load
 from mrl.config.sections.data import DataSection, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
-from mrl.data.load import Dataset, load_data
+from mrl.data.load import load_data
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.section import RewardSection
 from mrl.samples import Prompt
@@ -22,8 +21,6 @@ MATHS = RewardSection(kind="maths")
 ABOUT = {"model": "abc", "temperature": 1.0}
 RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(32, 4))
 """Too hard, inside, too easy, not decided."""
-
-Load = Callable[..., Dataset]
 
 
 @pytest.fixture

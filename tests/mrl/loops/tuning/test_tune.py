@@ -144,35 +144,6 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
     assert any("repetition" in line for line in whole["lines"])
 
 
-def test_heads_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
-    """Each head's draw of the pairs included; the heads start apart, and their disagreement is told in and out of the distribution."""
-    settings = words(task, "{name: reward_model, heads: 3, center: {kind: batch_mean, weight: 1e-2}}")
-    whole, rows = whole_and_in_parts(settings, tmp_path)
-    first, last = rows[0], rows[-1]
-    assert first["val/preference/disagreement"] > 0.1 and rows[1]["preference/disagreement"] > 0.1
-    assert last["val/loss"] < first["val/loss"]
-    assert {"repetition", "gibberish", "cut_off"} <= {name.rpartition("/")[2] for name in last}
-    heads = whole["heads"]
-    assert heads["count"] == 3 and len(set(heads["accuracy_of_each"])) > 1
-    assert heads["disagreement"] == pytest.approx(last["val/preference/disagreement"])
-    assert any(line.startswith("3 heads, alone") for line in whole["lines"])
-    with pytest.raises(AssertionError, match=r"a run with other tune\.objective; choose another run\.name"):
-        run_ranks(tuned, 1, words(task, "{name: reward_model}"), str(tmp_path / "parts"), 9)
-    with pytest.raises(AssertionError, match=r"a run with other run\.seed; choose another run\.name"):
-        run_ranks(tuned, 1, [*settings, "run.seed=77"], str(tmp_path / "parts"), 9)
-
-
-def test_distributions_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
-    """What the report says of them is what the last validation says."""
-    settings = words(task, "{name: reward_model, distribution: {prior: 1e-2}, center: {weight: 1e-2}}")
-    whole, rows = whole_and_in_parts(settings, tmp_path)
-    assert rows[1]["preference/sigma"] > 0.01 and rows[-1]["val/loss"] < rows[0]["val/loss"]
-    told = whole["distribution"]
-    assert set(told["probes"]) == {"repetition", "gibberish", "cut_off"}
-    assert told["sigma"] == pytest.approx(rows[-1]["val/preference/sigma"])
-    assert any(line.startswith("sigma: held out") for line in whole["lines"])
-
-
 def test_step_scores_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
     """What the report says of them is what the last validation says."""
     rows_file = tmp_path / "steps.jsonl"
