@@ -171,6 +171,7 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
         (["loop.steps=many"], "loop.steps"),
         (["loop.steps"], "neither a configuration file nor"),
         (["training.optimizer.schedule=cosine"], "needs optimizer.decay_steps"),
+        (["launch.profile={steps: [1], ranks: [0, 8]}"], r"profile\.ranks names \[8\]; trainer ranks are 0 to 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_starts(minimal, words, expected) -> None:
