@@ -70,7 +70,8 @@ NIGHTLY = {
     "tests/configs/test_shrunken.py": "tests/configs/test_recipes.py::test_recipe_fits_its_hardware_and_can_be_trained",
     # Readers of published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; one is trained and served.
     "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[none": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
-    "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated_as_they_are",
+    "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
+    "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
     # Kinds of reward models: the merge stops and resumes the plain one.
     "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",

@@ -40,10 +40,9 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """A vLLM worker by itself: test_engine_over_nodes.py, and in every phase below."""
+    """A vLLM worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; all in every phase below."""
     chain.killed("sync", "train-1")
     chain.killed("generate", "engine-0")
-    chain.killed("save", "driver")
     last = chain.steps_saved() + 3
     chain.finish(f"loop.steps={last}", fault="reward:reward:2")
     record = chain.injected()[-1]
