@@ -11,6 +11,9 @@ import torch
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.training import host_state
+from mrl.training.optimizer import Optimizer
+from mrl.training.platform.host_copies import HostCopies
+from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
@@ -149,3 +152,21 @@ def test_so_it_is_with_transformer_engines_adam(tmp_path: Path) -> None:
         path = str(tmp_path / source)
         (again,) = run_ranks(resumed, 1, path, str(folder), {}, fraction, more, stand_ins=FOLDER)
         assert again["digest"] == whole["digest"], (source, fraction)
+
+
+@pytest.mark.parametrize("keep_parameters", [False, True])
+def test_an_off_loaded_model_leaves_nothing_but_parameters_that_are_kept(keep_parameters, cuda) -> None:
+    """Gradients, master weights and moments leave the device, and come back."""
+    master, moment, asked = torch.ones(6), torch.ones(6), []
+    inner = SimpleNamespace(param_groups=[{"params": [master]}], state={master: {"exp_avg": moment}})
+    model = TrainedModel.__new__(TrainedModel)
+    model.optimizer = own = Optimizer.__new__(Optimizer)
+    own._device, own._copies, own._away = DEVICE, HostCopies(DEVICE, keep=True), []
+    own.megatron = SimpleNamespace(optimizer=inner)
+    calls = ("free_gradients", "offload", "start_copy", "reload")
+    model.memory = SimpleNamespace(**{name: lambda name=name: asked.append(name) for name in calls})
+    model.offload(keep_parameters=keep_parameters)
+    assert [t.untyped_storage().size() for t in (master, moment)] == [0, 0]
+    model.reload()
+    assert asked == ["free_gradients" if keep_parameters else "offload", "start_copy", "reload"]
+    assert torch.equal(master, torch.ones(6)) and torch.equal(moment, torch.ones(6))
