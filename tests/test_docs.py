@@ -57,22 +57,3 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     write_pages(source / "docs")
     built = site(source, tmp_path / "out")
     assert (built.returncode, built.stderr) == (0, "")
-
-
-def test_the_site_is_built_on_a_fresh_clone_too(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/README.md").write_text("# A\n\n## B\n\n[one](one.md)\n")
-    (tmp_path / "docs/one.md").write_text("# One\n")
-    built = site(tmp_path, tmp_path / "out")
-    assert (built.returncode, built.stderr) == (0, "")
-
-
-def test_a_page_that_the_index_lacks_and_links_to_nowhere_fail_the_site(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/README.md").write_text("# A\n\n## B\n\n[one](one.md) [two](two.md)\n")
-    (tmp_path / "docs/one.md").write_text("# One\n\n[no such part](#absent) [none](README.md#absent)\n")
-    (tmp_path / "docs/lost.md").write_text("# Lost\n")
-    built = site(tmp_path, tmp_path / "out")
-    assert built.returncode != 0
-    for fault in ("'docs/two'", "target not found: 'absent'", "in doc 'docs/README': 'absent'", "lost.md"):
-        assert fault in built.stderr, built.stderr

@@ -14,18 +14,9 @@ from tests.support.source_tree import modules
 
 LAYERS = [
     [
-        "mrl.compile_cache",
-        "mrl.errors",
-        "mrl.files",
-        "mrl.own_code",
-        "mrl.processes",
-        "mrl.reasoning_steps",
-        "mrl.reward_labels",
-        "mrl.routes",
-        "mrl.samples",
-        "mrl.section",
-        "mrl.tokenizer_folder",
-        "mrl.models.layout",
+        "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.own_code", "mrl.processes",
+        "mrl.reasoning_steps", "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section",
+        "mrl.tokenizer_folder", "mrl.models.layout",
     ],
     ["mrl.rewards"],
     ["mrl.rewards.code", "mrl.rewards.judges", "mrl.rewards.maths", "mrl.rewards.plugins"],
@@ -34,15 +25,8 @@ LAYERS = [
     ["mrl.config"],
     ["mrl.models", "mrl.models.facts", "mrl.resharding.wire", "mrl.observe"],
     [
-        "mrl.algorithms",
-        "mrl.cpu",
-        "mrl.diagnosis",
-        "mrl.models.kernels",
-        "mrl.models.megatron",
-        "mrl.pool",
-        "mrl.report",
-        "mrl.resharding.planner",
-        "mrl.training.platform",
+        "mrl.algorithms", "mrl.cpu", "mrl.diagnosis", "mrl.models.kernels", "mrl.models.megatron",
+        "mrl.pool", "mrl.report", "mrl.resharding.planner", "mrl.training.platform",
     ],
     [
         "mrl.resharding.transfer",
@@ -55,7 +39,7 @@ LAYERS = [
     ["mrl.launch"],
     ["mrl.cli", "mrl"],
     ["benchmarks", "mrl.resharding.bench"],
-]
+]  # fmt: skip
 """From the ground up; a package imports its own layer and those above it in this list. A folder that is not named is its parent's."""
 
 ENGINES = {
@@ -64,15 +48,10 @@ ENGINES = {
     "ray": ("mrl.launch",),
     "nixl_cu13": ("mrl.resharding.wire",),
     "torch.distributed": (
-        "mrl.cpu",
-        "mrl.launch",
-        "mrl.training",
-        "mrl.models.megatron",
-        "mrl.resharding.transfer",
-        "mrl.resharding.wire",
-        "benchmarks",
+        "mrl.cpu", "mrl.launch", "mrl.training", "mrl.models.megatron", "mrl.resharding.transfer",
+        "mrl.resharding.wire", "benchmarks",
     ),
-}
+}  # fmt: skip
 """Who may import an engine (by prefix of the module's name)."""
 
 
@@ -160,18 +139,10 @@ PURE = {
         "mrl.models.kernels",
     ),
     ("ray", "vllm", "megatron", "torch"): (
-        "mrl.capacity",
-        "mrl.data",
-        "mrl.diagnosis",
-        "mrl.pool",
-        "mrl.processes",
-        "mrl.rewards.pool",
-        "mrl.rewards.plugins",
-        "mrl.report",
-        "mrl.models",
-        "mrl.resharding.planner",
+        "mrl.capacity", "mrl.data", "mrl.diagnosis", "mrl.pool", "mrl.processes", "mrl.rewards.pool",
+        "mrl.rewards.plugins", "mrl.report", "mrl.models", "mrl.resharding.planner",
     ),
-}
+}  # fmt: skip
 """What packages do not load, folders with a line of their own in LAYERS left out."""
 
 

@@ -125,9 +125,7 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
     )
 
 
-def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_user_comes_before_the_recipe_of_that_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = Path("configs/quickstart.yaml")
     assert shipped(own) == CONFIGS / "quickstart.yaml"

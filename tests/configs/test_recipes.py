@@ -80,13 +80,7 @@ def test_every_recipe_is_among_the_cases() -> None:
 @pytest.mark.parametrize(
     ("files", "nodes", "hardware"), cases(), ids=lambda value: getattr(value, "stem", None)
 )
-def test_recipe_fits_its_hardware_and_can_be_trained(
-    files: tuple[Path, ...],
-    nodes: int,
-    hardware: str,
-    folders: Folders,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, folders, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder(files, folders)
     assert not train_refuses(config)
@@ -132,9 +126,7 @@ OVER_TWO_NODES = (
     ],
     ids=["141 GB", "80 GB", "80 GB, twice the nodes", "80 GB, engines of two nodes"],
 )
-def test_the_larger_glm_fits_where_its_recipe_says(
-    words: tuple[str, ...], hardware: str, nodes: int, fits: bool
-) -> None:
+def test_the_larger_glm_fits_where_its_recipe_says(words, hardware, nodes, fits) -> None:
     """configs/glm_4_5_air.yaml names what 355B needs beside its own settings."""
     plan = capacity_report(load(files_of("glm_4_5_air"), words), load_hardware(hardware))
     assert plan.tree["nodes"] == nodes
@@ -158,9 +150,7 @@ def test_a_recipe_whose_engines_span_nodes_says_so(recipe: str) -> None:
         ("qwen3_30b_a3b", "data.max_prompt_tokens=50000000"),
     ],
 )
-def test_what_train_refuses_does_not_fit_by_the_plan(
-    recipe: str, word: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_train_refuses_does_not_fit_by_the_plan(recipe, word, folders, monkeypatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
     config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)
     assert train_refuses(config)
@@ -228,9 +218,7 @@ def test_a_reward_engine_on_slots_is_counted_on_them(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("files", "nodes", "hardware"), cases())
-def test_a_resolved_recipe_reads_back_the_same(
-    files: tuple[Path, ...], nodes: int, hardware: str, tmp_path: Path
-) -> None:
+def test_a_resolved_recipe_reads_back_the_same(files, nodes, hardware, tmp_path) -> None:
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(dump(load(files)))
     assert dump(load([resolved])) == resolved.read_text()

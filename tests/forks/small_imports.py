@@ -1,7 +1,6 @@
-"""Small stand-ins for what fork servers import: modules, a thread, and something that is not there."""
+"""A small stand-in for what fork servers import."""
 
 import contextlib
-import threading
 
 
 def preload(kind: str) -> None:
@@ -10,7 +9,3 @@ def preload(kind: str) -> None:
 
     with contextlib.suppress(ImportError):
         import ray  # noqa: F401
-    if kind == "threaded":
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-    if kind == "broken":
-        raise ImportError("nothing is there")

@@ -1,10 +1,9 @@
-"""Fork servers: what they fork is what a client was started as, and without them it starts by itself."""
+"""Fork servers: what they fork is what a client was started as, and they end with their owner."""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,10 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.forks import client
 from tests.forks.imports import quickstart
-from tests.forks.server import has_left, received
-from tests.forks.servers import ROOT, ForkServers, digest, listening, python
+from tests.forks.servers import ROOT, ForkServers, digest, python
 
 SECONDS = 240
 SCRIPT = """
@@ -38,8 +35,7 @@ print(json.dumps(report))
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[ForkServers]:
-    """One kind that may be forked, one that has a thread, one whose imports fail."""
-    servers = ForkServers(("plain", "threaded", "broken"), module="tests.forks.small_imports")
+    servers = ForkServers(("plain",), module="tests.forks.small_imports")
     yield servers
     servers.close()
 
@@ -68,9 +64,7 @@ def reported(python: str, folder: Path, *words: str, **environment: str) -> dict
     return json.loads(done.stdout)
 
 
-def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(
-    servers: ForkServers, tmp_path: Path
-) -> None:
+def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started(servers, tmp_path) -> None:
     report = reported(command(servers, "plain"), tmp_path, "two words", "--x=1", OMP_NUM_THREADS="1", X="a b")
     assert "colorsys" in report["imported"] and "torch" in report["imported"]
     assert "ray" not in report["imported"], "Ray reads its worker's environment when it is imported"
@@ -82,41 +76,6 @@ def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started
     assert report["read"] == "a line" and report["threads"] == 1 and report["collects"]
     assert report["score"] == Path("/proc/self/oom_score_adj").read_text()
     assert "tests.forks.server" in psutil.Process(report["parent"]).cmdline()
-
-
-def test_workers_that_were_forked_from_one_process_draw_different_numbers(
-    servers: ForkServers, tmp_path: Path
-) -> None:
-    first, second = (reported(command(servers, "plain"), tmp_path) for _ in range(2))
-    assert first["parent"] == second["parent"] and first["pid"] != second["pid"]
-    assert all(a != b for a, b in zip(first["draws"], second["draws"], strict=True))
-
-
-def test_a_server_with_a_thread_forks_nothing(servers: ForkServers, tmp_path: Path) -> None:
-    report = reported(command(servers, "threaded"), tmp_path, "word", X="1")
-    assert "colorsys" not in report["imported"] and report["words"][1:] == ["word"]
-    assert report["environment"]["X"] == "1"
-
-
-def test_without_a_server_a_worker_starts_by_itself(servers: ForkServers, tmp_path: Path) -> None:
-    assert python(servers.folder, "broken") is None
-    words = [sys.executable, "-I", "-S", client.__file__, str(servers.folder / "broken")]
-    assert reported(shlex.join(words), tmp_path, "word")["words"][1:] == ["word"]
-
-
-def test_a_server_that_does_not_answer_is_not_waited_for_and_forks_nothing_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
-    with listening(str(tmp_path / "silent")) as listener:
-        assert not client.handed_over(str(tmp_path / "silent"), ["script.py"])
-        connection, _ = listener.accept()
-        with connection:
-            request = received(connection)
-            assert request is not None and request.words == ["script.py"]
-            assert has_left(connection)
-    for stream in request.streams:
-        os.close(stream)
 
 
 def test_runs_that_would_import_something_else_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,17 +111,3 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     assert not psutil.wait_procs(below, timeout=SECONDS)[1]
-
-
-@pytest.mark.integration
-def test_the_imports_of_workers_start_no_thread_and_are_found_by_them(tmp_path: Path) -> None:
-    servers = ForkServers()
-    try:
-        engine, trainer = (reported(command(servers, kind), tmp_path) for kind in ("engine", "trainer"))
-    finally:
-        servers.close()
-    assert {"vllm.v1.engine.llm_engine", "mrl.cpu.vllm_worker"} <= set(engine["imported"])
-    assert {"megatron.core", "mrl.training.worker"} <= set(trainer["imported"])
-    assert "megatron.core" not in engine["imported"] and "vllm" not in trainer["imported"]
-    assert (engine["threads"], trainer["threads"]) == (1, 1)
-    assert not {"ray", "ray._raylet"} & {*engine["imported"], *trainer["imported"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import Any
 
 from mrl.agents.environment import Step
 from mrl.agents.tool_calls import ToolCall
-from mrl.agents.tools.mcp import McpServer
-from mrl.agents.tools.python import Python
-from mrl.agents.tools.tool import Tool
 from mrl.rewards.contract import RewardRequest, scored
 from mrl.samples import Verdict
 
@@ -46,24 +42,3 @@ class Counting:
 
     def close(self) -> None:
         pass
-
-
-class Tooled(Counting):
-    """The longest episodes have tools of their own: a server, and an interpreter in a sandbox, which work in each turn."""
-
-    def reset(self, task: dict[str, Any], seed: int) -> str:
-        self._tools: list[Tool] = []
-        if task["turns"] == 4:
-            server = McpServer([sys.executable, "-m", "tests.support.mcp_server"], seconds=60.0)
-            self._tools = [next(tool for tool in server.tools if tool.name == "double"), Python(seconds=60.0)]
-        return super().reset(task, seed)
-
-    def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        if self._tools:
-            double, python = self._tools
-            assert double.run(number=len(text)) == python.run(code=f"2 * {len(text)}").strip()
-        return super().step(text, calls)
-
-    def close(self) -> None:
-        for tool in self._tools:
-            tool.close()

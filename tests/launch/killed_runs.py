@@ -90,9 +90,6 @@ class Chain:
         left = {name for name in os.listdir(self.temporary) if not name.startswith(CACHE)}
         return sorted(left) + command.cgroups()
 
-    def num_injected(self) -> int:
-        return len(self.injected()) if (self.run_folder / "faults.jsonl").is_file() else 0
-
     def injected(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_folder / "faults.jsonl").read_text().splitlines()]
 

@@ -76,12 +76,8 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         words = [
-            "munged",
-            "--force",
-            f"--key-file={key}",
-            f"--socket={munge}/socket",
-            f"--pid-file={munge}/pid",
-        ]
+            "munged", "--force", f"--key-file={key}", f"--socket={munge}/socket", f"--pid-file={munge}/pid",
+        ]  # fmt: skip
         words += [f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
         self._daemon(words, munge / "pid")
         self._daemon(["slurmctld", "-f", self.environment["SLURM_CONF"]], self.folder / "slurmctld.pid")

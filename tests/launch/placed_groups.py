@@ -25,14 +25,11 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.observe.phases import PhaseClock
 
-SLOTS = 8
+SLOTS = 4
 WORDS = (
-    "run.name=r",
-    "model.path=Qwen3-30B-A3B",
-    "model.max_length=600",
-    "data.train=/rows",
+    "run.name=r", "model.path=Qwen3-30B-A3B", "model.max_length=600", "data.train=/rows",
     "reward.kind=maths",
-)
+)  # fmt: skip
 POOL = ("rollout.tp=2", f"launch.engine_slots={SLOTS // 2}")
 """Of a run whose engines have the second half of the slots to themselves."""
 PICKLED: list[str] = []

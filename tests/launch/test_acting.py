@@ -54,12 +54,9 @@ def test_tools_in_the_system_message(form: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": row, "answer": "42"}) + "\n" for row in rows))
     words = (
-        "agent.show_tools=system",
-        f"agent.tool_calls={form}",
-        f"data.train={path}",
-        "data.validation=null",
+        "agent.show_tools=system", f"agent.tool_calls={form}", f"data.train={path}", "data.validation=null",
         "data.max_prompt_tokens=4000",
-    )
+    )  # fmt: skip
     config, tokenizer = acting("calculator", *words), chat_tokenizers.qwen(SMOLLM)
     found = look_at(config, tokenizer)
     assert found is not None and found.rules_of("default") is not None

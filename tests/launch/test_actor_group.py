@@ -109,9 +109,7 @@ GONE = PeerLost("engine 0, dp rank 0 could not go on without the other ranks of 
 RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
 
 
-def test_a_rank_that_others_waited_for_is_named_and_not_those_that_waited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_others_waited_for_is_named_and_not_those_that_waited(monkeypatch) -> None:
     Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE})
     with pytest.raises(WorkerLost, match=r"^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "):
         wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words

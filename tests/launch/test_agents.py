@@ -55,11 +55,9 @@ def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_pa
         f"data={{train: [{', '.join(sets[:3])}], validation: [{', '.join(sets[3:])}], max_prompt_tokens: 64}}",
         f"agent={{domains: {{plain: {{}}, slow: {own}}}, max_open: 4, nodes: all}}",
         f"reward={{kind: environment, domains: {{plain: {{kind: plugin, path: '{file}:letters'}}}}}}",
-        "loop.prompts_per_step=6",
-        "logging.samples_per_step=1000",
-        "training.layout={ep: 1, dp: 2}",
+        "loop.prompts_per_step=6", "logging.samples_per_step=1000", "training.layout={ep: 1, dp: 2}",
         "rollout={dp: 2, expert_parallel: true}",
-    ]
+    ]  # fmt: skip
     run("train", *more, log=tmp_path / "run.log", seconds=500)
     rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
     assert len(rows) == 2 and all(0 < row["agent/episodes"] < 24 for row in rows)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +21,7 @@ from mrl.config.load import load, load_config, split_arguments
 from mrl.errors import ConfigError, MrlError
 from mrl.launch.commands.check import dry_run
 from mrl.launch.commands.train import Run
-from tests.launch.command import Command
 from tests.launch.tiny_runs import words
-
-MODELS = Path(__file__).parents[2] / "configs" / "models"
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
@@ -74,77 +69,48 @@ def without_end(folder: Path) -> None:
 
 
 MODEL_FAULTS = {
-    "a family that cannot be trained": (
-        lambda folder: rewrite(folder, model_type="nemotron_h"),
-        "model_type 'nemotron_h' in config.json is not one of",
-    ),
-    "a relative of a family": (
-        lambda folder: rewrite(folder, model_type="kimi_k25"),
-        "model_type 'kimi_k25' in config.json is not one of",
-    ),
-    "a family without a name table": (
-        lambda folder: rewrite(folder, model_type="gemma3_text"),
-        "model_type 'gemma3_text' in config.json is not one of",
-    ),
-    "a model in four bits": (
-        lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
-        "quantization_config = {'quant_method': 'awq'}",
-    ),
-    "no tokenizer": (
-        lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
-        "holds no tokenizer that transformers loads",
-    ),
-    "a tokenizer that is code": (
-        lambda folder: code_for_tokenizer(folder),
-        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true",
-    ),
-    "a tokenizer of another model": (
-        lambda folder: shrink_vocabulary(folder, 8),
-        "they do not belong together",
-    ),
+    "a family that cannot be trained": (lambda folder: rewrite(folder, model_type="nemotron_h"),
+        "model_type 'nemotron_h' in config.json is not one of"),
+    "a relative of a family": (lambda folder: rewrite(folder, model_type="kimi_k25"),
+        "model_type 'kimi_k25' in config.json is not one of"),
+    "a family without a name table": (lambda folder: rewrite(folder, model_type="gemma3_text"),
+        "model_type 'gemma3_text' in config.json is not one of"),
+    "a model in four bits": (lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
+        "quantization_config = {'quant_method': 'awq'}"),
+    "no tokenizer": (lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),
+        "holds no tokenizer that transformers loads"),
+    "a tokenizer that is code": (lambda folder: code_for_tokenizer(folder),
+        "Python code of the folder, own.py: read it, and set model.trust_remote_code=true"),
+    "a tokenizer of another model": (lambda folder: shrink_vocabulary(folder, 8),
+        "they do not belong together"),
     "a stop token that is none": (
         lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["<end>"]}'),
         "generation_config.json: eos_token_id must be a token id",
     ),
-    "no end of text": (
-        lambda folder: without_end(folder),
-        "no end-of-text token stands in tokenizer_config.json",
-    ),
+    "no end of text": (lambda folder: without_end(folder),
+        "no end-of-text token stands in tokenizer_config.json"),
     "no weights": (lambda folder: drop(folder, "model.safetensors"), "has neither model.safetensors nor"),
-    "a layer without weights": (
-        lambda folder: rewrite(folder, num_hidden_layers=5),
-        "lacks",
-    ),
+    "a layer without weights": (lambda folder: rewrite(folder, num_hidden_layers=5), "lacks"),
     "float8 values without scales": (
         lambda folder: quantise_without_scales(folder, "model.layers.1.self_attn.o_proj.weight"),
         "is F8_E4M3, and the folder lacks model.layers.1.self_attn.o_proj.weight_scale_inv; download both again",
     ),
-    "weights of another width": (
-        lambda folder: rewrite(folder, moe_intermediate_size=96),
-        "config.json says [96, ",
-    ),
+    "weights of another width": (lambda folder: rewrite(folder, moe_intermediate_size=96),
+        "config.json says [96, "),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
     "widths without a kernel": (lambda folder: rewrite(folder, head_dim=48), "head_dim = 48"),
-}
+}  # fmt: skip
 
 WORD_FAULTS = [
     (("logging.trackers=[wandb]",), "logging.trackers names wandb, which is not installed"),
-    (
-        ("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
-        "nowhere.module cannot be imported",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'mrl.algorithms.losses:ppo_clipp'}",),
-        "no function 'ppo_clipp'",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
-        "tried on made-up numbers before the start, it raised",
-    ),
-    (
-        ("algorithm.loss={name: custom, function: 'tests.support.leaving_module:loss'}",),
-        "cannot be imported: SystemExit: 0",
-    ),
+    (("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
+     "nowhere.module cannot be imported"),
+    (("algorithm.loss={name: custom, function: 'mrl.algorithms.losses:ppo_clipp'}",),
+     "no function 'ppo_clipp'"),
+    (("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
+     "tried on made-up numbers before the start, it raised"),
+    (("algorithm.loss={name: custom, function: 'tests.support.leaving_module:loss'}",),
+     "cannot be imported: SystemExit: 0"),
     (("reward={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
     (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
     (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
@@ -154,18 +120,12 @@ WORD_FAULTS = [
     (("data.train=FOLDER/bad.jsonl",), "bad.jsonl:2"),
     (("data.validation=FOLDER/rows.xml",), "rows.xml"),
     (("model.path=/nowhere/model",), "model.path = /nowhere/model does not exist"),
-    (
-        ("model.reference_path=/nowhere/model", "algorithm.kl={location: loss, coefficient: 0.1}"),
-        "/nowhere/model",
-    ),
-    (
-        ("training.layout={tp: 3, ep: 1, dp: 1}",),
-        "attention heads (2) do not divide into training.layout.tp = 3",
-    ),
-    (
-        ("training.layout={dp: 4, ep: 1}", "rollout.tp=4"),
-        "attention heads (2) do not divide into rollout.tp = 4",
-    ),
+    (("model.reference_path=/nowhere/model", "algorithm.kl={location: loss, coefficient: 0.1}"),
+     "/nowhere/model"),
+    (("training.layout={tp: 3, ep: 1, dp: 1}",),
+     "attention heads (2) do not divide into training.layout.tp = 3"),
+    (("training.layout={dp: 4, ep: 1}", "rollout.tp=4"),
+     "attention heads (2) do not divide into rollout.tp = 4"),
     (
         (
             "training.layout={dp: 4, ep: 1}",
@@ -175,28 +135,17 @@ WORD_FAULTS = [
         "engine 0, dp rank 1 would lie on 2 nodes and dp rank 0 on 1",
     ),
     (("rollout.stop_token_ids=[3,100000]",), "rollout.stop_token_ids: [100000]; the model's tokens are 0 to"),
-    (
-        ("rollout.stop=['.<end>']",),
-        "rollout.stop: '.<end>' holds the special token '<end>'",
-    ),
+    (("rollout.stop=['.<end>']",), "rollout.stop: '.<end>' holds the special token '<end>'"),
     (("model.max_length=4096",), "exceeds the model's 32 positions"),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
-        "reward.engines.j: /nowhere/judge/config.json does not exist",
-    ),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
-        "model has no chat template, by which it is asked",
-    ),
-    (
-        ("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
-        "reward.engines.j: max_length = 33 exceeds the 32 positions of ",
-    ),
-    (
-        ("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
-        "is Qwen3MoeForCausalLM, no ...ForSequenceClassification",
-    ),
-]
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: /nowhere/judge}}}",),
+     "reward.engines.j: /nowhere/judge/config.json does not exist"),
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+     "model has no chat template, by which it is asked"),
+    (("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
+     "reward.engines.j: max_length = 33 exceeds the 32 positions of "),
+    (("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
+     "is Qwen3MoeForCausalLM, no ...ForSequenceClassification"),
+]  # fmt: skip
 """Words of the configuration, and what is said of them; FOLDER holds the files below, TASK rows and a model."""
 
 FILES = {
@@ -242,14 +191,7 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("more", "message"), WORD_FAULTS)
-def test_a_word_that_names_nothing_ends_the_dry_run(
-    more: tuple[str, ...],
-    message: str,
-    task: Path,
-    files: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_word_that_names_nothing_ends_the_dry_run(more, message, task, files, tmp_path, capsys) -> None:
     found = [word.replace("FOLDER", str(files)).replace("TASK", str(task)) for word in more]
     lines = refused(["train", *words(task, tmp_path, "run", *found), "--dry-run"], capsys)
     assert message in "\n".join(lines), lines
@@ -274,9 +216,7 @@ def test_an_engine_of_another_kind_of_reward_model_ends_the_dry_run(
     assert len(lines) == 1 and "reward.engines.j: " in lines[0] and said in lines[0], lines
 
 
-def test_heads_of_a_reward_model_are_no_critic(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_of_a_reward_model_are_no_critic(task, tmp_path, capsys) -> None:
     folder = shutil.copytree(task / "model", tmp_path / "scores")
     names = {str(number): f"score_{number}" for number in range(3)}
     rewrite(folder, architectures=["Qwen3MoeForSequenceClassification"], id2label=names)
@@ -286,9 +226,7 @@ def test_heads_of_a_reward_model_are_no_critic(
 
 
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
-def test_a_model_that_cannot_be_trained_ends_the_dry_run(
-    fault: str, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_trained_ends_the_dry_run(fault, task, tmp_path, capsys) -> None:
     change, message = MODEL_FAULTS[fault]
     folder = shutil.copytree(task / "model", tmp_path / "model")
     change(folder)
@@ -301,16 +239,11 @@ def test_a_model_that_cannot_be_trained_ends_the_dry_run(
     assert len(lines) == 1 and message in lines[0], lines
 
 
-def test_a_run_says_all_its_faults_at_once_and_starts_nothing(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_all_its_faults_at_once_and_starts_nothing(task, tmp_path, capsys) -> None:
     more = (
-        "logging.trackers=[wandb]",
-        "reward={kind: plugin, path: 'nowhere:score'}",
-        "data.train=/nowhere.jsonl",
-        "loop.schedule=stream",
-        "stream.pool.folder=/proc/self/pool",
-    )
+        "logging.trackers=[wandb]", "reward={kind: plugin, path: 'nowhere:score'}",
+        "data.train=/nowhere.jsonl", "loop.schedule=stream", "stream.pool.folder=/proc/self/pool",
+    )  # fmt: skip
     lines = refused(["train", *words(task, tmp_path, "run", *more, "training.layout={dp: 3, ep: 3}")], capsys)
     assert lines[0] == "mrl: 5 faults, nothing was started:"
     for line, message in zip(
@@ -359,17 +292,13 @@ def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
         assert "prompts_per_step:" in capsys.readouterr().out
 
 
-def test_errors_of_a_dry_run_stand_alone(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_a_dry_run_stand_alone(task, tmp_path, capsys) -> None:
     assert main(["train", *words(task, tmp_path, "run", "data.train=/nowhere.jsonl"), "--dry-run"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("mrl: /nowhere.jsonl: no such file") and err.count("\n") == 1
 
 
-def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(monkeypatch) -> None:
     from mrl.config.sections.launch import LaunchSection
     from mrl.launch.cluster import cluster
 
@@ -382,9 +311,7 @@ def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(
         pass
 
 
-def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_loss_with_a_mistake_inside_ends_a_tuning_before_its_ranks(task, tmp_path, capsys) -> None:
     objective = "{name: custom, function: 'tests.support.own_losses:misspelt_of_pairs'}"
     tune = f"tune={{data: {{train: {task}/pairs.jsonl}}, output: {tmp_path}/out, objective: {objective}}}"
     (line,) = refused(["tune", *words(task, tmp_path, "run", tune)], capsys)
@@ -407,58 +334,8 @@ def test_a_tuning_says_at_its_start_what_the_chat_template_leaves_out(
     assert f"data: tune.data: {said}" in capsys.readouterr().out.splitlines()
 
 
-REPORTING = """import atexit, os, sys, time
-sys.modules["wandb"] = None
-atexit.register(lambda: open(f"{os.environ['SPENT']}/{os.getpid()}", "w").write(str(time.process_time())))
-"""
-"""A sitecustomize: a package is missing, and a process says at its end what it has spent."""
-
-
-def test_the_command_itself_ends_in_time(task: Path, tmp_path: Path) -> None:
-    """Faults of each kind at once. About 5 s on an idle machine, 15 are required; held here by its own processor time beside
-    that of the imports, which the machine's speed and load change alike (2.1 times it)."""
-    (tmp_path / "sitecustomize.py").write_text(REPORTING)
-    (tmp_path / "broken.py").write_text(FILES["broken.py"])
-    (spent := tmp_path / "spent").mkdir()
-    model = shutil.copytree(task / "model", tmp_path / "model")
-    rewrite(model, model_type="nemotron_h")
-    faults = {
-        "logging.trackers=[wandb]": "logging.trackers names wandb, which is not installed",
-        "algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}": "has no attribute 'ratioo'",
-        f"reward={{kind: plugin, path: '{tmp_path}/broken.py:score'}}": "SyntaxError",
-        "data.train=/nowhere.jsonl": f"/nowhere.jsonl: no such file (working directory {Path.cwd()})",
-        f"model.path={model}": "model_type 'nemotron_h' in config.json is not one of",
-    }
-    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": search, "SPENT": str(spent)}
-    command = Command(
-        "train",
-        *words(task, tmp_path, "run", *faults),
-        log=tmp_path / "log",
-        environment=environment,
-        alone=True,
-    )
-    try:
-        assert command.wait(seconds=300) == 2
-        command.assert_nothing_left()
-    finally:
-        command.end()
-    first, *lines = command.output.splitlines()
-    assert first == "mrl: 5 faults, nothing was started:"
-    for line, said in zip(lines, faults.values(), strict=True):
-        assert line.startswith("  - ") and said in line
-    imports = subprocess.Popen(
-        [sys.executable, "-c", "import mrl.launch.commands.train"], env={**os.environ, **environment}
-    )
-    assert imports.wait(timeout=120) == 0
-    refusal, floor = (float((spent / str(pid)).read_text()) for pid in (command.process.pid, imports.pid))
-    assert refusal < 4 * floor
-
-
 @pytest.mark.parametrize("taken", ["", "lock", "config.yaml", "logs"])
-def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(
-    taken: str, task: Path, tmp_path: Path
-) -> None:
+def test_a_run_folder_that_takes_nothing_is_found_before_anything_starts(taken, task, tmp_path) -> None:
     """What is in the place of a file or folder keeps also root, who may write everywhere, from writing it."""
     config = load_config(*words(task, tmp_path / "runs", "run"))
     place = Path(config.run_folder, taken)

@@ -23,9 +23,7 @@ from tests.support.listeners import is_private, listeners
 from tests.support.processes import children
 
 
-def test_a_ray_that_does_not_start_says_what_can_be_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_does_not_start_says_what_can_be_done(tmp_path, monkeypatch) -> None:
     """Here for an object store below the least that Ray takes, past the section's own bound."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("mrl.files.LONGEST_TEMPORARY", 4096)
@@ -81,9 +79,7 @@ print(json.dumps(found | {"uid": os.getuid()}))
 
 
 @pytest.mark.integration
-def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(tmp_path, monkeypatch) -> None:
     """No dashboard, no reader of logs, no autoscaler, and an agent that does not look for a dashboard. All are
     in sessions of their own, on the loopback interface, in a folder of the user's, with a secret that is kept
     nowhere. Here there is no home to keep it in, and TMPDIR is the longest below which Ray's sockets fit."""
@@ -142,9 +138,7 @@ def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(
     assert uid == os.getuid() or set(found.values()) == {"PermissionError"}, found
 
 
-def test_a_long_folder_of_temporary_files_is_not_taken_for_sockets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_folder_of_temporary_files_is_not_taken_for_sockets(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
     with session_folder() as folder:
         assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
@@ -157,9 +151,7 @@ def test_a_long_folder_of_temporary_files_is_not_taken_for_sockets(
 
 
 @pytest.mark.parametrize("there", ["nobody", "another server", "one that says nothing", "no port"])
-def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(
-    there: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(there, monkeypatch, capfd) -> None:
     monkeypatch.setattr(
         "mrl.launch.cluster.cluster.HEAD_SECONDS", 1.0 if there == "one that says nothing" else 60.0
     )
@@ -191,9 +183,7 @@ def test_a_ray_that_does_not_answer_is_said_in_one_line_in_seconds(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look(name, monkeypatch) -> None:
     """In a process of its own, which Ray ends a minute later."""
     program = f"""
 import psutil, time
@@ -229,9 +219,7 @@ def until(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_watcher_that_dies_has_a_successor(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
     """Also where the machine has no process left for it at first."""
     with session_folder() as folder:
         (first,) = watchers(folder)

@@ -29,9 +29,7 @@ def words(tmp_path: Path) -> list[str]:
     return [*files, *set_here, f"model.path={tmp_path}/model"]
 
 
-def test_rows_lengths_and_what_is_left_out(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_lengths_and_what_is_left_out(tmp_path, words, capsys) -> None:
     assert main(["data", *words, "--rows", "1"]) == 0
     said = capsys.readouterr().out
     assert "rows: 2, validation_rows: 1, duplicates: 1" in said.splitlines()[0]
@@ -48,9 +46,7 @@ def test_rows_lengths_and_what_is_left_out(
     assert not (tmp_path / "model").exists(), "nothing is made"
 
 
-def test_both_responses_of_a_pair_are_shown(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_responses_of_a_pair_are_shown(tmp_path, words, capsys) -> None:
     row = {"prompt": "1+1=", "chosen": "2", "rejected": "1"}
     (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
     assert main(["data", *words, "tune.objective.name=dpo"]) == 0
@@ -69,9 +65,7 @@ def test_programs_read_the_same(words: list[str], capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("name", "row"), [("train", '{"prompt": "1+1'), ("validation", "{}"), ("sft", '{"prompt": "1"}')]
 )
-def test_a_broken_row_is_named(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], name: str, row: str
-) -> None:
+def test_a_broken_row_is_named(tmp_path, words, capsys, name, row) -> None:
     with (tmp_path / f"{name}.jsonl").open("a") as file:
         file.write(row)
     assert main(["data", *words]) == 2

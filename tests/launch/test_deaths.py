@@ -69,9 +69,7 @@ def test_the_kernels_kills_are_counted(clock: PhaseClock, monkeypatch: pytest.Mo
     ), "what the kernel of another node did is not known"
 
 
-def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(
-    clock: PhaseClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_kill_of_the_kernels_memory_is_told_and_not_blamed(clock, monkeypatch) -> None:
     monkeypatch.setattr(deaths, "kernel_kills", lambda: deaths._KILLS_BEFORE)
     said = deaths.why(Exception(KILLED), clock, here="192.0.2.2")
     assert (

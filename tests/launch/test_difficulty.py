@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.config.sections.data import DifficultySection
 from mrl.data.difficulty import RateFile, prompt_id
-from mrl.errors import ConfigError, DataError, RewardError
-from mrl.files import held
+from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands import difficulty
 from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, reward_digest, summary
@@ -69,9 +67,7 @@ def about_of(config: Config) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_file_of_responses_that_ended_elsewhere_is_refused(
-    settings: list[str], tmp_path: Path, name: str, saved: bool
-) -> None:
+def test_a_file_of_responses_that_ended_elsewhere_is_refused(settings, tmp_path, name, saved) -> None:
     """Measured with the stop that the configuration lacks, and the other way round."""
     config = load([GSM8K], settings)
     about = about_of(config) | ({name: [3]} if saved else {})
@@ -170,9 +166,7 @@ def test_an_ended_survey_goes_on_and_ends_with_the_same_figures(tmp_path: Path) 
     assert not survey(ended, 400).waiting()
 
 
-def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(tmp_path, monkeypatch) -> None:
     """Each prompt's name is a digest of its tokens."""
     named = 0
 
@@ -188,42 +182,6 @@ def test_what_a_round_costs_does_not_grow_with_the_prompts_that_wait(
         survey(tmp_path / f"{count}.jsonl", count).run(coins)  # type: ignore[arg-type]
         costs.append(named / len(coins.seen))
     assert costs[1] < 1.1 * costs[0]
-
-
-def test_a_damaged_line_is_put_aside_and_its_prompt_asked_again(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run that reads the file refuses it, and says what mends it."""
-    asked: list[Prompt] = []
-
-    class Right:
-        def in_turn(self, prompts: list[Prompt], sampling: Sampling) -> Iterator[Group]:
-            asked.extend(prompts)
-            coins = Coins([1.0])
-            for prompt in prompts:
-                samples = [
-                    dataclasses.replace(coins._sample(dataclasses.replace(prompt, text="0"), n))
-                    for n in range(4)
-                ]
-                yield Group(prompt, tuple(samples))
-
-    monkeypatch.setattr(difficulty, "collecting", lambda *_, **__: contextlib.nullcontext(Right()))
-    path = tmp_path / "rates.jsonl"
-    config = load([GSM8K], [*settings, f"data.difficulty.file={path}"])
-    measure_difficulty(config)
-    whole, count = path.read_bytes(), len(asked)
-    first, line = whole.splitlines(keepends=True)
-    for damage in (b"\xff" + line, line.replace(b"asked", b"asket"), line[:-2] + b"\n"):
-        path.write_bytes(first + damage)
-        with pytest.raises(DataError, match=r"rates\.jsonl:2: .*`mrl difficulty` sets the line aside"):
-            RateFile.read(path)
-        asked.clear()
-        measure_difficulty(config)
-        assert path.read_bytes() == whole and len(asked) == count
-        assert (tmp_path / "rates.jsonl.damaged").read_bytes().endswith(damage)
-    assert "rates.jsonl: lines that are no rows are now in rates.jsonl.damaged" in caplog.text
-    with held(path, "data.difficulty.file"), pytest.raises(ConfigError, match="is in use by host"):
-        measure_difficulty(config)
 
 
 def test_rates_without_any_reward_are_not_written_down(tmp_path: Path) -> None:

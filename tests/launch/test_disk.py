@@ -70,11 +70,9 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
     disk = tmp_path / "disk"
     disk.mkdir()
     more = (
-        "loop.steps=1000",
-        "loop.checkpoint={every_steps: 1, max_failed: 1000}",
-        "loop.validation.every_steps=0",
-        "logging.trackers=[tensorboard]",
-    )
+        "loop.steps=1000", "loop.checkpoint={every_steps: 1, max_failed: 1000}",
+        "loop.validation.every_steps=0", "logging.trackers=[tensorboard]",
+    )  # fmt: skip
     command = Command(
         "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
     )

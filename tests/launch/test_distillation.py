@@ -29,9 +29,7 @@ def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("estimator", "divergence"),
     [("exact", "reverse"), pytest.param("sampled", "forward", marks=pytest.mark.slow)],
 )
-def test_a_policy_comes_nearer_to_its_teacher(
-    estimator: str, divergence: str, task: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_a_policy_comes_nearer_to_its_teacher(estimator, divergence, task, teacher, tmp_path) -> None:
     """Two ranks, two engines, a weight sync a step; rewards are measured and teach nothing."""
     run(
         "train",

@@ -22,12 +22,10 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.errors import PeerLost, WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands import assemble
-from mrl.launch.workers import placement, rollout_group
+from mrl.launch.workers import placement
 from mrl.launch.workers.actor_log import last_words
 from mrl.launch.workers.colocated import Hybrid
-from mrl.rollout.drafts import Drafts
-from mrl.rollout.part import Part
-from mrl.rollout.request import Response, Round, Sampling
+from mrl.rollout.request import Round, Sampling
 from tests.engines import ENGINE_SHAPE
 from tests.launch.hybrid_runs import (
     agree,
@@ -43,20 +41,13 @@ pytestmark = pytest.mark.integration
 
 TP2 = ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2")
 LAYOUTS = {
-    "tp4-two-a-node": (
-        [0, 0, 1, 1],
-        ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=4"),
-    ),
-    "dp2-tp2": (
-        [0, 1, 2, 3],
-        ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}"),
-    ),
+    "tp4-two-a-node": ([0, 0, 1, 1], ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=4")),
+    "dp2-tp2": ([0, 1, 2, 3],
+        ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}")),
     "one-of-two": ([0, 0, 0, 1], ("training.layout={tp: 1, pp: 2, ep: 2, dp: 2}", "rollout.tp=2")),
-    "own": (
-        [0, 1, 2],
-        ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout.tp=2", "launch.engine_slots=2"),
-    ),
-}
+    "own": ([0, 1, 2],
+        ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout.tp=2", "launch.engine_slots=2")),
+}  # fmt: skip
 """Name -> node of each slot, words of the configuration."""
 REPLAY = "routing.replay=engine"
 SECONDS = 20.0
@@ -100,9 +91,7 @@ def test_an_engine_over_two_nodes_agrees_and_a_lost_worker_of_its_second_is_name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_engines_over_nodes_agree_in_other_layouts(
-    layout: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_engines_over_nodes_agree_in_other_layouts(layout, task, ray_cluster, tmp_path) -> None:
     nodes, words = LAYOUTS[layout]
     folder = write_model(
         tmp_path / "model",
@@ -117,46 +106,8 @@ def test_engines_over_nodes_agree_in_other_layouts(
         agree(hybrid, config, tmp_path)
 
 
-def test_parked_requests_go_on_and_a_lost_process_of_a_further_node_is_named(
-    task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
-    """It is the one that keeps its node's workers, which go with it."""
-    config, logs = tiny_config(task / "model", task, *TP2), tmp_path / "logs"
-    with running_on([0, 1], config, logs) as hybrid:
-        hybrid.sync(0)
-        park_and_go_on(hybrid)
-        (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
-        own = psutil.Process(pid).children(recursive=True)
-        lose(hybrid, pid)
-        _, alive = psutil.wait_procs(own, timeout=SECONDS)
-        assert workers(pid) == [] and not [each for each in alive if "Worker" in each.name()]
-    assert "engine 0 lost its process engine 0, node 1" in last_words(logs)
-
-
 @pytest.mark.slow
-def test_a_further_node_that_cannot_start_its_workers_is_named(
-    task: Path, ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its workers are to meet the others over an interface that there is not."""
-    places = rollout_group.places
-
-    def without_interface(parts: Sequence[Part], *arguments: Any) -> dict[str, Any]:
-        found = places(parts, *arguments)
-        broken = [{"GLOO_SOCKET_IFNAME": "nowhere"} if part.node else {} for part in parts]
-        return found | {"own_environments": broken}
-
-    monkeypatch.setattr(rollout_group, "places", without_interface)
-    config, begun = tiny_config(task / "model", task, *TP2), time.monotonic()
-    said = "engine 0, node 1 failed in phase engines: .*WorkerProc initialization failed"
-    with pytest.raises(WorkerLost, match=said), running_on([0, 1], config, tmp_path / "logs"):
-        pass
-    assert time.monotonic() - begun < 60
-
-
-@pytest.mark.slow
-def test_a_further_worker_that_stands_still_ends_the_wait_for_it(
-    task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_cluster, tmp_path) -> None:
     """After rollout.step_deadline_seconds, well before the phase's deadline."""
     config = tiny_config(task / "model", task, *TP2, "rollout.step_deadline_seconds=20")
     with running_on([0, 1], config, tmp_path / "logs") as hybrid:
@@ -172,9 +123,7 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(
 
 
 @pytest.mark.slow
-def test_an_engine_over_nodes_is_replaced_on_all_of_them(
-    task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_path) -> None:
     words = ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout={tp: 2, replace: 1}")
     words += ("launch.engine_slots=2", "loop.schedule=stream")
     config, prompts = tiny_config(task / "model", task, *words), pairs_of_prompts()
@@ -193,29 +142,6 @@ def test_an_engine_over_nodes_is_replaced_on_all_of_them(
         assert hybrid.rollout._fleet.num_lost == 1 and second != first and workers(first) == []
         after = sampled(hybrid, prompts, greedy=True)
     assert [list(r.tokens) for r in after] == [list(r.tokens) for r in before]
-
-
-def park_and_go_on(hybrid: Hybrid) -> None:
-    """Greedy responses that are parked in the middle have the tokens of those that are not."""
-    wanted = Round(
-        tuple(enumerate(pairs_of_prompts())),
-        Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7, greedy=True),
-    )
-    rollout, drafts, found = hybrid.rollout, Drafts(7), list[Response]()
-    rollout.tick_steps = 4
-    rollout.submit(wanted)
-    while rollout.under_way():
-        found += rollout.take(rollout.ended(60.0))
-    at_once = {r.request_id: list(r.tokens) for r in found}
-    drafts.ask(wanted.requests())
-    rollout.submit(wanted)
-    found = drafts.take(rollout.park())
-    assert drafts.num_parked
-    rollout.go_on()
-    rollout.submit(drafts.resubmit())
-    while rollout.under_way():
-        found += drafts.take(rollout.take(rollout.ended(60.0)))
-    assert {r.request_id: list(r.tokens) for r in found} == at_once
 
 
 def workers(pid: int) -> list[psutil.Process]:

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +12,11 @@ import psutil
 import pytest
 import ray
 
-from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.load import load
-from mrl.errors import ConfigError, WorkerLost
+from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.placement import node_strategies
@@ -135,44 +133,6 @@ def test_who_does_not_know_the_secret_is_not_heard(tmp_path: Path) -> None:
             opened(pool, environment, "a", "b", turns=1)
             assert shares(nodes) == [1, 1] and host(nodes, 0) != first
             assert stranger.recv(1) == b""
-
-
-def test_what_a_lost_node_had_is_lost_and_the_last_one_ends_the_run(tmp_path: Path) -> None:
-    """A host that dies has a successor, an actor none."""
-    environment = FILE + "Faulty"
-    with both(tmp_path, environment) as (nodes, pool):
-        opened(pool, environment, "a", "b", "c", "d", fault="hang")
-        pool.step("a", "")
-        pool.step("b", "")
-        host(nodes, 1).kill()
-        lost = answers(pool, 1)["b"]
-        assert (
-            (lost.fault, lost.turn) == (EnvironmentFault.HOST_LOST, 1)
-            and lost.ended_by
-            and lost.ended_by.is_ours
-        )
-        ended = (
-            r"its process ended on environments of node 1: status -9, its words are in environments-1\.log"
-        )
-        assert re.fullmatch(ended, lost.reason)
-        pool.step("d", "")
-        assert answers(pool, 1)["d"].fault is EnvironmentFault.HOST_LOST
-        for key in ("b", "d"):
-            pool.close(key)
-        opened(pool, environment, "e", "f", fault="hang")
-        assert shares(nodes) == [2, 2], "a and c are untouched"
-        for key in ("e", "f"):
-            pool.step(key, "")
-        actor(nodes, 1).kill()
-        assert {a.fault for a in answers(pool, 2).values()} == {EnvironmentFault.HOST_LOST}
-        for key in ("e", "f"):
-            pool.close(key)
-        opened(pool, environment, "g", "h")
-        assert len(host(nodes, 0).children()) == 4, "all that is opened now is there"
-        os.kill(actor(nodes, 0).pid, signal.SIGKILL)
-        assert answers(pool, 1)["a"].fault is EnvironmentFault.HOST_LOST
-        with pytest.raises(WorkerLost, match=r"environments of node 0 .*; no place is left for environments"):
-            opened(pool, environment, "i")
 
 
 def test_an_environment_that_is_another_one_elsewhere_ends_the_start(tmp_path: Path) -> None:

@@ -32,9 +32,7 @@ from tests.tiny_models import FAMILIES, write_model
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
 
 
-def test_rows_that_are_left_out_are_counted_where_people_see_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys) -> None:
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
     (tmp_path / "rows.jsonl").write_text(
         json.dumps({"question": "1+1? #### 2", "answer": "#### 2", "page": 3}) + "\n"
@@ -81,7 +79,7 @@ def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     def measure(*more: str, most: int = 100) -> Counting:
         model = Counting(most=most)
-        monkeypatch.setattr(evaluating, "collecting", lambda *_, **__: contextlib.nullcontext(model))
+        monkeypatch.setattr(evaluating, "one_engine", lambda *_, **__: contextlib.nullcontext(model))
         config = load([GSM8K], [*asked, "loop.validation={num_prompts: 5, num_samples: 3}", *more])
         evaluate(config, out=f"{tmp_path}/out")
         return model
@@ -89,9 +87,7 @@ def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     return measure
 
 
-def test_a_measurement_says_how_far_it_is(
-    measuring: Callable[..., Counting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measurement_says_how_far_it_is(measuring, monkeypatch, capsys) -> None:
     monkeypatch.setattr(evaluating, "SECONDS_BETWEEN", 0.0)
     measuring()
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eval: ")]
@@ -108,9 +104,7 @@ def test_a_measurement_says_how_far_it_is(
 
 
 @pytest.mark.parametrize("most", [0, 3, 5, 7])
-def test_an_ended_measurement_goes_on_with_what_is_missing(
-    most: int, measuring: Callable[..., Counting], tmp_path: Path
-) -> None:
+def test_an_ended_measurement_goes_on_with_what_is_missing(most, measuring, tmp_path) -> None:
     """Killed while it wrote: what is left of a prompt's samples is measured again. How fast it is measured may be another."""
     out = tmp_path / "out"
     measuring()
@@ -130,9 +124,7 @@ def test_an_ended_measurement_goes_on_with_what_is_missing(
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b'{"score": "x"}\n', b"[]\n"])
-def test_a_damaged_line_is_put_aside_and_measured_again(
-    damage: bytes, measuring: Callable[..., Counting], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_line_is_put_aside_and_measured_again(damage, measuring, tmp_path, caplog) -> None:
     out = tmp_path / "out"
     measuring()
     whole = (out / "samples.jsonl").read_bytes()
@@ -202,9 +194,7 @@ def test_a_reward_is_the_same_by_what_its_file_holds(
         measuring(moved)
 
 
-def test_two_measurements_do_not_write_into_one_folder(
-    measuring: Callable[..., Counting], tmp_path: Path
-) -> None:
+def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> None:
     with (
         held(tmp_path / "out", "--out"),
         pytest.raises(ConfigError, match=r"--out .*/out is in use by host .* pid"),
@@ -225,9 +215,7 @@ def test_two_measurements_do_not_write_into_one_folder(
         ("other", "exists and is not empty"),
     ],
 )
-def test_a_folder_of_another_measurement_is_refused(
-    more: str, reason: str, measuring: Callable[..., Counting], tmp_path: Path
-) -> None:
+def test_a_folder_of_another_measurement_is_refused(more, reason, measuring, tmp_path) -> None:
     with pytest.raises(KeyboardInterrupt):
         measuring(most=4)
     written = (tmp_path / "out/samples.jsonl").read_bytes()
@@ -257,9 +245,7 @@ def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: P
 
 
 @pytest.mark.integration
-def test_stop_texts_and_the_tokens_of_the_generation_config_end_each_turn(
-    acting: Path, tmp_path: Path
-) -> None:
+def test_stop_texts_and_the_tokens_of_the_generation_config_end_each_turn(acting, tmp_path) -> None:
     """One token in three ends a turn, and so do letters that are tokens of their own and in no other one; a turn's text keeps
     the letter and not the token."""
     pieces = "".join(AutoTokenizer.from_pretrained(acting / "model").get_vocab())

@@ -54,9 +54,7 @@ def test_a_lost_engine_serves_again_when_it_was_brought_in(monkeypatch: pytest.M
     assert fleet.metrics() == {"rollout/engines_lost": 1.0, "rollout/engines": 3.0}
 
 
-def test_a_start_that_fails_is_tried_again_and_the_end_names_the_first_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_that_fails_is_tried_again_and_the_end_names_the_first_cause(monkeypatch) -> None:
     processes = Processes(monkeypatch)
     fleet = processes.fleet(2)
     fleet.lose(0, "engine 0 died")
@@ -72,9 +70,7 @@ def test_a_start_that_fails_is_tried_again_and_the_end_names_the_first_cause(
         fleet.lose(0, "it failed again")
 
 
-def test_one_that_is_up_and_dies_before_it_is_brought_in_is_lost_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_is_up_and_dies_before_it_is_brought_in_is_lost_again(monkeypatch) -> None:
     processes = Processes(monkeypatch)
     fleet = processes.fleet(5)
     fleet.lose(0, "engine 0 died")

@@ -119,9 +119,7 @@ def test_machines_that_do_not(gpus: Gpus, ray: int | None, slots: int | None, se
         ({}, ""),
     ],
 )
-def test_what_vllm_is_for_follows_from_its_packages(
-    installed: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_vllm_is_for_follows_from_its_packages(installed, kind, monkeypatch) -> None:
     def version(name: str) -> str:
         if name not in installed:
             raise importlib.metadata.PackageNotFoundError(name)
@@ -162,8 +160,6 @@ def test_a_run_in_a_cpu_environment_on_a_machine_with_gpus_is_refused_in_seconds
         ("exit 0", "no GPU (code 0)"),
     ],
 )
-def test_a_driver_that_does_not_work_is_a_fact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, failure: str
-) -> None:
+def test_a_driver_that_does_not_work_is_a_fact(tmp_path, monkeypatch, script, failure) -> None:
     monkeypatch.setenv("PATH", nvidia_smi(tmp_path, script))
     assert look().failure.endswith(failure)

@@ -30,13 +30,10 @@ REPLAY = "routing.replay=engine"
 LAYOUTS = {
     "tp2-ep2-to-1": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", "rollout.tp=1"),
     "pp2-to-2": ("training.layout={tp: 1, pp: 2, ep: 1, dp: 1}", "rollout.tp=2"),
-    "ep2-dp2-to-2-offloaded": (
-        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
-        "rollout.tp=2",
-        "training.offload=always",
-    ),
+    "ep2-dp2-to-2-offloaded": ("training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", "rollout.tp=2",
+        "training.offload=always"),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
-}
+}  # fmt: skip
 BIAS_RATE = 0.1
 """Far enough in one update that a token's experts are others."""
 MOVING_BIASES = (f"training.router_bias_rate={BIAS_RATE}",)
@@ -73,15 +70,12 @@ SLOW_LAYOUTS = {
     "pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", "rollout.tp=1"),
     "tp2-etp2-to-1": ("training.layout={tp: 2, pp: 1, ep: 1, etp: 2, dp: 1}", "rollout.tp=1"),
     "lora-ep2-dp2-to-2-offloaded": (
-        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}",
-        LORA,
-        "rollout.tp=2",
-        "training.offload=always",
+        "training.layout={tp: 1, pp: 1, ep: 2, dp: 2}", LORA, "rollout.tp=2", "training.offload=always",
     ),
     "lora-pp2-vpp2-to-1": ("training.layout={tp: 1, pp: 2, vpp: 2, ep: 1, dp: 1}", LORA, "rollout.tp=1"),
     "lora-cp2-ep2-to-1": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", LORA, "rollout.tp=1"),
     "tp2-pp2-ep2-to-2": ("training.layout={tp: 2, pp: 2, ep: 2, dp: 1}", "rollout.tp=2"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +87,14 @@ def ray_cluster() -> Iterator[None]:
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)]
 )
-def test_engines_trainer_and_export_agree_after_updates(
-    layout: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_engines_trainer_and_export_agree_after_updates(layout, task, ray_cluster, tmp_path) -> None:
     check_agreement(tiny_config(task / "model", task, REPLAY, *(LAYOUTS | SLOW_LAYOUTS)[layout]), tmp_path)
 
 
 @pytest.mark.parametrize(
     "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)]
 )
-def test_other_families_agree_after_updates(
-    family: str, task: Path, ray_cluster: None, tmp_path: Path
-) -> None:
+def test_other_families_agree_after_updates(family, task, ray_cluster, tmp_path) -> None:
     folder = write_model(tmp_path / family, family, hidden_size=64, head_dim=64, moe_intermediate_size=64)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy2(task / "model" / name, folder / name)

@@ -96,16 +96,11 @@ def test_a_judge_that_thinks_is_shown_how(tmp_path: Path) -> None:
         ("{verdict: choice}", "{response}", "llm.verdict = choice the judge's first token is its verdict"),
         ("{}", "{first} or {response}", "has the places ['first']; there are prompt, reference, response"),
         ("{}", None, "cannot be read"),
-        (
-            "{reference: false}",
-            "{reference}",
-            "llm.reference = false, so that the judge is not shown {reference}",
-        ),
+        ("{reference: false}", "{reference}",
+         "llm.reference = false, so that the judge is not shown {reference}"),
     ],
-)
-def test_what_is_no_thought_is_refused(
-    llm: str, text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+)  # fmt: skip
+def test_what_is_no_thought_is_refused(llm, text, said, tmp_path, capsys) -> None:
     asked = written(tmp_path, llm)
     thought = tmp_path / "thought.txt"
     if text is not None:
@@ -118,9 +113,7 @@ def test_what_is_no_thought_is_refused(
     ("llm", "said"),
     [("{compare: true}", "llm.compare: a pair does not say"), ("", "has 0 verifiers of kind llm")],
 )
-def test_what_is_no_judge_of_single_responses_is_refused(
-    llm: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_judge_of_single_responses_is_refused(llm, said, tmp_path, capsys) -> None:
     asked = written(tmp_path, llm or "{}")
     if not llm:
         (tmp_path / "judge.yaml").write_text("run: {name: x}\n")

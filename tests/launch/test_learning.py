@@ -50,15 +50,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
         tmp_path_factory.mktemp("sums"), largest=34, num_validation=NUM_ROWS, num_sft=400
     )
     words = [
-        f"run.folder={folder}/runs",
-        f"data.train={folder}/train.jsonl",
-        f"data.validation={folder}/validation.jsonl",
-        f"loop.steps={STEPS}",
+        f"run.folder={folder}/runs", f"data.train={folder}/train.jsonl",
+        f"data.validation={folder}/validation.jsonl", f"loop.steps={STEPS}",
         f"loop.validation={{every_steps: {STEPS}, num_prompts: {NUM_ROWS}}}",
-        "loop.checkpoint={every_steps: 0, at_end: false}",
-        "rollout.enforce_eager=true",
+        "loop.checkpoint={every_steps: 0, at_end: false}", "rollout.enforce_eager=true",
         "loop.max_rollout_mismatch=1e-4",
-    ]
+    ]  # fmt: skip
     sft = [
         f"model.path={folder}/model",
         f"tune={{data: {{train: {folder}/sft.jsonl}}, output: {folder}/sft, steps: 110}}",

@@ -98,9 +98,7 @@ def run(
     return metrics_log.read(run_folder.metrics)
 
 
-def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(
-    live: tuple[Config, Hybrid], tmp_path: Path
-) -> None:
+def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live, tmp_path) -> None:
     before = live[1].version
     rows = run(live, tmp_path, "always_right", steps=2)
     for row in rows:
@@ -151,9 +149,7 @@ def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(240, marks=pytest.mark.slow)])
-def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
-    count: int, live: tuple[Config, Hybrid], tmp_path: Path
-) -> None:
+def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(count, live, tmp_path) -> None:
     """Responses that two updates interrupt, while a loop of its own trains on other prompts: the weights of each version, saved
     and loaded again, give the engine's log-probs on that version's tokens, and far others on its neighbours'. With the
     engine's routes the tokens of responses that the version began need no near-tie left out."""

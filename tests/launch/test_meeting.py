@@ -131,9 +131,7 @@ def wait(found: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(
-    number: signal.Signals,
-) -> None:
+def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(number) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     said: list[bool] = []
     before = signal.getsignal(number)
@@ -174,9 +172,7 @@ def test_a_node_leaves_with_the_code_that_node_0_tells(monkeypatch: pytest.Monke
     assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"
 
 
-def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(tmp_path, monkeypatch) -> None:
     """It lies in the run folder, for this user alone; what the store says of it is of no use without it."""
     monkeypatch.delenv(torchrun.TOKEN, raising=False)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -88,13 +88,11 @@ def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> N
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (
-            "with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
-            "1 s in phase update from put_object",
-        ),
+        ("with clock.phase('update'):\n        ray.put(np.zeros(1 << 20))",
+         "1 s in phase update from put_object"),
         ("watched.closing()", "5 s while it ended the workers from shutdown (ray/_private/worker.py:"),
     ],
-)
+)  # fmt: skip
 def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -> None:
     """Neither when something large is handed to it nor at the end; nothing of it is left."""
     done = run(OF_RAY + f"    {program}\n", closing=5.0)

@@ -30,7 +30,7 @@ from mrl.launch.workers.train_actor import TrainActor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
 from mrl.training.worker import MegatronWorker
-from tests.launch.placed_groups import WORDS
+from tests.launch.placed_groups import SLOTS, WORDS
 from tests.launch.two_nodes import ROOT, free_port_base, started
 
 TOKEN = "0123456789abcdef" * 4
@@ -72,9 +72,9 @@ def test_a_trainer_rank_whose_engine_rank_is_on_another_gpu_is_refused_before_an
 
 
 def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[str, Any]:
-    """What tests.launch.placed_groups says of a cluster of `nodes` nodes with eight GPUs together."""
+    """What tests.launch.placed_groups says of a cluster of `nodes` nodes with SLOTS GPUs together."""
     base = str(free_port_base())
-    head, gpus = head_address(own_address(), int(base)), str(8 // nodes)
+    head, gpus = head_address(own_address(), int(base)), str(SLOTS // nodes)
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     words = ["-m", "mrl.launch.cluster.ray_node", "--head", head, "--port-base", base]
     words += ["--slots", gpus, "--gpus", gpus, "--number"]
@@ -110,7 +110,9 @@ def check(found: dict[str, Any]) -> None:
     assert found["nodes"] == [node for node, _ in found["slots"]], "what the plan's topology is made of"
     nodes = [trainer["node"] for trainer in found["trainers"]]
     assert [engine["node"] for engine in found["engines"]] == nodes[::2]
-    assert found["pool"] == found["engines"][2:], "a pool has the slots after the trainer's, and their GPUs"
+    assert found["pool"] == found["engines"][SLOTS // 4 :], (
+        "a pool has the slots after the trainer's, and their GPUs"
+    )
 
 
 @pytest.mark.integration
@@ -118,7 +120,7 @@ def check(found: dict[str, Any]) -> None:
 def test_every_engine_sees_its_slots_gpus_on_one_node(tmp_path: Path, seed: int) -> None:
     found = look(tmp_path, nodes=1, strategy="PACK", seed=seed)
     check(found)
-    assert (found["slots"] == [[0, str(gpu)] for gpu in range(8)]) == (seed == 0)
+    assert (found["slots"] == [[0, str(gpu)] for gpu in range(SLOTS)]) == (seed == 0)
     assert {t["CUDA_DEVICE_MAX_CONNECTIONS"] for t in found["trainers"]} == {"1"}
     assert {e["CUDA_DEVICE_MAX_CONNECTIONS"] for e in found["engines"]} == {None}
     assert found["pickled"] == 1, (
@@ -131,5 +133,5 @@ def test_every_engine_sees_its_slots_gpus_on_two_nodes(tmp_path: Path) -> None:
     """Bundles are dealt out in turn, so that their order is neither the nodes' nor the GPUs'."""
     found = look(tmp_path, nodes=2, strategy="SPREAD")
     check(found)
-    assert found["slots"] == [[node, str(gpu)] for node in range(2) for gpu in range(4)]
+    assert found["slots"] == [[node, str(gpu)] for node in range(2) for gpu in range(SLOTS // 2)]
     assert found["bundles"] != sorted(found["bundles"])

@@ -60,9 +60,7 @@ def test_the_critic_warms_up_alone_and_is_saved(words: Callable[..., list[str]],
     assert (tmp_path / "run/checkpoints/step-000002/critic/metadata.json").is_file()
 
 
-def test_a_poisoned_critic_ends_the_run_before_anything_is_trained(
-    words: Callable[..., list[str]], task: Path, tmp_path: Path
-) -> None:
+def test_a_poisoned_critic_ends_the_run_before_anything_is_trained(words, task, tmp_path) -> None:
     poisoned = tmp_path / "poisoned"
     shutil.copytree(task / "model", poisoned)
     file = poisoned / "model.safetensors"

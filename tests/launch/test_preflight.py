@@ -52,18 +52,14 @@ def test_equal_nodes_have_no_faults() -> None:
         ({"disk_bytes_per_second": 1e6}, "write speed"),
         ({"open_files": 256}, "limit of open files"),
         ({"clock_skew_seconds": -7.0}, "its clock is -7.0 s off"),
-        (
-            {"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
-            "GPU 1 has 40% of its memory free",
-        ),
-        (
-            {"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
-            "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09",
-        ),
+        ({"gpus": dataclasses.replace(GOOD.gpus, free_shares=(0.99, 0.4))},
+         "GPU 1 has 40% of its memory free"),
+        ({"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
+         "where Ray's object store lies (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09"),
         ({"ray": RayPart(slots=2)}, "Ray was told of none"),
         ({"error": "the run folder /x cannot be written"}, "cannot be written"),
     ],
-)
+)  # fmt: skip
 def test_one_bad_node_is_named_with_its_fault(changes: dict, message: str) -> None:
     found = node_faults(nodes(**changes), Floors())
     assert len(found) == 1
@@ -158,9 +154,7 @@ def test_this_machine_has_facts(tmp_path) -> None:
     assert write_speed(tmp_path) > 0
 
 
-def test_drivers_that_disagree_are_named_with_their_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch) -> None:
     """By what nvidia-smi says on each node."""
     program, seen = tmp_path / "nvidia-smi", []
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -25,9 +25,7 @@ def found(folder: Path, *words: str, nodes: list[int], gpus: bool) -> list[str]:
     return unmet(config, read_config(folder), nodes, gpus=gpus)
 
 
-def test_a_second_job_on_a_run_folder_names_host_and_pid_of_the_first(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_job_on_a_run_folder_names_host_and_pid_of_the_first(task, tmp_path, capsys) -> None:
     first = RunFolder(tmp_path / "quickstart")
     words = [f"run.folder={tmp_path}", f"model.path={task}/model", f"data.train={task}/train.jsonl"]
     assert main(["train", str(QUICKSTART), *words]) == 2

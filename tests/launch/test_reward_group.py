@@ -39,11 +39,9 @@ def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
     """Of a one-node Ray, with samples scored by whole groups of 4."""
     (folder / "plugin.py").write_text(PLUGIN)
     reward = [
-        "reward.kind=plugin",
-        f"reward.path={folder}/plugin.py:rank",
-        "reward.group=true",
+        "reward.kind=plugin", f"reward.path={folder}/plugin.py:rank", "reward.group=true",
         "reward.nodes=all",
-    ]
+    ]  # fmt: skip
     config = load([str(write_run(folder))], [*reward, *words])
     with cluster(config.launch, num_slots=1):
         environment = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}

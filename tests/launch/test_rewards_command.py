@@ -21,9 +21,7 @@ def said(folder: Path, capsys: pytest.CaptureFixture[str], row: str, *words: str
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_place_the_reading_and_each_stage_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_place_the_reading_and_each_stage_are_told(tmp_path, capsys) -> None:
     response = tmp_path / "response.txt"
     response.write_text("<think>so \\boxed{4}</think>**Answer:** 5")
     lines = said(tmp_path, capsys, "1", "--response", str(response), "--explain")

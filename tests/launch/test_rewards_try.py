@@ -49,15 +49,10 @@ def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest
                 'ERROR: "another row\'s" has as much as the right one in 4 of 4 rows',
             ],
         ),
-        (
-            "anywhere",
-            ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"],
-        ),
+        ("anywhere", ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"]),
     ],
-)
-def test_a_careless_reward_is_found_out(
-    function: str, remarks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+)  # fmt: skip
+def test_a_careless_reward_is_found_out(function, remarks, tmp_path, capsys) -> None:
     (tmp_path / "own.py").write_text(CARELESS)
     code = main(asked(tmp_path, "try", "reward.kind=plugin", f"reward.path={tmp_path}/own.py:{function}"))
     said = capsys.readouterr().out
@@ -81,9 +76,7 @@ def raises(request):
 
 
 @pytest.mark.parametrize("where", ["column", "file"])
-def test_right_responses_are_the_user_s_where_no_verifier_knows_them(
-    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_right_responses_are_the_user_s_where_no_verifier_knows_them(where, tmp_path, capsys) -> None:
     (tmp_path / "own.py").write_text(WANTS_JSON)
     function = ["reward.kind=plugin", f"reward.path={tmp_path}/own.py:json_answer"]
     assert main(asked(tmp_path, "try", *function)) == 1
@@ -145,9 +138,7 @@ def test_a_column_that_is_the_ground_truth_is_no_solution(
     assert "solutions" not in capsys.readouterr().out
 
 
-def test_a_function_that_raises_is_told_of_once_with_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_raises_is_told_of_once_with_its_line(tmp_path, capsys) -> None:
     (tmp_path / "own.py").write_text(WANTS_JSON)
     assert (
         main(
@@ -201,9 +192,7 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
     assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
 
 
-def test_a_judge_that_compares_is_looked_at_in_both_orders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_judge_that_compares_is_looked_at_in_both_orders(tmp_path, capsys) -> None:
     """The server prefers the larger number, and the first place where it reads "any"."""
     gold = tmp_path / "gold.jsonl"
     told = [("It is 13", True), ("11", False), ("any 30", True), ("any 1", False)]
@@ -216,9 +205,7 @@ def test_a_judge_that_compares_is_looked_at_in_both_orders(
     assert "accuracy 0.750 (3 of 4;" in said and "another winner in the other order 0.500 (2 of 4;" in said
 
 
-def test_rows_that_are_none_are_named_and_so_are_the_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_are_none_are_named_and_so_are_the_commands(tmp_path, capsys) -> None:
     gold = tmp_path / "gold.jsonl"
     gold.write_text('{"prompt": "3 + 9?", "response": "12"}\n')
     assert main(asked(tmp_path, "check", "--gold", str(gold))) == 2

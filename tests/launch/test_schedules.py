@@ -48,8 +48,8 @@ def test_rewards_of_a_group_differ_whatever_was_said() -> None:
 
 def test_a_schedule_is_written_as_its_name_and_its_settings() -> None:
     assert schedule_overrides("on_policy") == ["loop.schedule=on_policy"]
-    more = ["loop.schedule=stream", "stream.max_age=2", "stream.in_flight=keep"]
-    assert schedule_overrides("stream:max_age=2:in_flight=keep") == more
+    more = ["loop.schedule=stream", "stream.max_age=2", "stream.kv_cache=keep"]
+    assert schedule_overrides("stream:max_age=2:kv_cache=keep") == more
 
 
 @pytest.mark.parametrize(

@@ -91,18 +91,14 @@ def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
 
 
 POOLS = (
-    "training.layout={ep: 1, dp: 1}",
-    "launch.engine_slots=1",
-    "loop.max_rollout_mismatch=1e-4",
+    "training.layout={ep: 1, dp: 1}", "launch.engine_slots=1", "loop.max_rollout_mismatch=1e-4",
     f"reward={{kind: plugin, style: verl, path: {Path(__file__).parent}/rewards.py:even_digits}}",
-)
+)  # fmt: skip
 """The trainer on one node, the engine on the other; and a reward that differs, because a run without one ends with code 4."""
 
 
 @pytest.mark.long
-def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(
-    slurm: LocalSlurm, tmp_path: Path
-) -> None:
+def test_a_warned_job_on_two_nodes_saves_requeues_resumes_and_completes(slurm, tmp_path) -> None:
     number = submit(slurm, tmp_path, write_run(tmp_path, steps=16), *POOLS)
     saved = warned(slurm, tmp_path, number)
     job = wait_for_end(slurm, tmp_path, number)
@@ -128,20 +124,6 @@ def warned(slurm: LocalSlurm, folder: Path, number: str) -> int:
     saved = steps_done(folder)
     start_again(slurm, number)
     return saved[-1]
-
-
-@pytest.mark.slow
-def test_a_job_that_is_cancelled_after_a_requeue_says_so(slurm: LocalSlurm, tmp_path: Path) -> None:
-    number = submit(slurm, tmp_path, write_run(tmp_path, steps=4), "loop.steps=400")
-    saved = warned(slurm, tmp_path, number)
-    slurm.wait_until(lambda: len(steps_done(tmp_path)) > saved, SECONDS, "a step after the requeue")
-    slurm.run("scancel", "--batch", "--signal=TERM", number)
-    wait_for_end(slurm, tmp_path, number)
-    text = output(tmp_path, number)
-    assert "leaving with code 99" in text and "leaving with code 143" in text, text[-6000:]
-    done = steps_done(tmp_path)
-    assert done == list(range(1, len(done) + 1))
-    assert ray_processes(slurm, number) == []
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +113,7 @@ def of_another_family(model: Path) -> Path:
 
 
 @pytest.mark.parametrize("same", [moved, with_harmless_changes])
-def test_the_same_model_goes_on_wherever_it_lies(
-    same: Callable[[Path], Path], run: Config, tmp_path: Path
-) -> None:
+def test_the_same_model_goes_on_wherever_it_lies(same, run, tmp_path) -> None:
     check_resume(run)
     check_resume(config_of(tmp_path, f"model.path={same(tmp_path / 'model')}"))
 
@@ -130,9 +127,7 @@ def test_the_same_model_goes_on_wherever_it_lies(
         (of_another_family, "is a qwen3_moe, the run trains a qwen3"),
     ],
 )
-def test_another_model_is_refused(
-    other: Callable[[Path], Path], reason: str, run: Config, tmp_path: Path
-) -> None:
+def test_another_model_is_refused(other, reason, run, tmp_path) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_resume(config_of(tmp_path, f"model.path={other(tmp_path / 'model')}"))
 
@@ -171,9 +166,7 @@ def test_a_refused_start_leaves_the_run_s_configuration_as_it_was(run: Config, t
     assert (tmp_path / "run/config.yaml").read_text() == "model: {path: what it was}\n"
 
 
-def test_a_run_that_is_done_says_so_and_starts_nothing(
-    run: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_done_says_so_and_starts_nothing(run, tmp_path, capsys) -> None:
     path = save(run, step=3)
     assert not started.is_done(run), "the row of its last step is still to be written"
     MetricsLog(tmp_path / "run/metrics.jsonl").write(3, {"reward/mean": 1.0})
@@ -255,9 +248,7 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
         other.stream(7).require(first.stream(7).state())
 
 
-def test_rows_of_an_earlier_release_are_compared_by_the_seed_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_of_an_earlier_release_are_compared_by_the_seed_alone(tmp_path, caplog) -> None:
     stream = dataset(tmp_path, rows_in(tmp_path / "train.jsonl")).stream(7)
     stream.require({"position": 3, "seed": 7, "rows": "0123456789abcdef"})
     assert "cannot be compared" in caplog.text

@@ -37,9 +37,7 @@ def test_a_request_in_a_step_waits_for_its_end() -> None:
 
 
 @pytest.mark.parametrize(("apart", "leaves"), [(3600.0, False), (0.0, True)])
-def test_a_signal_that_comes_twice_at_once_is_one_request(
-    apart: float, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_that_comes_twice_at_once_is_one_request(apart, leaves, monkeypatch) -> None:
     """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person is another thing."""
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
     with StopSignals() as signals:

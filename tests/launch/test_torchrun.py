@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mrl.observe.metrics_log import read
-from tests.launch.acting_runs import words
 from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
 
 pytestmark = pytest.mark.integration
@@ -16,28 +14,14 @@ SECONDS = 540.0
 
 def agents(stack: contextlib.ExitStack, folder: Path, *arguments: str) -> list:
     base = free_port_base()
-    torchrun = [
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--rdzv-backend",
-        "c10d",
-    ]
-    torchrun += [
-        "--rdzv-endpoint",
-        f"127.0.0.1:{base + 399}",
-        "--local-addr",
-        "127.0.0.1",
-        "--max-restarts",
-        "0",
-    ]
+    torchrun = (
+        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --max-restarts 0 "
+        f"--local-addr 127.0.0.1 --rdzv-endpoint 127.0.0.1:{base + 399}"
+    )
     return [
         stack.enter_context(
             started(
-                [*torchrun, "-m", "mrl.launch.torchrun", *arguments],
+                [*torchrun.split(), "-m", "mrl.launch.torchrun", *arguments],
                 log=folder / f"agent-{number}.log",
                 environment={"MRL_PORT_BASE": str(base), "OMP_NUM_THREADS": "1"},
             )
@@ -69,20 +53,6 @@ def test_two_agents_train_two_steps(tmp_path: Path) -> None:
     assert steps_done(tmp_path) == [1, 2]
     assert "preflight: node 0" in text(tmp_path)
     assert "preflight: node 1" in text(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_agents_have_episodes_on_both(acting: Path, tmp_path: Path) -> None:
-    (hosts := tmp_path / "hosts").mkdir()
-    more = ["loop.steps=2", "training.layout={ep: 2, dp: 2}", "launch.slots_per_node=1"]
-    more += ["agent.nodes=all", f"agent.options={{hosts: {hosts}}}"]
-    with contextlib.ExitStack() as stack:
-        codes = wait_for(agents(stack, tmp_path, *words(acting, tmp_path, "run", *more)), SECONDS)
-    assert codes == [0, 0], text(tmp_path)
-    assert len(list(hosts.iterdir())) == 2, "one of each node"
-    rows = [row for row in read(tmp_path / "run/metrics.jsonl") if row["step"]]
-    assert [row["agent/episodes"] for row in rows] == [16, 16]
-    assert all(row["agent/retries"] == row["reward/no_reward_frac"] == 0 for row in rows)
 
 
 def test_all_agents_leave_with_a_failure(tmp_path: Path) -> None:

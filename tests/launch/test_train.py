@@ -19,6 +19,7 @@ from tests.launch import serve
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 from tests.support.listeners import is_private, listeners
+from tests.support.once import once
 from tests.tiny_models import batch_of_tokens, reference_logprobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -27,13 +28,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 EXACT = ("loop.deterministic=true", "loop.checkpoint={every_steps: 2}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of four steps, without fork servers, as users have it."""
-    folder = tmp_path_factory.mktemp("whole")
+    """The folder of the session's run of four steps, without fork servers, as users have it."""
     more = ("loop.steps=4", "export={every_steps: 2, keep: 1}", "launch.profile={steps: [2]}")
-    run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log", alone=True)
-    return folder / "whole"
+
+    def make(folder: Path) -> None:
+        run("train", *words(task, folder, "whole", *EXACT, *more), log=folder / "log", alone=True)
+
+    return once(tmp_path_factory, "whole", make) / "whole"
 
 
 OURS = ("data: ", "starting ", "all workers up", "step ", "waiting for ")

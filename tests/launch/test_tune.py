@@ -15,11 +15,7 @@ def section(**changes: Any) -> TuneSection:
 @pytest.mark.parametrize(
     ("changes", "num_rows", "expected"),
     [
-        (
-            {"batch_rows": 8},
-            24,
-            ["24 rows, 3 steps of 8 rows in order, 1 epochs; learning rate 1e-05"],
-        ),
+        ({"batch_rows": 8}, 24, ["24 rows, 3 steps of 8 rows in order, 1 epochs; learning rate 1e-05"]),
         (
             {"batch_rows": 8, "steps": 100, "objective": {"name": "dpo"}, "optimizer": {"warmup_steps": 5}},
             24,
@@ -37,8 +33,6 @@ def section(**changes: Any) -> TuneSection:
             ],
         ),
     ],
-)
-def test_a_start_says_how_much_it_will_do(
-    changes: dict[str, Any], num_rows: int, expected: list[str]
-) -> None:
+)  # fmt: skip
+def test_a_start_says_how_much_it_will_do(changes, num_rows, expected) -> None:
     assert amount_of_work(section(**changes), num_rows) == expected

@@ -49,9 +49,7 @@ elif ends == "with a code":
 
 
 @pytest.mark.parametrize(("ends", "code"), [("well", 0), ("with a code", 3), ("by a signal", 137)])
-def test_ranks_end_together_with_the_code_of_the_one_that_failed(
-    ends: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_end_together_with_the_code_of_the_one_that_failed(ends, code, tmp_path, monkeypatch) -> None:
     (tmp_path / "rank_that_ends.py").write_text(RANK)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "token.py").write_text("raise ImportError('taken for the one of Python')")

@@ -92,18 +92,12 @@ def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:
     [
         (MOE, {}, ["shared_experts"], "qwen3_moe has no shared_experts here"),
         (MOE, {}, ["attention", "mlp"], "qwen3_moe has no mlp here"),
-        (
-            {"model_type": "gpt_oss", "num_hidden_layers": 4} | COMMON | GPT_OSS,
-            {},
-            ["routed_experts"],
-            "gpt_oss has no routed_experts here",
-        ),
+        ({"model_type": "gpt_oss", "num_hidden_layers": 4} | COMMON | GPT_OSS, {}, ["routed_experts"],
+         "gpt_oss has no routed_experts here"),
         (DEEPSEEK, {"pp": 4}, ["routed_experts"], "layers 0 to 0, a chunk of a pipeline stage"),
     ],
-)
-def test_what_would_train_nothing_is_refused(
-    hf: dict[str, Any], layout: dict[str, int], targets: list[Any], words: str
-) -> None:
+)  # fmt: skip
+def test_what_would_train_nothing_is_refused(hf, layout, targets, words) -> None:
     with pytest.raises(ConfigError, match=words):
         held(hf, Layout(**layout), LoraSection(targets=tuple(targets)), TRAINER)
 

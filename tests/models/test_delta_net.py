@@ -157,9 +157,7 @@ NEXT: dict[str, Any] = {
         (Layout(tp=4), "key heads of delta nets over tp x cp"),
     ],
 )
-def test_layouts_that_delta_nets_are_not_implemented_in_are_refused_by_name(
-    layout: Layout, named: str
-) -> None:
+def test_layouts_that_delta_nets_are_not_implemented_in_are_refused_by_name(layout, named) -> None:
     with pytest.raises(ConfigError, match=named):
         trainer_manifests.trainer_rank_manifests(NEXT, layout)
 

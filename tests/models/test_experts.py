@@ -58,9 +58,7 @@ def one_by_one(experts: GroupedExperts, hidden: Tensor, counts: list[int], probs
 
 @pytest.mark.parametrize("counts", [[3, 0, 5, 2], [0, 0, 0, 7], [0, 0, 0, 0]])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-2)])
-def test_outputs_and_gradients_are_those_of_single_experts(
-    counts: list[int], dtype: torch.dtype, tolerance: float
-) -> None:
+def test_outputs_and_gradients_are_those_of_single_experts(counts, dtype, tolerance) -> None:
     experts = make(dtype)
     hidden = torch.randn(sum(counts), HIDDEN, dtype=dtype)
     probs, weights = torch.rand(sum(counts)), torch.randn(sum(counts), HIDDEN, dtype=dtype)

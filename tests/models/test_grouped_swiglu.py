@@ -53,9 +53,7 @@ def test_gradients_of_experts_without_a_token_are_zeros_whatever_the_kernel_leav
             assert weight.grad[expert].isfinite().all()
 
 
-def test_a_rank_without_a_token_calls_no_grouped_product_and_has_gradients_of_zeros(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_without_a_token_calls_no_grouped_product_and_has_gradients_of_zeros(monkeypatch) -> None:
     def refused(*args: object, **kwargs: object) -> None:
         raise AssertionError("a grouped product of nothing")
 

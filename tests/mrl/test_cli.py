@@ -14,9 +14,7 @@ QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
 
 
 @pytest.mark.parametrize("order", [("--dry-run", "loop.steps=-7"), ("loop.steps=-7", "--dry-run")])
-def test_words_stand_on_both_sides_of_an_option(
-    order: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_stand_on_both_sides_of_an_option(order, capsys) -> None:
     assert main(["train", QUICKSTART, *order, "model.path=nowhere"]) == 2
     assert "loop.steps: " in capsys.readouterr().err
 

@@ -35,9 +35,7 @@ def test_a_default_that_nobody_has_becomes_the_users(default: Path) -> None:
 
 @by_root
 @pytest.mark.parametrize("said", [False, True])
-def test_another_users_default_is_left_alone(
-    default: Path, said: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_default_is_left_alone(default, said, monkeypatch) -> None:
     default.mkdir(mode=0o777)
     os.chown(default, NOBODY, NOBODY)
     if said:  # as torch says once its compiler is imported
@@ -59,9 +57,7 @@ def test_a_link_in_the_defaults_place_is_not_followed(default: Path) -> None:
     assert Path(os.environ[compile_cache.VARIABLE]).is_relative_to(default.parent / "home")
 
 
-def test_a_folder_of_the_users_choice_stays(
-    default: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_users_choice_stays(default, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path / "chosen"))
     compile_cache.use_own_compile_cache()
     assert os.environ[compile_cache.VARIABLE] == str(tmp_path / "chosen") and not default.exists()

@@ -34,9 +34,7 @@ def test_one_command_holds_what_it_writes(tmp_path: Path) -> None:
     assert not list(out.parent.iterdir())
 
 
-def test_a_lock_that_its_holder_removes_is_not_taken_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_its_holder_removes_is_not_taken_for_one(tmp_path, monkeypatch) -> None:
     """Between the opening of the file and the lock on it the holder ended: what was locked is no longer there."""
     from mrl import files
 

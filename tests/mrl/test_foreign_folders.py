@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +25,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_references_of_a_configuration_end(
-    config: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_of_a_configuration_end(config, run, capsys) -> None:
     (run / "config.yaml").write_text(CONFIGS[config])
     assert main(["report", str(run)]) == main(["diagnose", str(run)]) == 0
     assert "config.yaml cannot be read" in (run / "report.html").read_text()
@@ -43,18 +40,6 @@ def test_a_page_takes_a_link_s_place_and_leaves_the_file_behind_it(run: Path, tm
     assert main(["report", str(run)]) == main(["diagnose", str(run)]) == 0
     assert kept.read_text() == "of somebody"
     assert not (run / "report.html").is_symlink() and "<html" in (run / "report.html").read_text()[:200]
-
-
-@pytest.mark.parametrize(
-    "words", [["samples", "."], ["report", ".", "--text"], ["audit", "."], ["export", ".", "--dry-run"]]
-)
-def test_commands_over_a_run_import_nothing_of_the_folder_they_stand_in(
-    words: list[str], run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.chdir(run)
-    main(words)
-    assert str(run) not in sys.path
 
 
 def test_samples_steer_no_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from mrl.cli import main
 from tests.golden_run import ROOT, write_golden_model, write_run
-from tests.support.run_folders import metrics_row
-from tests.support.run_folders import write_run as write_run_folder
 
 LIMITED = (
     "import resource, sys; from mrl.cli import main; import mrl.training.hf.export_folder, mrl.diagnosis.diagnosis_page\n"
@@ -21,9 +17,7 @@ LIMITED = (
 """A command for which every file is too large."""
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     assert main(["train", str(ROOT / "configs/quickstart.yaml"), f"run.folder={tmp_path}/file"]) == 1
     assert capsys.readouterr().err == f"mrl: {tmp_path}/file/quickstart: Not a directory\n"
@@ -35,12 +29,6 @@ def test_an_export_without_room_is_one_line_and_leaves_nothing(tmp_path: Path) -
     assert ended.returncode == 1 and ended.stderr.startswith("mrl: CheckpointError: "), ended.stderr
     assert "model.safetensors cannot be written" in ended.stderr and len(ended.stderr.splitlines()) == 1
     assert not list(tmp_path.glob("out*"))
-
-
-def test_a_page_without_room_is_one_line(tmp_path: Path) -> None:
-    folder = write_run_folder(tmp_path / "run", metrics=map(metrics_row, range(4)), samples=[])
-    ended = limited("diagnose", str(folder))
-    assert (ended.returncode, ended.stderr) == (1, "mrl: File too large\n")
 
 
 def limited(*words: str) -> subprocess.CompletedProcess[str]:

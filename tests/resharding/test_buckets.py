@@ -79,9 +79,7 @@ EDGES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_edges_of_types_and_sizes_arrive_byte_for_byte(
-    sender: WeightSender, receiver: Receiver, edge: str
-) -> None:
+def test_edges_of_types_and_sizes_arrive_byte_for_byte(sender, receiver, edge) -> None:
     torch.manual_seed(3)
     weights = {}
     for number, (dtype, shape) in enumerate(EDGES[edge]):
@@ -104,9 +102,7 @@ def raise_error() -> None:
 
 
 @pytest.mark.parametrize("point", ["start", "t0", "t2", "t6", "finish"])
-def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(
-    sender: WeightSender, receiver: Receiver, point: str
-) -> None:
+def test_a_receiver_that_raises_is_heard_by_the_sender_and_a_resend_heals(sender, receiver, point) -> None:
     plan, values = model()
     exchange(sender, receiver, plan, values, 0)
     shelf, session = Shelf(point, raise_error), Session.new(0, 1, plan.digest)
@@ -143,9 +139,7 @@ def test_a_flipped_bit_is_refused(sender: WeightSender, receiver: Receiver, full
     exchange(sender, receiver, plan, values, 0)
 
 
-def test_a_sender_of_another_session_is_refused_and_does_no_harm(
-    wire: Wire, sender: WeightSender, receiver: Receiver
-) -> None:
+def test_a_sender_of_another_session_is_refused_and_does_no_harm(wire, sender, receiver) -> None:
     plan, values = model()
     stale = wire.sender(receiver.address, SYNC)
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
@@ -157,9 +151,7 @@ def test_a_sender_of_another_session_is_refused_and_does_no_harm(
     stale.close()
 
 
-def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
-    wire: Wire, sender: WeightSender, receiver: Receiver
-) -> None:
+def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(wire, sender, receiver) -> None:
     plan, values = model()
     second, heard = wire.sender(receiver.address, SYNC), []
 
@@ -181,9 +173,7 @@ def test_a_second_sender_during_a_session_is_refused_and_the_first_goes_on(
 
 
 @pytest.mark.parametrize("field", ["from_version", "to_version", "digest"])
-def test_sides_that_disagree_about_the_session_both_refuse(
-    sender: WeightSender, receiver: Receiver, field: str
-) -> None:
+def test_sides_that_disagree_about_the_session_both_refuse(sender, receiver, field) -> None:
     plan, _ = model()
     session = Session.new(-1, 0, plan.digest)
     other = Session(
@@ -197,9 +187,7 @@ def test_sides_that_disagree_about_the_session_both_refuse(
 
 
 @pytest.mark.parametrize("call", ["finish", "commit", "send_window"])
-def test_calls_outside_a_session_are_refused_and_harm_nothing(
-    sender: WeightSender, receiver: Receiver, call: str
-) -> None:
+def test_calls_outside_a_session_are_refused_and_harm_nothing(sender, receiver, call) -> None:
     plan, values = model()
     with pytest.raises(WeightSyncError, match="no open session"):
         {
@@ -230,9 +218,7 @@ class BrokenMeeting(Faults):
             raise ValueError("broken on purpose before the meeting")
 
 
-def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(
-    wire: Wire, sender: WeightSender, receiver: Receiver
-) -> None:
+def test_a_receiver_that_fails_before_all_have_met_stops_the_others_at_once(wire, sender, receiver) -> None:
     plan, values = model()
     before, receiver.deadline_seconds, receiver.faults = receiver.deadline_seconds, 120.0, BrokenMeeting()
     patient = wire.sender(receiver.address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
@@ -279,12 +265,7 @@ class Lie(Faults):
         ({"num_bytes": 2048}, "parcels of 2048 bytes for a bucket of 1024"),
     ],
 )
-def test_lengths_and_offsets_are_checked_before_use(
-    sender: WeightSender,
-    receiver: Receiver,
-    change: dict[str, int],
-    what: str,
-) -> None:
+def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, what) -> None:
     plan, values = model()
     sender.faults = Lie(change)
     session = Session.new(-1, 0, plan.digest)

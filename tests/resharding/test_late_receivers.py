@@ -126,9 +126,7 @@ def one_process(rank: int, size: int, port: int, layout: Layout, transport: str)
     ],
     ids=str,
 )
-def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(
-    layout: Layout, transport: str
-) -> None:
+def test_sessions_go_on_without_a_receiver_and_with_the_one_that_replaces_it(layout, transport) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     results = run_ranks(one_process, layout.world_size + RECEIVERS, layout, transport, seconds=240)
     for errors in results[: layout.world_size]:

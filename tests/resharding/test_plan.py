@@ -16,8 +16,8 @@ from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
+from mrl.resharding.planner.schedule import SlotTraffic
 from mrl.resharding.planner.topology import Topology
-from tests.resharding.explain import estimate, explain, window_traffic
 from tests.resharding.simulate import execute, write_counts
 from tests.resharding.worlds import FAMILIES, random_world
 
@@ -126,24 +126,18 @@ def test_what_nobody_holds_is_named():
 @pytest.mark.parametrize(
     ("engine", "named"),
     [
-        (
-            TINY | {"moe_intermediate_size": 4},
-            r"experts\.0\.down_proj\.weight: the trainer has \(16, 8\), the engines \(16, 4\)",
-        ),
+        (TINY | {"moe_intermediate_size": 4},
+         r"experts\.0\.down_proj\.weight: the trainer has \(16, 8\), the engines \(16, 4\)"),
         (TINY | {"vocab_size": 64}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(64, 16\)"),
         (TINY | {"vocab_size": 128}, r"lm_head\.weight: the trainer has \(96, 16\), the engines \(128, 16\)"),
-        (
-            TINY | {"num_hidden_layers": 3},
-            r"layers\.3\.input_layernorm\.weight \(16,\): no engine rank takes it",
-        ),
+        (TINY | {"num_hidden_layers": 3},
+         r"layers\.3\.input_layernorm\.weight \(16,\): no engine rank takes it"),
         (TINY | {"num_hidden_layers": 5}, r"layers\.4\..* \(16,\): no trainer rank holds it"),
-        (
-            TINY | {"num_key_value_heads": 1},
-            r"k_proj\.weight: the trainer has \(8, 16\), the engines \(4, 16\)",
-        ),
+        (TINY | {"num_key_value_heads": 1},
+         r"k_proj\.weight: the trainer has \(8, 16\), the engines \(4, 16\)"),
         (TINY | {"tie_word_embeddings": True}, r"lm_head\.weight \(96, 16\): no engine rank takes it"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
     held = trainer_manifests.trainer_rank_manifests(TINY, layout, pad_vocab_to=64)
@@ -282,6 +276,18 @@ def test_interleaved_stages_load_all_senders_in_each_window():
     assert open_modules[False] <= open_modules[True]
 
 
+def window_traffic(plan):
+    """[2, slots] bytes sent and received in each window."""
+    traffic = SlotTraffic(plan.topology)
+    for window in plan.windows:
+        counts = np.zeros(traffic.num_lanes, dtype=np.int64)
+        for step in window:
+            item = plan.items[step.item]
+            flow = traffic.of(item.pattern, item.ordinal, step.part, step.parts)
+            counts[flow.lanes] += flow.num_bytes
+        yield counts.reshape(2, -1)
+
+
 def most_open(plan) -> int:
     """Most modules left open at the end of a window on slot 0."""
     opened, most = set(), 0
@@ -311,17 +317,6 @@ def test_topologies_that_do_not_fit_are_refused():
     plan = build_plan(held, needed, Topology.shared(2))
     with pytest.raises(ConfigError, match="slot 2 is outside the plan's 2 slots"):
         plan.part(2)
-
-
-def test_explain_states_the_summary():
-    plan = build_plan(
-        trainer_manifests.trainer_rank_manifests(TINY, Layout(tp=2, pp=2, ep=2)),
-        engine_manifests.engine_rank_manifests(TINY, Layout(tp=2, dp=2)),
-        Topology.shared(4, slots_per_node=2),
-    )
-    text, seconds = explain(plan), estimate(plan)
-    assert plan.digest[:16] in text and "ratio 1.000" in text and "0 bytes" in text
-    assert seconds.windows_seconds >= seconds.network_seconds > 0
 
 
 def test_nothing_comes_whole_in_any_family():

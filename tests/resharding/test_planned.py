@@ -121,9 +121,7 @@ def test_every_lease_is_given_back_over_many_sessions(slot: Any, sessions: int) 
     require_no_leak(marks)
 
 
-def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
-    slot: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monkeypatch) -> None:
     """The engine was told the digest of its own layout's plan; nothing is mapped, started or copied for another one."""
     world, plan, receiver, sender, trainer = slot
     other = build_plan(
@@ -143,9 +141,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(
     _exchange(slot, Session.new(-1, 0, plan.digest))
 
 
-def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(
-    slot: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_of_an_earlier_session_is_refused_before_it_is_opened(slot, monkeypatch) -> None:
     """A sender that repeats an old session with its old description, while the receiver waits for the next one."""
     world, plan, receiver, sender, trainer = slot
     old = Session.new(-1, 0, plan.digest)
@@ -274,9 +270,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
         ("wire", 77, "leaves its memory"),
     ],
 )
-def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(
-    slot: Any, field: str, value: int, what: str
-) -> None:
+def test_a_copy_that_leaves_its_memory_is_refused_before_anything_is_copied(slot, field, value, what) -> None:
     _, plan, _, _, trainer = slot
     tables = of_part(plan.part(0), trainer.leased)
     room = [trainer.segment.buffer.numel()]
@@ -359,9 +353,7 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 
 @pytest.mark.parametrize("at", ["first", "middle", "finish"])
-def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(
-    wire: Wire, at: str
-) -> None:
+def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(wire, at) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = Rank(target=receive_and_die, args=(wire, at, theirs), daemon=True)
     process.start()

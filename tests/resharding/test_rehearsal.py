@@ -2,8 +2,6 @@
 
 import random
 
-import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +11,6 @@ from tests.resharding.simulate import execute
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
 CI = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 
@@ -62,38 +59,3 @@ def test_random_delays_never_deadlock(seed):
 @given(SEEDS)
 def test_a_kill_at_any_point_never_commits_a_mixture(seed):
     check_kill(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@LONG
-@given(SEEDS)
-def test_delays_and_kills_long(seed):
-    check_delays(seed)
-    check_kill(seed)
-
-
-def test_a_wrong_order_on_one_slot_is_seen_as_a_deadlock():
-    plan, storages = planned(next(seed for seed in range(100) if two_from_one_peer(planned(seed)[0])))
-    part, first, second = two_from_one_peer(plan)
-    swapped = list(part.windows)
-    swapped[first], swapped[second] = swapped[second], swapped[first]
-    object.__setattr__(part, "windows", tuple(swapped))
-    with pytest.raises(RuntimeError, match="deadlock"):
-        rehearse(plan, storages, seed=1)
-
-
-def two_from_one_peer(plan):
-    """A slot and two of its windows that receive from the same peer."""
-    for part in map(plan.part, range(plan.topology.num_slots)):
-        seen = {}
-        for number, window in enumerate(part.windows):
-            for message in window.receives:
-                if message.peer in seen:
-                    return part, seen[message.peer], number
-                seen[message.peer] = number
-    return None
-
-
-def test_poison_is_not_a_number():
-    assert np.isnan(np.full(4, 0xFF, np.uint8).view(np.float32)).all()

@@ -102,12 +102,8 @@ def marked(special: list[str], *, words: list[str] | None = None, by_pieces: boo
 def llama() -> Any:
     """Llama 3's headers, byte-level."""
     special = [
-        "<|begin_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eot_id|>",
-        "<|python_tag|>",
-    ]
+        "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>",
+    ]  # fmt: skip
     return _byte_level(special, [], LLAMA, "<|eot_id|>")
 
 

@@ -5,37 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MARKS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "<tool_call>{",
-    "\\boxed{",
-    "<answer>",
-    "<",
-    "</",
-)
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_call>{", "\\boxed{", "<answer>", "<", "</",
+)  # fmt: skip
 RUNS = (
-    "\\",
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    "'",
-    " ",
-    "\n",
-    "\t",
-    "9",
-    "-",
-    ".",
-    ",",
-    "$",
-    "x",
-    "é",
-    "👩",
-    "\u200d",
-)
+    "\\", "{", "}", "[", "]", '"', "'", " ", "\n", "\t", "9", "-", ".", ",", "$", "x", "é", "👩", "\u200d",
+)  # fmt: skip
 CALL = '{"name": "say", "arguments": {"text": "x"}}'
 
 

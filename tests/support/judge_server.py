@@ -26,17 +26,9 @@ from pathlib import Path
 from typing import Any
 
 FAILURES = (
-    "refused",
-    "broken off",
-    "busy",
-    "down",
-    "silent",
-    "no JSON",
-    "no reply",
-    "no verdict",
-    "cut off",
+    "refused", "broken off", "busy", "down", "silent", "no JSON", "no reply", "no verdict", "cut off",
     "too long",
-)
+)  # fmt: skip
 _FENCE = re.compile(r"\[([0-9a-f]{16})\]\n(.*?)\n\[/\1\]", re.DOTALL)
 
 

@@ -4,9 +4,8 @@ no larger than is allowed; whoever asks for a value is counted, because on a GPU
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -60,25 +59,3 @@ def _asker() -> str:
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return "nobody of ours" if frame is None else f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
-
-
-def lines_run(action: Callable[[], object], folder: Path) -> set[tuple[str, int]]:
-    """(file, line) of what an action runs of the files in a folder, backward passes included."""
-    found: set[tuple[str, int]] = set()
-    watch, inside = sys.monitoring, f"{folder}/"
-
-    def note(code: CodeType, line: int) -> Any:
-        if code.co_filename.startswith(inside):
-            found.add((code.co_filename, line))
-        return watch.DISABLE  # once is enough
-
-    tool = next(number for number in range(6) if watch.get_tool(number) is None)
-    watch.use_tool_id(tool, __name__)
-    try:
-        watch.register_callback(tool, watch.events.LINE, note)
-        watch.restart_events()
-        watch.set_events(tool, watch.events.LINE)
-        action()
-    finally:
-        watch.free_tool_id(tool)
-    return found

@@ -45,22 +45,9 @@ LITERALS = (
 )
 """Texts that stand in a value's place as they are."""
 INSERTED = (
-    b"\xef\xbb\xbf",
-    b"\0",
-    b"\xff\xfe",
-    b"\xc3",
-    b"\xed\xa0\x80",
-    b"\n",
-    b"\r",
-    b'"',
-    b"\\",
-    b"{",
-    b"]",
-    b",",
-    b"\x1a",
-    b"\x85",
-    b"\xe2\x80\xa8",
-)
+    b"\xef\xbb\xbf", b"\0", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", b"\n", b"\r", b'"', b"\\", b"{", b"]",
+    b",", b"\x1a", b"\x85", b"\xe2\x80\xa8",
+)  # fmt: skip
 DEPTHS = (30, 900, 5_000, 200_000)
 """Brackets around nothing."""
 _MARK = "mark of a mutation"
@@ -342,18 +329,9 @@ def not_to_be_read(path: Path, dice: random.Random) -> None:
 
 PLACES = (gone, a_folder, a_link, a_pipe, not_to_be_read)
 BYTES = (
-    cut,
-    emptied,
-    bits_flipped,
-    bits_flipped,
-    doubled,
-    taken_out,
-    swapped,
-    put_in,
-    ends_changed,
-    encoded_otherwise,
-    archived,
-)
+    cut, emptied, bits_flipped, bits_flipped, doubled, taken_out, swapped, put_in, ends_changed,
+    encoded_otherwise, archived,
+)  # fmt: skip
 _OF_FORM: dict[str, tuple[Callable[[bytes, random.Random], bytes], ...]] = {
     "lines": (line_changed, line_changed, line_changed, lines_moved),
     "json": (json_changed, json_changed, key_doubled),

@@ -11,7 +11,9 @@ from mrl.rewards.code import runner
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.output import same_output
-from mrl.rewards.code.tasks import CodeTask
+from mrl.rewards.code.program import program_in
+from mrl.rewards.code.tasks import CodeTask, parse_task
+from tests.support.verifier_cases.case import Generator, take
 
 
 def passes(program: str | None, task: CodeTask) -> bool | None:
@@ -32,6 +34,16 @@ def passes(program: str | None, task: CodeTask) -> bool | None:
         with contextlib.suppress(_Concluded, Exception):
             Exam(task).sit(candidate)
         return candidate.result and candidate.result is Outcome.ACCEPTED
+
+
+def misjudged(generator: Generator, count: int) -> list[str]:
+    """Labels of the generated responses whose program gets a wrong verdict, or none."""
+    wrong = set()
+    for case in take(generator, count):
+        task = parse_task(case.ground_truth, place="generated")
+        if not case.settings and passes(program_in(case.response, task), task) is not case.right:
+            wrong.add(case.label)
+    return sorted(wrong)
 
 
 class _Concluded(BaseException):

@@ -7,7 +7,7 @@ Tensors are ordinary ones, or of device "meta", which have bytes and no contents
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +35,6 @@ class RecordedCuda:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.on_empty_cache: Callable[[], None] = lambda: None
-        """Called where torch's cache is given back to the device."""
         self.registered: dict[int, int] = {}
         """Address -> bytes of the host memory that is pinned now."""
         self._current = Stream(self, "current")
@@ -57,7 +55,7 @@ class RecordedCuda:
             "stream": self._on_stream,
             "synchronize": lambda device=None: self.note("synchronize device"),
             "ipc_collect": lambda: self.note("ipc_collect"),
-            "empty_cache": self._empty_cache,
+            "empty_cache": lambda: self.note("empty_cache"),
             "cudart": lambda: SimpleNamespace(
                 cudaHostRegister=self._register, cudaHostUnregister=self._release
             ),
@@ -70,10 +68,6 @@ class RecordedCuda:
         self.note(f"on {stream._name}")
         yield
         self.note(f"off {stream._name}")
-
-    def _empty_cache(self) -> None:
-        self.note("empty_cache")
-        self.on_empty_cache()
 
     def _register(self, address: int, num_bytes: int, flags: int) -> int:
         """As the driver: memory of which a part is registered already is refused (cudaErrorHostMemoryAlreadyRegistered)."""

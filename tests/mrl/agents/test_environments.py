@@ -96,9 +96,7 @@ def test_a_turn_without_news_is_worth_nothing_and_turns_end() -> None:
 @pytest.mark.parametrize(
     ("seconds", "bounds"), [((0.5, 4.0), (0.5, 4.0)), (2.0, (0.0, math.inf)), (0.0, (0.0, 0.0))]
 )
-def test_answers_wait_as_they_are_told_to(
-    seconds: Any, bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_wait_as_they_are_told_to(seconds, bounds, monkeypatch) -> None:
     waits: list[float] = []
 
     async def slept(delay: float) -> None:

@@ -82,9 +82,7 @@ def test_random_episodes_are_the_concatenation_of_their_parts() -> None:
         ({"max_turn_tokens": 1}, None, 4),
     ],
 )
-def test_limits_end_an_episode_before_what_nobody_would_answer(
-    limits: dict[str, int], ended_by: EndedBy | None, length: int
-) -> None:
+def test_limits_end_an_episode_before_what_nobody_would_answer(limits, ended_by, length) -> None:
     episode = Episode(np.asarray([1, 2], np.int32), dataclasses.replace(WIDE, **limits))
     _turn(episode, [3, 4])
     _observe(episode, [5, 6], reward=0.5)

@@ -111,9 +111,7 @@ def test_the_seed_is_that_of_the_process_too(pool: EnvironmentPool) -> None:
         ("a reply of its own", EnvironmentFault.RAISED, EndedBy.ENV_CRASHED),
     ],
 )
-def test_a_fault_has_a_name_and_ends_its_episode_alone(
-    pool: EnvironmentPool, fault: str, counted: EnvironmentFault, ended_by: EndedBy
-) -> None:
+def test_a_fault_has_a_name_and_ends_its_episode_alone(pool, fault, counted, ended_by) -> None:
     before = pool.faults().get(counted.value, 0)
     pool.open("good", "faulty", {}, 0)
     pool.open("bad", "faulty", {"fault": fault}, 0)

@@ -257,43 +257,6 @@ def test_equal_rewards_and_lone_samples_give_exactly_zero(name, batch) -> None:
     assert torch.equal(advantages, torch.zeros_like(advantages))
 
 
-def test_outcome_estimators_against_loops(batch) -> None:
-    """Groups of 1, 2, 4 (one without tokens) and 5, by plain Python."""
-    scores = [float(r[m].sum()) for r, m in zip(batch.arrays["token_rewards"], batch.mask, strict=True)]
-    active = [bool(m.any()) for m in batch.mask]
-    found = {n: run(n, batch)[0] for n in ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")}
-    for row in range(12):
-        siblings = [scores[j] for j in range(12) if batch.group_ids[j] == batch.group_ids[row] and active[j]]
-        first = batch.mask[row].nonzero()
-        if not active[row]:
-            continue
-        at = (row, int(first[0]))
-        if len(siblings) < 2:
-            assert all(float(values[at]) == 0.0 for values in found.values())
-            continue
-        centred = scores[row] - statistics.mean(siblings)
-        assert float(found["dr_grpo"][at]) == pytest.approx(centred, abs=1e-12)
-        assert float(found["reinforce_pp_baseline"][at]) == pytest.approx(centred, abs=1e-12)
-        assert float(found["grpo"][at]) == pytest.approx(
-            centred / (statistics.stdev(siblings) + 1e-6), abs=1e-12
-        )
-        others = (sum(siblings) - scores[row]) / (len(siblings) - 1)
-        assert float(found["rloo"][at]) == pytest.approx(scores[row] - others, abs=1e-12)
-
-
-def test_gae_against_a_loop(batch) -> None:
-    advantages, returns = run("gae", batch)
-    for row in range(12):
-        positions = batch.mask[row].nonzero()[:, 0].tolist()
-        running, after = 0.0, 0.0
-        for t in reversed(positions):
-            value = float(batch.arrays["values"][row, t])
-            running = float(batch.arrays["token_rewards"][row, t]) + 0.9 * after - value + 0.9 * 0.8 * running
-            after = value
-            assert float(advantages[row, t]) == pytest.approx(running, abs=1e-12)
-            assert float(returns[row, t]) == pytest.approx(running + value, abs=1e-12)
-
-
 def test_whitening_of_a_short_mask(golden) -> None:
     case = golden("I01")
     values, mask = case.tensor(case.inputs["values"]), case.tensor(case.inputs["mask"])

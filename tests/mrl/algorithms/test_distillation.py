@@ -142,17 +142,15 @@ def test_missing_log_probs_are_named() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            {"loss": {"name": "topr"}, "distillation": {"estimator": "sampled"}},
-            "topr sorts samples by their rewards",
-        ),
+        ({"loss": {"name": "topr"}, "distillation": {"estimator": "sampled"}},
+         "topr sorts samples by their rewards"),
         ({"filter": {}, "distillation": {"alone": True}}, "which groups the teachers see"),
         ({"estimator": {"name": "gae"}, "distillation": {"alone": True}}, "read the critic's values"),
         ({"distillation": {"teachers": {}}}, "at least 1 item"),
         ({"distillation": {"teacher_share": 0.3}}, "read by divergence = jsd only"),
         ({"distillation": {"divergence": "k3"}}, "reverse, forward, jsd"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_together_is_refused(more: dict[str, Any], message: str) -> None:
     distillation = {"teachers": {"default": "one"}} | more.get("distillation", {})
     with pytest.raises(ValidationError, match=message):

@@ -16,12 +16,10 @@ MEAN = FilterSection(min_reward_range=None, mean_range=(0.0, 1.0))
         (SPREAD, "std filter keep iff std > 0 (DAPO, verl)"),
         (MEAN, "openrlhf keep iff 0 < mean < 1"),
         (MEAN, "roll difficulty_mask defaults (0,1) open interval"),
-        (
-            FilterSection(min_reward_range=None, mean_range=(-1.0, float("inf"))),
-            "roll default mean_filter drop iff mean<=-1 or >=inf; keep",
-        ),
+        (FilterSection(min_reward_range=None, mean_range=(-1.0, float("inf"))),
+         "roll default mean_filter drop iff mean<=-1 or >=inf; keep"),
     ],
-)
+)  # fmt: skip
 def test_golden(golden, section, variant) -> None:
     case = golden("F05")
     groups = {name: np.array(rewards, float) for name, rewards in case.inputs["groups"].items()}

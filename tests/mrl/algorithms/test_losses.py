@@ -97,37 +97,6 @@ def call(name: str, part, logprobs: Tensor, **options) -> tuple[Tensor, dict[str
     )
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-@pytest.mark.parametrize("name", NAMES)
-def test_any_split_order_and_layout_gives_the_same_loss_gradient_and_metrics(
-    name, aggregation, batch
-) -> None:
-    whole = batch.arrays["logprobs"].clone().requires_grad_()
-    total, metrics = call(name, batch, whole, aggregation=aggregation, num_tokens=int(batch.mask.sum()))
-    total.backward()
-    variable = batch.arrays["logprobs"].clone().requires_grad_()
-    shares, found = [], []
-    for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6]):
-        arrays = batch.arrays | {"logprobs": variable}
-        part = type(batch)(arrays, batch.mask, batch.group_ids).packed(rows)
-        loss, numbers = call(
-            name,
-            part,
-            part.arrays["logprobs"],
-            aggregation=aggregation,
-            num_tokens=int(batch.mask.sum()),
-            num_sequences=int(batch.mask.any(1).sum()),
-        )
-        shares.append(loss)
-        found.append(numbers)
-    torch.stack(shares).sum().backward()
-    assert float(sum(shares).detach()) == pytest.approx(float(total.detach()), abs=1e-14)
-    torch.testing.assert_close(variable.grad, whole.grad, atol=1e-15, rtol=0)
-    for key, value in metrics.items():
-        combine = max if key.endswith("_max") else sum
-        assert combine(float(n[key]) for n in found) == pytest.approx(float(value), abs=1e-12), key
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_of_the_environment_may_hold_anything(name, batch) -> None:
     wild = {n: v.masked_fill(~batch.mask, float("-inf")) for n, v in batch.arrays.items()}

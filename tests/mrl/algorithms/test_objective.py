@@ -212,19 +212,13 @@ def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batc
     ("missing", "config", "match"),
     [
         ("advantages", {}, r"no advantages, which comes from the advantage estimator"),
-        (
-            "ref_logprobs",
-            {"kl": {"location": "loss", "coefficient": 0.1}},
-            r"no ref_logprobs, .*kl\.location = loss",
-        ),
-        (
-            "rollout_logprobs",
-            {"correction": {"kind": "icepop"}},
-            r"no rollout_logprobs, .*correction\.kind = icepop",
-        ),
+        ("ref_logprobs", {"kl": {"location": "loss", "coefficient": 0.1}},
+         r"no ref_logprobs, .*kl\.location = loss"),
+        ("rollout_logprobs", {"correction": {"kind": "icepop"}},
+         r"no rollout_logprobs, .*correction\.kind = icepop"),
         ("rollout_logprobs", {"old_logprobs": "rollout"}, "no rollout_logprobs"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_array_names_its_source(missing, config, match, batch) -> None:
     packed = batch.packed()
     arrays = {name: values for name, values in arrays_of(packed).items() if name != missing}
@@ -253,20 +247,14 @@ def test_a_users_function_by_path(batch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"function": "nowhere:loss"},
-            r"function = 'nowhere:loss': nowhere cannot be imported: ModuleNotFound",
-        ),
+        ({"function": "nowhere:loss"},
+         r"function = 'nowhere:loss': nowhere cannot be imported: ModuleNotFound"),
         ({"function": f"{__name__}:scaled"}, r"has no function 'scaled'; it has .*scaled_reinforce"),
-        (
-            {"options": {"faktor": 2.0}},
-            r"called as scaled_reinforce\(tokens, faktor=...\), and has the signature",
-        ),
+        ({"options": {"faktor": 2.0}},
+         r"called as scaled_reinforce\(tokens, faktor=...\), and has the signature"),
     ],
-)
-def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(
-    changes: dict[str, object], message: str
-) -> None:
+)  # fmt: skip
+def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(changes, message) -> None:
     custom = {"name": "custom", "function": f"{__name__}:scaled_reinforce", "options": {"factor": 3.0}}
     with pytest.raises(ConfigError, match=message):
         Objective(AlgorithmSection.model_validate({"loss": custom | changes}))
@@ -313,9 +301,7 @@ def damped(tokens: Tokens, *, raises: bool = False, gives: str = "") -> Any:
         ({"gives": "the loss alone"}, "it gave Tensor, not mrl.algorithms.losses.PerToken"),
     ],
 )
-def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(options, message) -> None:
     function = f"{__name__}:damped"
     try_loss(CustomLoss(function=function))
     with pytest.raises(ConfigError, match=f"algorithm.loss.function = '{function}': tried .*{message}"):

@@ -177,9 +177,7 @@ LONG_BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
     [*BESIDE, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_BESIDE)],
     ids=str,
 )
-def test_the_reference_beside_the_policy(
-    layout: dict[str, int], changes: dict[str, Any], folder: Path
-) -> None:
+def test_the_reference_beside_the_policy(layout, changes, folder) -> None:
     """To the bit what a pass of its own says; and, to rounding (log-probs are of other rows there), the gradient that follows."""
     world, batch = LayoutSection(**layout).world_size, random_batch(10, seed=5)
     results = run_ranks(scenarios.reference_beside, world, str(folder), layout, batch, changes)

@@ -296,9 +296,7 @@ WHITENED = [{}, {"whiten": "tokens"}, {"whiten": "samples"}]
 
 @pytest.mark.parametrize("whitening", WHITENED)
 @pytest.mark.parametrize("name", sorted(OUTCOME_ESTIMATORS - {"gdpo"}))
-def test_a_row_a_sample_gives_what_a_row_a_token_does(
-    name: str, whitening: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_a_sample_gives_what_a_row_a_token_does(name, whitening, monkeypatch) -> None:
     """A KL of zero in the reward makes rewards those of tokens; ragged samples, some without a reward or a token."""
     rows: list[int] = []
     estimator = ESTIMATORS[name]

@@ -37,16 +37,10 @@ def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() 
         (("loop.phase_deadline_seconds=50",), "one update", "loop.phase_deadline_seconds"),
         (("loop.phase_deadline_seconds=300",), "one checkpoint", "loop.phase_deadline_seconds"),
         (("sync.deadline_seconds=0.08",), "one weight sync", "twice sync.deadline_seconds"),
-        (
-            ("export.every_steps=20", "export.deadline_seconds=100"),
-            "one export",
-            "export.deadline_seconds",
-        ),
+        (("export.every_steps=20", "export.deadline_seconds=100"), "one export", "export.deadline_seconds"),
     ],
-)
-def test_each_wait_near_its_deadline_is_a_warning_that_names_the_setting(
-    words: tuple[str, ...], name: str, setting: str
-) -> None:
+)  # fmt: skip
+def test_each_wait_near_its_deadline_is_a_warning_that_names_the_setting(words, name, setting) -> None:
     lines = [line for line in tree(*words)["warnings"] if line.startswith(f"{name} takes")]
     assert len(lines) == 1
     assert f"of {setting}" in lines[0]

@@ -156,9 +156,7 @@ def batch(seed: int) -> TrainBatch:
     ],
     ids=["ep2-off-bf16", "tp2ep2-off-fp32", "ep2-selective-fp32", "pp2-full-fp32", "cp2ep2-off-fp32"],
 )
-def test_every_category_is_within_five_per_cent(
-    layout: dict[str, int], recompute: str, dtype: str, tmp_path: Path
-) -> None:
+def test_every_category_is_within_five_per_cent(layout, recompute, dtype, tmp_path) -> None:
     """Sums over ranks: a plan takes experts as evenly loaded, a real router is not."""
     folder = write_model(tmp_path / "model", **SHAPE)
     training = section(layout, recompute, dtype)

@@ -39,11 +39,8 @@ def test_a_checkpoint_has_the_bytes_that_are_planned(dtype: str, tmp_path: Path)
         tmp_path / "model", hidden_size=256, head_dim=64, moe_intermediate_size=256, vocab_size=512
     )
     words = [
-        f"model.path={folder}",
-        f"training.dtype={dtype}",
-        "training.layout.dp=2",
-        "training.layout.ep=2",
-    ]
+        f"model.path={folder}", f"training.dtype={dtype}", "training.layout.dp=2", "training.layout.ep=2",
+    ]  # fmt: skip
     config = load([CONFIGS / "gsm8k.yaml"], words)
     facts = find_facts(config.model)
     models = [(facts.parameters_total, stage_memory(facts, config.training))]

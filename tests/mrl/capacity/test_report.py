@@ -86,29 +86,21 @@ def test_too_little_memory_is_an_error_with_a_way_out() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("training.layout.ep=3", "training.layout.dp=3"),
-            "experts (128) do not divide into training.layout.ep = 3",
-        ),
-        (
-            ("training.layout.tp=3", "training.layout.ep=1", "rollout.tp=1"),
-            "attention heads (32) do not divide",
-        ),
+        (("training.layout.ep=3", "training.layout.dp=3"),
+         "experts (128) do not divide into training.layout.ep = 3"),
+        (("training.layout.tp=3", "training.layout.ep=1", "rollout.tp=1"),
+         "attention heads (32) do not divide"),
         (("training.layout.pp=49", "training.layout.dp=2"), "48 layers cannot fill pp x vpp = 49 x 1 stages"),
-        (
-            ("rollout.tp=3", "training.layout.dp=6"),
-            "experts (128) do not divide into rollout.tp (expert_parallel) = 3",
-        ),
-        (
-            ("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
-            "does not begin on a block of 128; lower rollout.tp",
-        ),
+        (("rollout.tp=3", "training.layout.dp=6"),
+         "experts (128) do not divide into rollout.tp (expert_parallel) = 3"),
+        (("rollout.tp=4", "rollout.expert_parallel=false", "rollout.quantization=fp8_block"),
+         "does not begin on a block of 128; lower rollout.tp"),
         (
             ("rollout.tp=8", "launch.slots_per_node=6"),
             "engine 0 would have 6 + 2 of its tp ranks on nodes [0, 1], which must share them equally; choose a rollout.tp",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...], message: str) -> None:
     refused = report(*words)
     assert not refused.fits
@@ -120,36 +112,26 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("rollout.tp=4", "rollout.expert_parallel=false"),
-            "rollout.expert_parallel=true deals out whole experts",
-        ),
+        (("rollout.tp=4", "rollout.expert_parallel=false"),
+         "rollout.expert_parallel=true deals out whole experts"),
         (("training.layout.pp=5", "training.layout.dp=2"), "48 layers do not divide into pp x vpp = 5 x 1"),
         (("training.layout.tp=8",), "query groups are cut"),
-        (
-            ("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
-            "truncated is the usual choice",
-        ),
-        (
-            ("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
-            "quantised weights alone make",
-        ),
-        (
-            ("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
-            "cuts 18432 tensors inside blocks of 128",
-        ),
+        (("rollout.quantization=fp8_block", "algorithm.correction.kind='off'"),
+         "truncated is the usual choice"),
+        (("rollout.quantization=fp8_block", "loop.max_rollout_mismatch=0.01"),
+         "quantised weights alone make"),
+        (("rollout.quantization=fp8_block", "training.layout.ep=2", "training.layout.etp=4"),
+         "cuts 18432 tensors inside blocks of 128"),
         (("training.layout.tp=16",), "spans nodes of 8"),
         (
             ("rollout.tp=16", "training.layout.dp=4"),
             "tp ranks of an engine lie on 2 nodes, and the two sums of each layer (48 x 2 of 2048 numbers a token) cross",
         ),
         (("training.router_aux_loss=0.001",), "pulls against the reward"),
-        (
-            ("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
-            "rail misalignment",
-        ),
+        (("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
+         "rail misalignment"),
     ],
-)
+)  # fmt: skip
 def test_warnings(words: tuple[str, ...], message: str) -> None:
     assert any(message in line for line in report(*words).tree["warnings"]), report(*words).tree["warnings"]
 
@@ -193,9 +175,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("shown", [(), ("--json",)])
 @pytest.mark.parametrize("word", ["training.layout.tp=128", "rollout.gpu_memory_utilization=0.99"])
-def test_a_script_sees_what_does_not_fit(
-    word: str, shown: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_sees_what_does_not_fit(word, shown, capsys) -> None:
     """A layout that a run refuses and memory that is too small alike, by the exit code, with the whole answer printed."""
     assert main(["plan", str(QWEN_30B), word, *shown]) == 1
     said = capsys.readouterr().out

@@ -87,9 +87,7 @@ def test_bytes_of_engines_with_dp_ranks_are_the_planners(hf: dict, layout: Layou
 
 @pytest.mark.parametrize(("layout", "tp", "experts_whole"), LAYOUTS)
 @pytest.mark.parametrize("engines", [1, 3])
-def test_bytes_between_pools_are_the_planners(
-    layout: Layout, tp: int, experts_whole: bool, engines: int
-) -> None:
+def test_bytes_between_pools_are_the_planners(layout, tp, experts_whole, engines) -> None:
     rollout = RolloutSection(tp=tp, expert_parallel=experts_whole)
     found = check(Facts(QWEN, "test"), rollout, layout, own_slots=engines * tp)
     assert sum(found.local) == 0 and found.need[: layout.world_size] == [0] * layout.world_size

@@ -60,10 +60,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
 @pytest.mark.parametrize(
     ("tree", "match"),
     [
-        (
-            {"loss": {"name": "cispi"}},
-            "unknown loss 'cispi': did you mean 'cispo'\\? known: ppo_clip, gspo",
-        ),
+        ({"loss": {"name": "cispi"}}, "unknown loss 'cispi': did you mean 'cispo'\\? known: ppo_clip, gspo"),
         ({"estimator": {"name": "grop"}}, "unknown estimator 'grop': did you mean 'grpo'\\? known: gae"),
         ({"kl": {"kind": "k4"}}, "unknown KL kind 'k4'.*known: k1, abs, k2, k3"),
         ({"correction": {"kind": "ice"}}, "unknown correction 'ice'.*icepop"),
@@ -75,10 +72,8 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"aggregation": {"mode": "token_mean", "length": 5}}, "the other modes take none"),
         ({"kl": {"coefficient": 0.1}}, "choose reward or loss"),
         ({"kl": {"location": "loss"}}, "needs kl.coefficient above 0"),
-        (
-            {"kl": {"location": "reward", "coefficient": 1, "unbiased": True}},
-            "unbiased is for kl.location = loss",
-        ),
+        ({"kl": {"location": "reward", "coefficient": 1, "unbiased": True}},
+         "unbiased is for kl.location = loss"),
         ({"kl": {"target": 0}}, "greater than 0"),
         ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
         ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
@@ -86,18 +81,12 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"kl": {"location": "loss", "kind": "k1", "coefficient": 0.1}}, "write kl.kind: k2"),
         ({"old_logprobs": "rollout", "correction": {"kind": "icepop"}}, "already holds the difference"),
         ({"old_logprobs": "decoupled"}, "nothing would weigh tokens of earlier versions"),
-        (
-            {"estimator": {"name": "gdpo"}, "kl": {"location": "reward", "coefficient": 1}},
-            "no use for kl.location = reward",
-        ),
-        (
-            {"estimator": {"name": "rloo_process"}, "kl": {"location": "reward", "coefficient": 1}},
-            "use kl.location = loss",
-        ),
-        (
-            {"estimator": {"name": "grpo_process"}, "kl": {"location": "reward", "coefficient": 1}},
-            "use kl.location = loss",
-        ),
+        ({"estimator": {"name": "gdpo"}, "kl": {"location": "reward", "coefficient": 1}},
+         "no use for kl.location = reward"),
+        ({"estimator": {"name": "rloo_process"}, "kl": {"location": "reward", "coefficient": 1}},
+         "use kl.location = loss"),
+        ({"estimator": {"name": "grpo_process"}, "kl": {"location": "reward", "coefficient": 1}},
+         "use kl.location = loss"),
         ({"estimator": {"part_weights": {"a": 1}}}, "read by gdpo only"),
         ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
         ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
@@ -106,7 +95,7 @@ def test_each_correction_has_its_own_default_bounds() -> None:
         ({"filter": {"mean_range": [1, 0]}}, "the first must be below the second"),
         ({"estimater": {}}, "Extra inputs are not permitted"),
     ],
-)
+)  # fmt: skip
 def test_refusals(tree, match) -> None:
     with pytest.raises(ValidationError, match=match):
         AlgorithmSection.model_validate(tree)

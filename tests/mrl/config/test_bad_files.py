@@ -57,14 +57,10 @@ def word_of(mutator: Mutator) -> str:
     )
     return mutator.choose(
         [
-            f"{name}={value}",
-            f"{name}.{name}={value}",
-            f"{name}",
-            f"={value}",
-            f"{name}=={value}",
+            f"{name}={value}", f"{name}.{name}={value}", f"{name}", f"={value}", f"{name}=={value}",
             f"{name}=[{value}]",
         ]
-    )
+    )  # fmt: skip
 
 
 def require_whole(config: Config) -> None:
@@ -94,12 +90,7 @@ def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
         yield from numbers(value, f"{name}.{key}")
 
 
-def test_some_malformed_configurations(tmp_path: Path) -> None:
-    found = failures("config", range(0, CASES, 10), case, tmp_path)
-    assert not found, found
-
-
-@pytest.mark.slow
-def test_all_malformed_configurations(tmp_path: Path) -> None:
-    found = failures("config", range(CASES), case, tmp_path)
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_malformed_configurations(every: int, tmp_path: Path) -> None:
+    found = failures("config", range(0, CASES, every), case, tmp_path)
     assert not found, found

@@ -38,18 +38,12 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
         ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
         ({"hidden_size": 72}, 1, "hidden_size = 72"),
         ({"num_attention_heads": 3}, 2, "num_attention_heads = 3"),
-        (
-            {"kv_lora_rank": 256, "qk_rope_head_dim": 64},
-            1,
-            r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)",
-        ),
-        (
-            {"model_type": "mixtral", "intermediate_size": 96},
-            2,
-            r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)",
-        ),
+        ({"kv_lora_rank": 256, "qk_rope_head_dim": 64}, 1,
+         r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)"),
+        ({"model_type": "mixtral", "intermediate_size": 96}, 2,
+         r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
     ],
-)
+)  # fmt: skip
 def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_cpu(folder(tmp_path, **changes), tp=tp)
@@ -58,9 +52,7 @@ def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what
 @pytest.mark.parametrize(
     "plain", [{"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}, {"rope_theta": 5e4}]
 )
-def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(
-    tmp_path: Path, plain: dict[str, Any]
-) -> None:
+def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(tmp_path, plain) -> None:
     path = folder(tmp_path, **LATENT, **plain, max_position_embeddings=256)
     config = json.loads((tmp_path / "config.json").read_text())
     served = config | cpu_overrides(path)

@@ -144,12 +144,7 @@ def cases(tool_tokenizer: Any, tmp_path: Path) -> Cases:
     return Cases(tool_tokenizer, saved)
 
 
-def test_some_malformed_files_of_rows(cases: Cases, tmp_path: Path) -> None:
-    found = failures("data", range(0, CASES, 10), cases, tmp_path)
-    assert not found, found
-
-
-@pytest.mark.slow
-def test_all_malformed_files_of_rows(cases: Cases, tmp_path: Path) -> None:
-    found = failures("data", range(CASES), cases, tmp_path)
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_malformed_files_of_rows(every: int, cases: Cases, tmp_path: Path) -> None:
+    found = failures("data", range(0, CASES, every), cases, tmp_path)
     assert not found, found

@@ -87,9 +87,7 @@ def test_a_small_parquet_of_a_very_long_text(tmp_path: Path, monkeypatch: pytest
     assert said.startswith(f"{path}: column 'prompt' has ") and "bytes that unpack to" in said
 
 
-def test_a_small_parquet_of_a_long_text_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_parquet_of_a_long_text_again_and_again(tmp_path, monkeypatch) -> None:
     """Once in the file's dictionary, a thousand times in the rows."""
     monkeypatch.setattr(row_files, "BATCH_BYTES", 32 * MIB)
     columns = {"prompt": ["x" * MIB] * 64, "answer": ["1"] * 64}
@@ -104,9 +102,7 @@ ENDLESS = (
 )
 
 
-def test_a_template_without_an_end(
-    chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_without_an_end(chat_tokenizer, tmp_path, monkeypatch) -> None:
     """Wherever one is rendered: prompts, tuned rows, turns of episodes."""
     monkeypatch.setattr(templates, "SECONDS", 0.3)
     monkeypatch.setattr(chat_tokenizer, "chat_template", ENDLESS)

@@ -11,14 +11,9 @@ from mrl.data.conversation import Encoder, Rendered
 from tests.support import chat_tokenizers
 
 SAID = (
-    "What is 3 times 4?",
-    " a  b\n",
-    "é2 <b> 17\n\n",
-    "",
-    "times\t12 ",
-    "no [INST] <|im_end|> here </s>",
+    "What is 3 times 4?", " a  b\n", "é2 <b> 17\n\n", "", "times\t12 ", "no [INST] <|im_end|> here </s>",
     "x",
-)
+)  # fmt: skip
 
 
 def conversation(turns: int) -> tuple[dict[str, str], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from mrl.algorithms.solve_rate import SolveRate
 from mrl.config.load import load
 from mrl.config.sections.data import DataSection, DifficultySection
 from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
-from mrl.data.load_rows import Dataset, load_data
+from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
@@ -22,8 +21,6 @@ MATHS = RewardSection(kind="maths")
 ABOUT = {"model": "abc", "temperature": 1.0}
 RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(32, 4))
 """Too hard, inside, too easy, not decided."""
-
-Load = Callable[..., Dataset]
 
 
 @pytest.fixture
@@ -48,9 +45,7 @@ def measured(section: DataSection, tokenizer: Any) -> tuple[Path, list[Prompt]]:
     return path, prompts
 
 
-def test_rows_outside_are_left_out_and_named_and_validation_stays(
-    section: DataSection, plain_tokenizer: Any
-) -> None:
+def test_rows_outside_are_left_out_and_named_and_validation_stays(section, plain_tokenizer) -> None:
     path, prompts = measured(section, plain_tokenizer)
     data = load_data(section, MATHS, plain_tokenizer)
     (source,) = data.train
@@ -95,9 +90,7 @@ def test_a_prompt_is_known_wherever_its_row_lies_and_not_with_another_answer(
     assert [prompt.text for prompt in data.train[0].rows] == ["0+0="]
 
 
-def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(
-    section: DataSection, plain_tokenizer: Any
-) -> None:
+def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, plain_tokenizer) -> None:
     path, prompts = measured(section, plain_tokenizer)
     name = prompt_id(prompts[0])
     with path.open("a") as file:
@@ -120,9 +113,7 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(
         ('{"about": ' + "[" * 100_000 + "\n", "not JSON"),
     ],
 )
-def test_other_files_are_refused_in_a_sentence(
-    text: str, said: str, section: DataSection, plain_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokenizer, tmp_path) -> None:
     (tmp_path / "rates.jsonl").write_text(text)
     with pytest.raises(DataError, match=said):
         load_data(section, MATHS, plain_tokenizer)

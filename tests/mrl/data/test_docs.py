@@ -35,9 +35,7 @@ def test_every_format_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ROWS.keys() - {"Chat", "ifeval"}))
-def test_a_row_is_recognised_and_its_ground_truth_found(
-    name: str, write_rows: Any, tool_tokenizer: Any
-) -> None:
+def test_a_row_is_recognised_and_its_ground_truth_found(name, write_rows, tool_tokenizer) -> None:
     assert shape_of(ROWS[name], place="data.md") == name
     prompt, _ = load(ROWS[name], "maths", write_rows, tool_tokenizer)
     assert prompt.ground_truth == "95"

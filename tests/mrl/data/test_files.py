@@ -104,16 +104,13 @@ PACKED = gzip.compress(b"".join(b'{"a": %d}\n' % (n * 7919) for n in range(200))
     [
         ("a.jsonl", b'{"a": 1}\n' + b"[" * 100_000, "a.jsonl:2: no JSON: brackets in brackets"),
         ("a.json", b'[{"a": ' + b"[" * 100_000, "a.json: no JSON: brackets in brackets"),
-        (
-            "a.jsonl",
-            b'{"a": 1, "b": {"c": 1, "c": 2}}\n',
-            "a.jsonl:1: no JSON: an object has the key 'c' twice",
-        ),
+        ("a.jsonl", b'{"a": 1, "b": {"c": 1, "c": 2}}\n',
+         "a.jsonl:1: no JSON: an object has the key 'c' twice"),
         ("a.json", b'[{"a": 1, "a": 2}]', "a.json: no JSON: an object has the key 'a' twice"),
         ("a.jsonl.gz", cut_in_its_middle(PACKED), "a.jsonl.gz: cannot be read: "),
         ("a.csv", b"a,a," + b"x" * 70_000 + b"\n1,2,3\n", "names a column twice"),
     ],
-)
+)  # fmt: skip
 def test_what_no_reader_takes_is_a_sentence(name: str, data: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=expected) as error:

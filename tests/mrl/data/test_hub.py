@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +166,7 @@ def with_a_long_value(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [without_a_key, with_a_pipe, with_a_long_value])
-def test_a_damaged_folder_of_rows_is_refused_in_a_sentence(
-    caches: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_a_damaged_folder_of_rows_is_refused_in_a_sentence(caches, spoil) -> None:
     import datasets
 
     folder = caches / "saved"

@@ -52,9 +52,7 @@ def test_duplicates_with_another_ground_truth_are_counted(write_rows: Any, plain
     assert (report.rows, report.duplicates, report.contradicting) == (1, 2, 1)
 
 
-def test_a_copy_of_a_row_is_left_out_before_it_is_read(
-    write_rows: Any, plain_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_of_a_row_is_left_out_before_it_is_read(write_rows, plain_tokenizer, monkeypatch) -> None:
     """A row that cannot be used is told wherever it stands, and a copy is the first one's domain."""
     read: list[str] = []
 
@@ -84,9 +82,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(
     assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
 
 
-def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(
-    write_rows: Any, plain_tokenizer: Any
-) -> None:
+def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(write_rows, plain_tokenizer) -> None:
     train = write_rows([row(1), row(2, answer=None), row(3)])
     report = load_data(DataSection(train=train, unusable="filter"), MATHS, plain_tokenizer).report
     assert (report.rows, report.unusable) == (2, 1)
@@ -167,9 +163,7 @@ def test_a_source_without_rows_says_which_rules_took_them(write_rows: Any, plain
         load_data(section, MATHS, plain_tokenizer).stream(0)
 
 
-def test_overlap_with_validation_is_reported_dropped_or_refused(
-    write_rows: Any, plain_tokenizer: Any
-) -> None:
+def test_overlap_with_validation_is_reported_dropped_or_refused(write_rows, plain_tokenizer) -> None:
     train, validation = write_rows([row(1), row(2), row(3)], "t.jsonl"), write_rows([row(2)], "v.jsonl")
 
     def load(rule: str) -> Any:
@@ -184,20 +178,15 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(
         load("refuse")
 
 
-def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(
-    write_rows: Any, chat_tokenizer: Any
-) -> None:
+def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(write_rows, chat_tokenizer) -> None:
     asked = [
         {"role": "system", "content": "Put your answer in \\boxed{}."},
         {"role": "user", "content": "2 and 4?"},
     ]
     shown = [*asked, {"role": "assistant", "content": "Answer: 5"}, {"role": "user", "content": "4 and 2?"}]
     prompts = [
-        "1+5 is \\boxed{\\frac{12}{2}}. 2+4?",
-        "What is 6?",
-        "1+4=\\boxed{5}, 2+4=",
-        "1+5=6\n#### 6",
-    ]
+        "1+5 is \\boxed{\\frac{12}{2}}. 2+4?", "What is 6?", "1+4=\\boxed{5}, 2+4=", "1+5=6\n#### 6",
+    ]  # fmt: skip
     rows = [row(n, prompt=prompt, answer="6") for n, prompt in enumerate(prompts)]
     rows += [
         {"prompt": messages, "answer": "6"}

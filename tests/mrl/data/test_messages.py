@@ -94,9 +94,7 @@ def test_tools_and_calls_may_be_json_text(write_rows: Any, tool_tokenizer: Any) 
     assert [p.text for p in prompts] == [wanted] * 4
 
 
-def test_template_arguments_come_from_the_settings_and_from_rows(
-    write_rows: Any, tool_tokenizer: Any
-) -> None:
+def test_template_arguments_come_from_the_settings_and_from_rows(write_rows, tool_tokenizer) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": TALK[:1]},
         {"prompt": TALK[:1], "chat_template_kwargs": {"enable_thinking": True}},
@@ -129,9 +127,7 @@ def test_an_argument_that_the_template_never_names_is_refused(
         DataSection(train=path, chat_template=False, chat_template_kwargs={"enable_thinking": False})
 
 
-def test_what_a_template_does_not_use_is_named(
-    write_rows: Any, chat_tokenizer: Any, tool_tokenizer: Any
-) -> None:
+def test_what_a_template_does_not_use_is_named(write_rows, chat_tokenizer, tool_tokenizer) -> None:
     rows = [{"prompt": copy.deepcopy(TALK), "tools": [CLOCK], "chat_template_kwargs": {"mood": "mild"}}]
     rows[0]["prompt"][1]["content"] = "I look."  # type: ignore[index]
     path = write_rows(rows)
@@ -153,9 +149,7 @@ def test_tools_without_a_template_are_refused_or_counted(write_rows: Any, plain_
         load(write_rows([{"prompt": TALK[1:2]}]), plain_tokenizer)
 
 
-def test_a_value_of_nought_is_something_that_a_template_may_pass_over(
-    write_rows: Any, chat_tokenizer: Any
-) -> None:
+def test_a_value_of_nought_is_something_that_a_template_may_pass_over(write_rows, chat_tokenizer) -> None:
     rows = [
         {
             "prompt": [
@@ -190,9 +184,7 @@ def test_parts_of_text_are_joined(write_rows: Any, chat_tokenizer: Any) -> None:
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}]}, "cache_control"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_rendered_is_refused_by_name(
-    row: dict[str, Any], says: str, write_rows: Any, tool_tokenizer: Any
-) -> None:
+def test_what_cannot_be_rendered_is_refused_by_name(row, says, write_rows, tool_tokenizer) -> None:
     with pytest.raises(DataError, match=rf"rows\.jsonl:1: .*{says}"):
         load(write_rows([row]), tool_tokenizer)
 

@@ -173,9 +173,7 @@ def test_what_of_the_rows_no_token_shows_is_named(
     assert reader.unread.sentences() == said
 
 
-def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(
-    tmp_path: Path,
-) -> None:
+def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(tmp_path) -> None:
     thought = {"role": "assistant", "content": "<think>hm</think>12"}
     path = written(tmp_path / "a.jsonl", {"messages": [ASK, thought, ASK, BAD]})
     with pytest.raises(DataError, match="not how the whole one begins"):

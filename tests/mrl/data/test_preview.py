@@ -25,9 +25,7 @@ def previews(tokenizer: Any, entry: DataEntry, *, rows: int = 2, **settings: Any
     return of_source("train", source, tokenizer, rows=rows)
 
 
-def test_a_row_is_shown_as_the_policy_sees_it_with_its_special_tokens(
-    write_rows: Any, plain_tokenizer: Any
-) -> None:
+def test_a_row_is_shown_as_the_policy_sees_it_with_its_special_tokens(write_rows, plain_tokenizer) -> None:
     path = write_rows([{"prompt": "1+1 =", "answer": 2, "tag": "easy"}, {"prompt": "2+2=", "answer": 4}])
     (file,) = previews(plain_tokenizer, DataEntry(path=path.replace("/rows", "/./rows")), rows=1)
     (row,) = file.first
@@ -38,9 +36,7 @@ def test_a_row_is_shown_as_the_policy_sees_it_with_its_special_tokens(
     assert (file.kept, file.lengths["smallest"], file.lengths["largest"]) == (2, 5, 6)
 
 
-def test_messages_with_tools_are_shown_as_the_template_writes_them(
-    write_rows: Any, tool_tokenizer: Any
-) -> None:
+def test_messages_with_tools_are_shown_as_the_template_writes_them(write_rows, tool_tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "weather"}}]
     messages = [{"role": "user", "content": "Rain?"}]
     path = write_rows([{"messages": messages, "tools": tools, "ground_truth": "0"}])
@@ -78,9 +74,7 @@ def test_what_is_left_out_is_told_by_file_domain_and_rule(write_rows: Any, plain
     assert [(file.file, file.domains) for file in files] == [(first, {"sums": 1}), (second, {"default": 1})]
 
 
-def test_rows_that_are_held_out_or_give_their_answer_away_are_told(
-    write_rows: Any, plain_tokenizer: Any
-) -> None:
+def test_rows_that_are_held_out_or_give_their_answer_away_are_told(write_rows, plain_tokenizer) -> None:
     train = write_rows([{"prompt": f"{n}+1=", "answer": n + 1} for n in range(3)], "t.jsonl")
     given = write_rows([{"prompt": "1+4=\\boxed{5}", "answer": 5}, {"prompt": "7=", "answer": 7}], "g.jsonl")
     validation = write_rows([{"prompt": "2+1=", "answer": 3}], "v.jsonl")

@@ -21,32 +21,14 @@ SHAPES = [
     ({"prompt": [*USER], "solution": "4", "level": 3}, "trl", USER, "4", "", "default"),
     ({"prompt": "q", "ground_truth": "4"}, "trl", "q", "4", "", "default"),
     ({"question": "q", "answer": "two and two\n#### 4"}, "gsm8k", USER, "4", "", "default"),
-    (
-        {"messages": [*USER, {"role": "assistant", "content": "It is 4."}], "ground_truth": "4"},
-        "messages",
-        USER,
-        "4",
-        "",
-        "default",
-    ),
-    (
-        {"problem": "q", "solution": "so \\boxed{4}", "level": "2"},
-        "math",
-        USER,
-        "so \\boxed{4}",
-        "",
-        "default",
-    ),
+    ({"messages": [*USER, {"role": "assistant", "content": "It is 4."}], "ground_truth": "4"}, "messages",
+     USER, "4", "", "default"),
+    ({"problem": "q", "solution": "so \\boxed{4}", "level": "2"}, "math", USER, "so \\boxed{4}", "",
+     "default"),
     ({"problem": "q", "solution": "so \\boxed{4}", "answer": "4"}, "math", USER, "4", "", "default"),
-    (
-        {"prompt": "q", "instruction_id_list": ["startend:quotation"], "kwargs": [{}], "key": 7},
-        "ifeval",
-        USER,
-        {"instruction_id_list": ["startend:quotation"], "kwargs": [{}]},
-        "",
-        "default",
-    ),
-]
+    ({"prompt": "q", "instruction_id_list": ["startend:quotation"], "kwargs": [{}], "key": 7}, "ifeval", USER,
+     {"instruction_id_list": ["startend:quotation"], "kwargs": [{}]}, "", "default"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -54,9 +36,7 @@ SHAPES = [
     SHAPES,
     ids=[f"{s[1]}-{n}" for n, s in enumerate(SHAPES)],
 )
-def test_each_shape(
-    columns: dict[str, Any], shape: str, prompt: Any, ground_truth: Any, tag: str, domain: str
-) -> None:
+def test_each_shape(columns, shape, prompt, ground_truth, tag, domain) -> None:
     assert shape_of(columns, place="f:1") == shape
     row = read_row(columns, place="f:1", entry=DataEntry(path="f"), shape=shape)
     assert (row.prompt, row.ground_truth, row.tag, row.domain, row.place) == (

@@ -100,9 +100,7 @@ def test_a_large_file_is_tokenised_in_parts(plain_tokenizer: Any) -> None:
     assert max(sizes) == AT_ONCE and sum(sizes) == len(texts)
 
 
-def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folders_own_tokenizer_is_run_where_it_is_trusted(tmp_path, monkeypatch) -> None:
     """As Kimi-K2's folder has it: a model type that transformers does not know, and a tokenizer in Python."""
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))

@@ -58,9 +58,7 @@ def _lines(path: Path, rows: list[Any]) -> Path:
 
 
 @pytest.mark.parametrize("shape", PROMPTS)
-def test_every_odd_value_in_every_place_is_read_refused_or_left_out(
-    shape: str, tool_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_every_odd_value_in_every_place_is_read_refused_or_left_out(shape, tool_tokenizer, tmp_path) -> None:
     """After four good rows one for each odd value: a filter keeps the good ones, and none that is kept is a missing number."""
     good = rows_of(shape, len(ODD) + GOOD)
     for number, path in enumerate(_places(good[0])):
@@ -80,9 +78,7 @@ def test_every_odd_value_in_every_place_is_read_refused_or_left_out(
 
 @pytest.mark.parametrize("missing", [math.nan, "nan", "<NA>", "NaN", None, ""])
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_missing_answer_is_none_however_it_is_written(
-    missing: Any, ending: str, chat_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_missing_answer_is_none_however_it_is_written(missing, ending, chat_tokenizer, tmp_path) -> None:
     rows = [{"prompt": "1+2=", "answer": 3.0 if isinstance(missing, float) else "3"}]
     rows += [{"prompt": "1+1=", "answer": missing}]
     path = _lines(tmp_path / "rows.jsonl", rows)

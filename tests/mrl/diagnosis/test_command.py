@@ -26,9 +26,7 @@ def folder_of(tmp_path: Path, run: str, *, config: str = "training: {optimizer: 
     return folder
 
 
-def test_the_page_says_what_since_when_and_what_to_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_says_what_since_when_and_what_to_change(tmp_path, capsys) -> None:
     folder = folder_of(tmp_path, "rate_times_30")
     assert main(["diagnose", str(folder)]) == 0
     said, page = capsys.readouterr().out, (folder / "diagnosis.md").read_text()
@@ -40,9 +38,7 @@ def test_the_page_says_what_since_when_and_what_to_change(
     assert page.startswith("# Diagnosis of rate_times_30")
 
 
-def test_for_programs_it_is_json_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_for_programs_it_is_json_and_writes_nothing(tmp_path, capsys) -> None:
     folder = folder_of(tmp_path, "planted_cue")
     assert main(["diagnose", str(folder), "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
@@ -52,9 +48,7 @@ def test_for_programs_it_is_json_and_writes_nothing(
     assert len(finding["samples"]) == 3 and not (folder / "diagnosis.md").exists()
 
 
-def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(tmp_path, capsys) -> None:
     folder = folder_of(tmp_path, "stale_engines", config="a: [")
     (folder / "samples.jsonl").unlink()
     with (folder / "metrics.jsonl").open("a") as file:

@@ -175,9 +175,7 @@ LOST = [0.5, 0.02, 0.0, 0.0]
         ([0.5, 0.0, *[0.4] * 5], [0.3, *[0.2] * 6], False),
     ],
 )
-def test_entropy_that_the_first_updates_take_is_the_learning_rates_fault(
-    entropies: list[float], rewards: list[float], fires: bool
-) -> None:
+def test_entropy_that_the_first_updates_take_is_the_learning_rates_fault(entropies, rewards, fires) -> None:
     """A run that solves its task so fast, one that ends there later, and one that finds back are no such."""
     rows = [
         {"step": n, "policy/entropy": entropy, "reward/mean": reward}
@@ -201,9 +199,7 @@ def flat_rows(steps: int, *, largest: float = 0.0) -> list[dict[str, Any]]:
         (flat_rows(5), {"algorithm.distillation.teachers.default": "t"}, False),
     ],
 )
-def test_a_run_in_which_no_sample_had_an_advantage_learned_nothing(
-    rows: list[dict[str, Any]], settings: dict[str, str], nothing: bool
-) -> None:
+def test_a_run_in_which_no_sample_had_an_advantage_learned_nothing(rows, settings, nothing) -> None:
     """Where it is measured, over five steps at least; teachers teach without."""
     curves = Curves(rows)
     assert learned_nothing(curves, settings) == nothing

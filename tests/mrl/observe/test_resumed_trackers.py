@@ -3,7 +3,6 @@
 Starts of tests/mrl/observe/followed_run.py: steps 0 to 6, killed; 5 to 7, killed before anything is closed; 5 to 9.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -76,24 +75,6 @@ def logged(files: list[Path]) -> list[tuple[int, float]]:
 def test_wandb_offline_holds_the_steps_that_count_once(resumed: Path) -> None:
     assert logged(offline_files(resumed)) == list(rewards(resumed).items())
     assert [number for number, _ in rewards(resumed).items()] == list(range(10))
-
-
-def test_wandb_has_tables_of_samples_beside_the_metrics_of_their_step(resumed: Path) -> None:
-    (file,) = offline_files(resumed)
-    steps = [row["_step"] for row in wandb_file.history(file) if "samples/train" in row]
-    assert steps == [6, 9], "the last start's; the earlier ones' tables are in the folders put aside"
-    tables = [json.loads(path.read_text()) for path in file.parent.rglob("*.table.json")]
-    told = [dict(zip(table["columns"], *table["data"], strict=True)) for table in tables]
-    assert sorted((row["step"], row["response"]) for row in told) == [(6, "of start 3"), (9, "of start 3")]
-
-
-def test_wandb_knows_project_names_and_the_latest_configuration(resumed: Path) -> None:
-    run_id = (resumed / "followed" / "wandb_id").read_text()
-    (file,) = offline_files(resumed)
-    run, config = wandb_file.run(file)
-    assert (run.run_id, run.project, run.display_name) == (run_id, "proofs", "followed")
-    assert (run.run_group, list(run.tags)) == ("g", ["a", "b"])
-    assert config["loop"]["steps"] == 30 and config["run"]["name"] == "followed"
 
 
 def test_tensorboard_shows_the_steps_that_count_once(resumed: Path) -> None:

@@ -18,9 +18,7 @@ def test_a_second_owner_is_refused_with_the_first_ones_pid(tmp_path: Path) -> No
     RunFolder(tmp_path / "run").close()
 
 
-def test_a_summary_that_cannot_be_written_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_summary_that_cannot_be_written_is_a_warning(tmp_path, caplog) -> None:
     folder = RunFolder(tmp_path / "run")
     (folder.path / "summary.json").mkdir()
     folder.write_summary({"ended": "done"})

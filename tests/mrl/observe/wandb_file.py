@@ -35,9 +35,3 @@ def history(path: Path) -> list[dict[str, Any]]:
     """The rows in the order they were logged."""
     rows = [record.history for record in records(path) if record.HasField("history")]
     return [{i.key or i.nested_key[0]: json.loads(i.value_json) for i in row.item} for row in rows]
-
-
-def run(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The run's record and its configuration."""
-    (record,) = (record.run for record in records(path) if record.HasField("run"))
-    return record, {item.key: json.loads(item.value_json) for item in record.config.update}

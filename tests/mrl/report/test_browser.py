@@ -57,28 +57,6 @@ def test_it_draws_curves_and_a_step_without_an_error(opened: tuple[Page, list[st
     assert wrong == []
 
 
-def test_samples_are_searched_filtered_and_shown_side_by_side(opened: tuple[Page, list[str]]) -> None:
-    page, wrong = opened
-    count, rows = page.locator("#sample-count"), page.locator("#sample-list tr.choosable")
-    assert count.inner_text() == "301 of the 301 samples here; the runs wrote 301." and rows.count() == 100
-    page.get_by_role("button", name="100 more").click()
-    assert rows.count() == 200
-    for name, value in (
-        ("step-from", "10"),
-        ("step-to", "19"),
-        ("reward-from", "1"),
-        ("response_tokens-to", "20"),
-    ):
-        page.fill(f"[data-range={name}]", value)
-    page.select_option("label:has-text('domain') select", "maths")
-    assert count.inner_text().startswith("3 of the 301")
-    page.fill("#find-sample", "QUESTION 13")
-    assert rows.count() == 1
-    rows.first.click()
-    assert page.locator("#chosen .sample").count() == 2, "the other sample of the prompt"
-    assert wrong == []
-
-
 def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Page, list[str]]) -> None:
     page, wrong = opened
     page.reload()
@@ -95,13 +73,4 @@ def test_tokens_are_coloured_turns_are_apart_and_markup_is_text(opened: tuple[Pa
     page.select_option("label:has-text('Colour tokens by') select", "ratio")
     assert "wrote no ratio" in card.inner_text()
     assert ATTACK in page.locator("#chosen").inner_text() and page.title() == "one, two"
-    assert wrong == []
-
-
-def test_settings_that_differ_stand_out(opened: tuple[Page, list[str]]) -> None:
-    page, wrong = opened
-    table = page.locator("h2#Configuration ~ div table").first
-    assert table.locator("tr:visible td:first-child").all_inner_texts() == ["a", "run.name"]
-    notes = page.locator("#notes").inner_text()
-    assert "two: samples.jsonl is not there." in notes and "one: versions.json is not there." in notes
     assert wrong == []

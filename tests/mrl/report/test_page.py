@@ -98,9 +98,7 @@ def test_a_page_asks_no_network_and_allows_its_own_scripts_alone(tmp_path: Path)
     assert "src=" not in head.replace("default-src", "") and "<link" not in head
 
 
-def test_the_command_writes_the_page_and_prints_curves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_the_page_and_prints_curves(tmp_path, capsys) -> None:
     folder = write_run(
         tmp_path / "run", metrics=[metrics_row(n, **{"val/accuracy": n / 10}) for n in range(3)]
     )
@@ -126,9 +124,7 @@ def test_every_metric_of_the_list_has_a_section_of_the_page() -> None:
     assert figure["section"] == "Tuning"
 
 
-def test_what_mrl_tune_wrote_is_shown_by_the_name_of_its_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_mrl_tune_wrote_is_shown_by_the_name_of_its_run(tmp_path, capsys) -> None:
     rows = [
         {"step": s, "tune/loss": 3 / s, "tune/grad_norm": 1.0, "time/seconds": 2.0 * s} for s in range(1, 9)
     ]

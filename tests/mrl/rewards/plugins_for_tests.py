@@ -152,10 +152,6 @@ def runs_out_of_memory_in_c(request: RewardRequest) -> float:
     os.abort()
 
 
-def above_range(request: RewardRequest) -> float:
-    return 3.0
-
-
 ATTEMPTS = iter(range(1000))
 
 

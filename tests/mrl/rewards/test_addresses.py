@@ -24,9 +24,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
 @pytest.mark.parametrize("proxy", ["http://proxy:3128", "socks5://user:secret@proxy:1080"])
-def test_loopback_and_what_no_proxy_names_are_asked_directly(
-    variable: str, proxy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loopback_and_what_no_proxy_names_are_asked_directly(variable, proxy, monkeypatch) -> None:
     monkeypatch.setenv(variable, proxy)
     for host in LOOPBACK:
         assert proxy_of(f"http://{host}:8000/v1") is None
@@ -50,9 +48,7 @@ def test_a_scheme_s_own_proxy_comes_before_that_of_all(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_a_judge_on_loopback_answers_in_spite_of_proxies(
-    proxy: str, monkeypatch: pytest.MonkeyPatch, make_pair: Any, score_all: Any
-) -> None:
+def test_a_judge_on_loopback_answers_in_spite_of_proxies(proxy, monkeypatch, make_pair, score_all) -> None:
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(variable, proxy)
     with judge_server() as (url, _, _):

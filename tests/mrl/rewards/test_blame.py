@@ -96,9 +96,7 @@ def task(name: str, found: dict[str, Verdict | None]) -> Task:
         (0.0, 0.0, False, 10.5 + GRACE_SECONDS + PATIENCE_SECONDS, Cause.STARVED),
     ],
 )
-def test_a_worker_over_its_deadline(
-    queue: StageQueue, computed: float, starved: float, is_known: bool, after: float, cause: Cause | None
-) -> None:
+def test_a_worker_over_its_deadline(queue, computed, starved, is_known, after, cause) -> None:
     queue.put(task("a", {}))
     worker = queue.workers[0]
     assert queue.next_batch(worker, 100.0) is not None

@@ -132,9 +132,7 @@ for _ in range(100):
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_what_sockets_and_pipes_hold_is_within_the_limit(
-    name: str, kind: str, run: Run, strict: Boundary
-) -> None:
+def test_what_sockets_and_pipes_hold_is_within_the_limit(name, kind, run, strict) -> None:
     program = f"{FILL}\ntry:\n" + "".join(f"    {line}\n" for line in FLOODS[name].strip().splitlines())
     said = run(f"{program}except OSError: pass\nprint(sent)")
     left = limit = RULES.memory_mib * MIB

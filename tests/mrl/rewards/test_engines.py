@@ -88,9 +88,7 @@ def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_star
     assert not socket.parent.exists(), "what a killed server leaves there"
 
 
-def test_sockets_of_a_server_have_a_folder_whose_name_is_short(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sockets_of_a_server_have_a_folder_whose_name_is_short(monkeypatch, tmp_path) -> None:
     """A socket's path has at most 107 bytes."""
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -123,9 +121,7 @@ def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
         ("import time; time.sleep(1000)", "no answer within start_deadline_seconds = 1"),
     ],
 )
-def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(
-    tmp_path: Path, program: str, words: str
-) -> None:
+def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(tmp_path, program, words) -> None:
     deadline = 60.0 if "raise" in program else 1.0
     with kept(tmp_path, program, start_deadline_seconds=deadline) as (keeper, _):
         told(keeper)
@@ -195,35 +191,19 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
     [
         ({"kind": "llm", "engine": "a"}, "engine = 'a' is none of reward.engines"),
         ({"kind": "maths", "engines": {"a": {"model": "m"}}}, "engines.a is asked by no verifier"),
-        (
-            {"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
-            "engine is not for kind = maths",
-        ),
+        ({"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
+         "engine is not for kind = maths"),
         ({"kind": "llm"}, "needs either path or engine"),
-        (
-            {"kind": "llm", "engine": "a", "path": "http://a", "engines": {"a": {"model": "m"}}},
-            "either path or engine",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
-            "leave it out",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
-            "set nodes = driver",
-        ),
-        (
-            {"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
-            "a rank is one GPU",
-        ),
-        (
-            {
-                "kind": "llm",
-                "engine": "a",
-                "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}},
-            },
-            "shares_slots needs gpus, and kv_cache_bytes",
-        ),
+        ({"kind": "llm", "engine": "a", "path": "http://a", "engines": {"a": {"model": "m"}}},
+         "either path or engine"),
+        ({"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
+         "leave it out"),
+        ({"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
+         "set nodes = driver"),
+        ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
+         "a rank is one GPU"),
+        ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}}},
+         "shares_slots needs gpus, and kv_cache_bytes"),
         (
             {
                 "parts": [{"kind": "llm", "engine": "a"}, {"kind": "reward_model", "engine": "a"}],
@@ -232,7 +212,7 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
             "is asked as llm and reward_model",
         ),
     ],
-)
+)  # fmt: skip
 def test_engines_that_cannot_be_meant_are_refused(settings: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         RewardSection(**settings)

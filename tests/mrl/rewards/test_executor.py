@@ -65,9 +65,7 @@ def executor() -> Iterator[ForkedExecutor]:
         ("raise", 5.0, "failed", "status"),
     ],
 )
-def test_a_request_that_does_not_answer(
-    executor: ForkedExecutor, request_: str, deadline: float, answer: str, says: str
-) -> None:
+def test_a_request_that_does_not_answer(executor, request_, deadline, answer, says) -> None:
     """A busy machine may give the child no processor at all; such a request is tried again, as the pool does."""
     reply = next(
         reply

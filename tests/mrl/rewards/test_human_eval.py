@@ -50,9 +50,7 @@ def first_example(row: dict[str, Any]) -> tuple[str, Any]:
     return "[]", None
 
 
-def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(
-    rows: list[dict[str, Any]], make_pair: Any, score_all: Any
-) -> None:
+def test_canonical_solutions_are_accepted_and_wrong_programs_are_not(rows, make_pair, score_all) -> None:
     pairs = []
     for number, row in enumerate(rows):
         task = parse_task(row, place=row["task_id"])

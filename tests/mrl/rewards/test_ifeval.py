@@ -106,13 +106,10 @@ def test_a_row_has_one_check_for_each_instruction() -> None:
 def test_instructions_that_go_together_can_be_followed_together() -> None:
     """IFEval asks for small letters and a closing phrase with a capital, and for quotation marks around both."""
     raw = {
-        "instruction_id_list": [
-            "change_case:english_lowercase",
-            "startend:end_checker",
-            "startend:quotation",
-        ],
+        "instruction_id_list": ["change_case:english_lowercase", "startend:end_checker",
+            "startend:quotation"],
         "kwargs": [{}, {"end_phrase": "Is there anything else?"}, {}],
-    }
+    }  # fmt: skip
     assert (
         verify_instructions('"no. is there anything else?"', parse_checks(raw, place="rows:1")).value == 1.0
     )

@@ -18,11 +18,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "num_words": ({"relation": "exactly", "count": 3}, "one two three", "one two"),
     "num_sentences": ({"relation": "at_least", "count": 2}, "A cat. A dog!", "A cat."),
     "num_paragraphs": ({"relation": "exactly", "count": 3}, POEM, "one\ntwo"),
-    "num_divided_parts": (
-        {"divider": "***", "relation": "exactly", "count": 2},
-        "a\n\nb\n***\nc",
-        "a\n***\n***\nb",
-    ),
+    "num_divided_parts": ({"divider": "***", "relation": "exactly", "count": 2}, "a\n\nb\n***\nc",
+        "a\n***\n***\nb"),
     "num_lines": ({"relation": "at_most", "count": 2}, "a\n\nb", "a\nb\nc"),
     "num_characters": ({"relation": "at_most", "count": 5}, " abcde ", "abcdef"),
     "num_bullets": ({"relation": "exactly", "count": 2}, "* a\n- b", "* a"),
@@ -49,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "contains_one_of": ({"options": ["Yes.", "No."]}, "No. Never.", "Nothing."),
     "two_different_responses": ({}, "one\n******\ntwo", "one\n******\none"),
     "language_letters": ({"script": "cyrillic"}, "\u043f\u0440\u0438\u0432\u0435\u0442 42", "hello"),
-}
+}  # fmt: skip
 
 
 def test_every_check_has_a_case_and_there_are_twenty() -> None:
@@ -72,22 +69,9 @@ def long_reading(piece: str) -> VisibleResponse:
 
 
 PIECES = (
-    "* ",
-    "[",
-    "**",
-    "<<",
-    "\n\n",
-    "a. ",
-    " ",
-    "A,",
-    "{",
-    "*a",
-    "`a",
-    "&a",
-    "<!--",
-    "\u0301\u0323",
+    "* ", "[", "**", "<<", "\n\n", "a. ", " ", "A,", "{", "*a", "`a", "&a", "<!--", "\u0301\u0323",
     "\u0430",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", PIECES)

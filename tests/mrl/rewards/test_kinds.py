@@ -33,13 +33,10 @@ def test_a_kind_is_one_file_and_one_registration() -> None:
     [
         ([], "two", "f:1: 'two' is no number of vowels"),
         ([], None, "f:1: the row has no ground truth, and the verifier 'vowels' needs one"),
-        (
-            ["reward.vowels.eech=1"],
-            "2",
-            "reward.vowels.eech: unknown key (command line (reward.vowels.eech=1)); did you mean 'each'?",
-        ),
+        (["reward.vowels.eech=1"], "2",
+         "reward.vowels.eech: unknown key (command line (reward.vowels.eech=1)); did you mean 'each'?"),
         (["reward.group=true"], "2", "group = true is not for kind = vowels; plug-ins take whole groups"),
     ],
-)
+)  # fmt: skip
 def test_its_errors_have_their_places(settings: list[str], answer: Any, error: str) -> None:
     assert error in run(settings, [["aside", answer]])

@@ -46,9 +46,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(st.lists(NUMBERS, min_size=1, max_size=5), st.data())
 @settings(max_examples=300, deadline=None)
-def test_numbers_in_another_notation_are_the_same_and_those_beside_are_not(
-    values: list[float], data: st.DataObject
-) -> None:
+def test_numbers_in_another_notation_are_the_same_and_those_beside_are_not(values, data) -> None:
     wanted = " ".join(map(repr, values))
     assert same_output("  ".join(f"{value:.17e}" for value in values) + "\n", wanted)
     at = data.draw(st.integers(0, len(values) - 1))

@@ -149,18 +149,14 @@ def test_what_a_function_raises_is_placed_in_the_user_s_file(name: str, line: in
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "raises_in_a_library",
-            r"whose response is '0': .*own.py:10; catch it in the function and return a number",
-        ),
+        ("raises_in_a_library",
+         r"whose response is '0': .*own.py:10; catch it in the function and return a number"),
         ("no_return", "returned None, not a list with a number for each of 1 responses"),
         ("nones", "returned None for all 4 trial responses.*return a number"),
         ("none", "returned None for all 4 trial responses.*return a number"),
     ],
-)
-def test_a_reward_that_gives_none_is_refused_before_a_run(
-    name: str, says: str, tmp_path: Path, make_pair: Any
-) -> None:
+)  # fmt: skip
+def test_a_reward_that_gives_none_is_refused_before_a_run(name, says, tmp_path, make_pair) -> None:
     (tmp_path / "own.py").write_text(FUNCTIONS)
     reward = RewardSection(kind="plugin", path=f"{tmp_path}/own.py:{name}", workers=1)
     prompts = [make_pair(n, "", truth)[1] for n, truth in enumerate(("1", "2"))]

@@ -1,14 +1,10 @@
 """Which block of a response is the program."""
 
-import re
-
 import pytest
 
-from mrl.rewards.code import program
 from mrl.rewards.code.program import program_in
-from mrl.rewards.code.tasks import CodeTask, parse_task
-from tests.support.programs import passes
-from tests.support.verifier_cases.case import take
+from mrl.rewards.code.tasks import CodeTask
+from tests.support.programs import misjudged
 from tests.support.verifier_cases.code.fences import fences
 
 F = CodeTask(entry_point="f")
@@ -54,30 +50,5 @@ def test_the_program_of_a_response(response: str, task: CodeTask, chosen: str | 
     assert program_in(response, task) == chosen
 
 
-def errors(count: int = 1800) -> list[str]:
-    """Labels of the generated responses whose chosen block is not the one that decides."""
-    wrong = set()
-    for case in take(fences, count):
-        task = parse_task(case.ground_truth, place="generated")
-        if passes(program_in(case.response, task), task) != case.right:
-            wrong.add(case.label)
-    return sorted(wrong)
-
-
 def test_generated_responses_are_read_as_markdown_is() -> None:
-    assert errors() == []
-
-
-MUTATIONS = {
-    "the last block counts": ("_defining", lambda found, name: list(found)),
-    "thoughts are read": ("visible_text", lambda text: text),
-    "three backticks at the line's start alone": ("_FENCE", re.compile(r"(?P<prefix>)(?P<marks>`{3})(?P<info>[A-Za-z0-9]*)$")),
-    "any fence closes": ("_closes", lambda fence, opening: True),
-    "blocks hold no blocks": ("_MARKDOWN", ()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_the_generator_finds_a_planted_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, *MUTATIONS[name])
-    assert errors(400) != []
+    assert misjudged(fences, 1800) == []

@@ -55,14 +55,12 @@ def test_rows_of_one_prompt_are_scored_as_a_group() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"answer": "1", "ground_truth": "1"},
-            "row 2: a text is needed under `response`; its columns: answer",
-        ),
+        ({"answer": "1", "ground_truth": "1"},
+         "row 2: a text is needed under `response`; its columns: answer"),
         ({"response": "1"}, "row 2: the row has no ground truth"),
         ({"response": "1", "domain": "chess"}, "row 2: domain 'chess' has no verifier"),
     ],
-)
+)  # fmt: skip
 def test_a_row_that_cannot_be_scored_is_named_before_any_is(row: dict[str, str], message: str) -> None:
     reward = mrl.load_reward({"domains": {"default": {"kind": "maths"}}})
     with pytest.raises(mrl.DataError, match=message):

@@ -1,6 +1,6 @@
 """What a rank makes for a microbatch, piece by piece, on "meta": passes, kernels, objectives, routes, adapters.
 
-Each piece is a function without arguments, run inside OnMeta; PIECES has them by name, with how often the host may wait there.
+Each piece is a function without arguments, run inside OnMeta, in a table of those in which the host may wait once or never.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mrl.models.megatron.layer_modules import RecordingRouter, RMSNorm
 from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.packed_segments import PackedSegments
 from mrl.models.megatron.projection_norm import ProjectionNorm
-from mrl.models.megatron.replay import Given, Recorded
+from mrl.models.megatron.replay import Given
 from mrl.models.rope import Rope
 from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
@@ -50,7 +50,6 @@ from mrl.training.packing import pack_microbatches
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
 from mrl.training.replay import Replay
-from mrl.training.router_loads import ExpertLoad, recorded_margins
 from tests.support.meta_mode import META
 from tests.tiny_models import random_batch
 
@@ -159,12 +158,6 @@ def prepare(name: str) -> None:
     rank._no_margins([item])
 
 
-def router_loss() -> None:
-    """How many tokens all ranks have."""
-    rank = passes(*LAYOUTS["local"])
-    rank._scale_router_loss([prepared(rank, BATCH)])
-
-
 def context_parallel_outputs() -> None:
     """Of a rank that has some of the tokens."""
     layout, choice, window = LAYOUTS["transformer engine"]
@@ -172,19 +165,6 @@ def context_parallel_outputs() -> None:
     item = prepared(rank, BATCH)
     found = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
     found["logprobs"].sum().backward()
-
-
-@torch.no_grad()
-def outputs_come_back() -> None:
-    """What a pass gives the host at its end."""
-    rank = passes(*LAYOUTS["local"])
-    item = prepared(rank, BATCH)
-    outputs = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 0.7)
-    rank._flat_arrays(BATCH, [item], [outputs])
-    critic = passes(*LAYOUTS["local"], has_value_head=True)
-    values = critic._outputs(item, made(item.tokens.shape[1], 1, HIDDEN, trained=False), 1.0)
-    critic._flat_arrays(BATCH, [item], [values])
-    rank._prefix_margins(BATCH, [item], rank._no_margins([item]))
 
 
 def attention(window: int, *, sinks: bool) -> None:
@@ -314,25 +294,6 @@ def given_routes() -> None:
         _visit(routers, Given)
 
 
-def recorded_routes() -> None:
-    routers = _routers()
-    replay = _replay(routers)
-    item = prepared(passes(*LAYOUTS["local"]), BATCH)
-    with replay.recorded():
-        with replay.microbatch(0):
-            _visit(routers, Recorded)
-        replay.rows(BATCH, [item])
-
-
-def expert_load() -> None:
-    routers = _routers()
-    load = ExpertLoad(routers, num_layers=LAYERS, num_experts=EXPERTS, device=META)
-    with load.counting(torch.empty(9, dtype=torch.bool, device=META)), recorded_margins(routers):
-        pass
-    load.metrics()
-    load.even_out(1e-3)
-
-
 def adapter() -> None:
     """Two experts' pairs: merged, and their part of the weight's gradient."""
     halves = [
@@ -429,14 +390,6 @@ ONE_WAIT: dict[str, Callable[[], None]] = {
 }
 """Objectives, which check their inputs: there the host waits for the device, once."""
 
-AROUND: dict[str, Callable[[], None]] = {
-    "router loss": router_loss,
-    "outputs come back": outputs_come_back,
-    "recorded routes": recorded_routes,
-    "expert load": expert_load,
-}
-"""What is asked once, before a pass, and what gives the host its results."""
-
 PREPARED: dict[str, Callable[[], None]] = {
     f"prepare {name}": lambda name=name: prepare(name) for name in LAYOUTS
 }
@@ -461,4 +414,3 @@ NO_WAIT: dict[str, Callable[[], None]] = {
     "adapter": adapter,
     **dict(_lessons()),
 }
-PIECES = PREPARED | NO_WAIT | ONE_WAIT | AROUND

@@ -7,7 +7,6 @@ import gc
 import hashlib
 import logging
 import logging.handlers
-import os
 import queue
 import random
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from mrl.algorithms.objective import cross_entropy
@@ -28,7 +26,6 @@ from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.tensors import LocalTensor
 from mrl.samples import TrainBatch
 from mrl.training.checkpoint.atomic_save import Save
-from mrl.training.checkpoint.checkpoint_folder import prune
 from mrl.training.hf import export_folder as hf_export
 from mrl.training.hf import hf_folder
 from mrl.training.hf import read_values as hf_values
@@ -251,14 +248,6 @@ def reference_role(rank: int, world: int, port: int, folder: str, layout: dict[s
     return {"before": before, "reference": reference, "policy": policy, "same": same, "errors": errors}
 
 
-def reference_of(rank: int, world: int, port: int, folder: str, layout: dict[str, int], path: str) -> Any:
-    """What the reference of another folder says, and then the policy."""
-    at = worker(rank, world, port, folder, layout)
-    at.snapshot_reference(path)
-    batch = random_batch(10, seed=1)
-    return {"reference": at.forward(batch, PassOptions(role="reference")), "policy": at.forward(batch)}
-
-
 def offload_and_reload(
     rank: int, world: int, port: int, folder: str, layout: dict[str, int], dtype: str
 ) -> dict[str, Any]:
@@ -445,30 +434,3 @@ def forward_after_export(
     train(at, 2)
     export(at, Path(out, "trained"))
     return at.forward(random_batch(10, seed=1))
-
-
-class SavingActor:
-    """One rank inside a Ray actor."""
-
-    def __init__(self, rank: int, port: int, folder: str) -> None:
-        self._at = worker(rank, 2, port, folder, {"ep": 2, "dp": 2})
-        self._saves = 0
-
-    def save(self, path: str) -> tuple[int, int]:
-        """(child processes, open files but Ray's and gloo's sockets) after one save; keeps the two newest checkpoints."""
-        self._saves += 1
-        self._at.save_checkpoint(path, {"saves": self._saves})
-        if self._at.place.rank == 0:
-            prune(Path(path).parent, keep=2)
-        files = [
-            link for link in map(_target, Path("/proc/self/fd").iterdir()) if not link.startswith("socket:")
-        ]
-        return len(psutil.Process().children(recursive=True)), len(files)
-
-    def load(self, path: str) -> int:
-        return self._at.load_checkpoint(path)["saves"]
-
-
-def _target(descriptor: Path) -> str:
-    """What an open file is, as the kernel names it; the listing's own is gone by now."""
-    return os.readlink(descriptor) if descriptor.is_symlink() else "socket:"

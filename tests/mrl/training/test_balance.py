@@ -147,9 +147,7 @@ def passes_of_dealings(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("layout", [{"ep": 2, "dp": 2}], ids=["ep2-dp2"])
-def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(
-    layout: dict[str, int], tmp_path: Path
-) -> None:
+def test_losses_gradients_and_logprobs_do_not_depend_on_the_dealing(layout, tmp_path) -> None:
     """Of two ranks that share experts, against one rank that packs for itself; results lie in the samples' order."""
     folder, batch = str(write_model(tmp_path / "moe")), random_batch(12, seed=1)
     alone = run_ranks(pass_of_one, 1, folder)[0]

@@ -55,9 +55,7 @@ def test_pack_of_nothing_is_an_empty_batch() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 6))
-def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(
-    lengths: list[tuple[int, int]], parts: int
-) -> None:
+def test_every_sample_is_dealt_out_once_and_merge_restores_the_order(lengths, parts) -> None:
     batch = make_batch(lengths)
     dealt, chosen = Dealer(ranks=parts, max_tokens=50, cost=SampleCost(token=1, pair=0.1))(batch)
     assert len(chosen) == parts

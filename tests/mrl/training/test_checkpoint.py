@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from mrl.config.sections.training import LayoutSection
 from mrl.training.hf import export_folder
 from tests.mrl.training import scenarios
-from tests.ranks import free_port, run_ranks
+from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -38,9 +38,7 @@ def resume(folder: Path, layout: dict[str, int], path: Path, out: Path, dtype: s
     return run_ranks(scenarios.resume_and_go_on, world, str(folder), layout, str(path), str(out), dtype)
 
 
-def test_the_same_layout_goes_on_to_the_last_bit(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_the_same_layout_goes_on_to_the_last_bit(folder, saved, tmp_path) -> None:
     out, before = saved
     after = resume(folder, SAVED, out / "step-00000002", tmp_path / "export")
     for first, second in zip(before, after, strict=True):
@@ -53,9 +51,7 @@ def test_the_same_layout_goes_on_to_the_last_bit(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_one_process_exports_what_each_rank_held(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_one_process_exports_what_each_rank_held(folder, saved, tmp_path) -> None:
     """The checkpoint of two ranks is put together here, where nothing was started: every piece of every rank, byte by byte."""
     out, ranks = saved
     export_folder.export_checkpoint(
@@ -67,9 +63,7 @@ def test_one_process_exports_what_each_rank_held(
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2, "vpp": 2}], ids=["one", "tp2", "pp2-vpp2"])
-def test_another_layout_goes_on_with_equal_state(
-    layout: dict[str, int], folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_another_layout_goes_on_with_equal_state(layout, folder, saved, tmp_path) -> None:
     """Two more Adam steps need parameters, moments, step count and schedule: all are those of the saved run."""
     out, before = saved
     after = resume(folder, layout, out / "step-00000002", tmp_path / "export")
@@ -89,9 +83,7 @@ def test_bfloat16_resumes_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
     assert before[0]["digest"] == after[0]["digest"]
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(
-    folder: Path, saved: tuple[Path, list[Any]], tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused_by_name(folder, saved, tmp_path) -> None:
     out, _ = saved
     damaged = tmp_path / "damaged"
     damaged.mkdir()
@@ -124,9 +116,7 @@ def test_every_process_group_fails_after_the_configured_time(folder: Path) -> No
         assert len(found) > 5 and set(found) == {77.5}
 
 
-def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(
-    tmp_path: Path,
-) -> None:
+def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_the_state(tmp_path) -> None:
     """The largest tensor is 1 / 35 of the state; Megatron's own form gathers all of it, and copies that."""
     model = write_model(
         tmp_path / "model", hidden_size=256, moe_intermediate_size=256, num_hidden_layers=8, num_experts=8
@@ -134,34 +124,3 @@ def test_a_save_takes_the_memory_of_one_tensor_and_one_beside_training_that_of_t
     (found,) = run_ranks(scenarios.memory_of_saves, 1, str(model), str(tmp_path))
     assert found["now"] < found["file"] / 5, found
     assert 0.8 * found["file"] < found["beside"] < 1.3 * found["file"], found
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("saves", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_many_saves_inside_actors(saves: int, folder: Path, tmp_path: Path) -> None:
-    """No hang, no process left, no open file gained, and the last one loads."""
-    import ray
-
-    repository = str(Path(__file__).parents[3])
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80_000_000,
-        runtime_env={"env_vars": {"PYTHONPATH": repository}},
-    )
-    try:
-        port = free_port()
-        actor = ray.remote(num_cpus=1)(scenarios.SavingActor)
-        ranks = [actor.remote(rank, port, str(folder)) for rank in range(2)]
-        for number in range(saves):
-            path = str(tmp_path / f"step-{number:08d}")
-            seen = ray.get([rank.save.remote(path) for rank in ranks], timeout=600)
-            if number == 2:
-                early = seen
-        assert [children for children, _ in seen] == [0, 0]
-        assert [files for _, files in seen] == [files for _, files in early]
-        assert len(list(tmp_path.iterdir())) == 2
-        assert ray.get([rank.load.remote(path) for rank in ranks], timeout=600) == [saves, saves]
-    finally:
-        ray.shutdown()

@@ -96,13 +96,8 @@ def saved(value: object) -> bytes:
 
 
 PLACES: list[Callable[[Path, Path], None]] = [
-    in_index,
-    in_extra,
-    in_random_state,
-    in_tensor_of_random_state,
-    in_common_state,
-    in_common_file,
-]
+    in_index, in_extra, in_random_state, in_tensor_of_random_state, in_common_state, in_common_file,
+]  # fmt: skip
 
 
 def load_each(rank: int, world: int, port: int, model: str, checkpoints: list[str]) -> list[str]:
@@ -129,9 +124,7 @@ def test_ranks_run_no_code_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["export", "run", "--dry-run"], ["export", "run", "--out", "out"]])
-def test_an_export_runs_no_code_of_a_checkpoint(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_runs_no_code_of_a_checkpoint(words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path, write_golden_model(tmp_path / "model"))
     checkpoint = run / "checkpoints" / checkpoint_folder.name_of(STEP)

@@ -56,9 +56,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_the_one_before_is_taken(
-    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_named_and_the_one_before_is_taken(damage, tmp_path, caplog) -> None:
     older, newer = (write_checkpoint(tmp_path, name) for name in ("step-00000009", "step-00000010"))
     assert folders.latest_checkpoint(tmp_path) == newer
     spoil, reason = DAMAGES[damage]
@@ -155,9 +153,7 @@ def test_shares_verify_every_byte_once(tmp_path: Path) -> None:
             folders.verify_files(path, share=share, shares=4)
 
 
-def test_a_rank_asks_the_file_system_for_its_own_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_asks_the_file_system_for_its_own_share(tmp_path, monkeypatch) -> None:
     """Of 512 ranks with two files each all would ask half a million times."""
     path = write_checkpoint(tmp_path, "step-00000001")
     manifest, asked, is_file = folders.read_manifest(path), set[str](), Path.is_file

@@ -79,9 +79,7 @@ def test_values_loss_and_gradients_are_those_of_plain_torch(folder: Path, one_ra
     ],
     ids=lambda layout: "-".join(layout),
 )
-def test_every_layout_computes_the_same(
-    layout: dict[str, int], folder: Path, one_rank: dict[str, Any]
-) -> None:
+def test_every_layout_computes_the_same(layout, folder, one_rank) -> None:
     results = run_ranks(critics.values_and_updates, LayoutSection(**layout).world_size, str(folder), layout)
     bounds, seen = critics.batch_with_returns().cu_seqlens, []
     for result in results:

@@ -4,7 +4,6 @@ an update's exact divergence and its gradient are those of whole logits."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +76,7 @@ def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float,
     ],
     ids=str,
 )
-def test_an_update_has_the_gradient_of_whole_logits(
-    layout: dict[str, int], kind: Any, one_rank_of: OneRank, tmp_path: Path
-) -> None:
+def test_an_update_has_the_gradient_of_whole_logits(layout, kind, one_rank_of, tmp_path) -> None:
     folder, _ = one_rank_of.of("qwen3_moe")
     teachers = [write_model(tmp_path / str(seed), "qwen3_moe", seed=seed) for seed in (7, 8)]
     section = DistillationSection(

@@ -13,44 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from mrl.training.hf import export_folder
 from tests.mrl.training import scenarios
-from tests.mrl.training.layouts import CORRECTION, OneRank, check_forward
+from tests.mrl.training.layouts import CORRECTION
 from tests.ranks import run_ranks
 from tests.tiny_models import random_batch, reference_logprobs, write_model
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.mark.slow
-def test_off_loading_brings_the_biases_back(one_rank_of: OneRank) -> None:
-    folder, _ = one_rank_of.of("deepseek_v3")
-    for result in run_ranks(scenarios.offload_and_reload, 2, str(folder), {"tp": 2, "ep": 2}, "float32"):
-        assert result["gone"] == 0 and result["same"]
-
-
-@pytest.mark.slow
-def test_a_reference_from_another_folder_has_its_own_biases(one_rank_of: OneRank, tmp_path: Path) -> None:
-    folder, _ = one_rank_of.of("deepseek_v3")
-    other = write_model(tmp_path / "other", "deepseek_v3", seed=7)
-    (result,) = run_ranks(scenarios.reference_of, 1, str(folder), {}, str(other))
-    batch = random_batch(10, seed=1)
-    for role, path in (("reference", other), ("policy", folder)):
-        expected, _ = reference_logprobs(path, batch)
-        np.testing.assert_allclose(result[role]["logprobs"], expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_whole_queries_plain_rotary_embedding_and_uneven_stages(tmp_path: Path) -> None:
-    """The forms of the smaller models: no query compression, no YaRN, no limit on groups; three layers on two stages."""
-    folder = write_model(
-        tmp_path / "small", "deepseek_v3", q_lora_rank=None, n_group=1, topk_group=1, n_shared_experts=1,
-        num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )  # fmt: skip
-    layout = {"tp": 2, "pp": 2, "ep": 2}
-    results = run_ranks(scenarios.forward_update_export, 4, str(folder), layout, str(tmp_path), {})
-    check_forward(results, folder, bound=1e-5)
-    original, loaded = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "loaded"))
-    assert original.keys() == loaded.keys()
-    assert all(torch.equal(original[name], loaded[name]) for name in original)
 
 
 def test_bfloat16_keeps_the_biases_in_float32(tmp_path: Path) -> None:

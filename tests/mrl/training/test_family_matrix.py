@@ -7,7 +7,7 @@ A family takes part by its entry in tests/tiny_models.py. CI runs the short form
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,13 @@ from mrl.training.hf.hf_folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.training.gaps import GAP
-from tests.mrl.training.layouts import OneRank, check_family, check_forward
+from tests.mrl.training.layouts import check_family, check_forward
 from tests.resharding.feeding import Feeder, read, stacks
 from tests.resharding.leasing import LeasedRank, spread
 from tests.resharding.vllm.sessions import ASKED, SYNC, described, planned_session, sync_weights
 from tests.tiny_models import FAMILIES, write_model
 
 pytestmark = pytest.mark.integration
-
-RecordProperty = Callable[[str, object], None]
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "one": {},
@@ -75,9 +73,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("family", "layout"), list(cases()))
-def test_trains_as_transformers_computes(
-    family: str, layout: str, one_rank_of: OneRank, tmp_path: Path, record_property: RecordProperty
-) -> None:
+def test_trains_as_transformers_computes(family, layout, one_rank_of, tmp_path, record_property) -> None:
     """Log-probs, gradient norms over layouts, the export of what was loaded and of what was trained."""
     if layout != "one":
         record_property(GAP, check_family(family, LAYOUTS[layout], one_rank_of, tmp_path))
@@ -121,9 +117,7 @@ def require_routes(request: GenerationRequest, response: Response, folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(
-    family: str, tmp_path: Path
-) -> None:
+def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(family, tmp_path) -> None:
     """Another folder's weights and then the folder's, by boxes and by whole tensors, where these can be
     brought: to the last bit."""
     folder, other = (write_model(tmp_path / str(n), family, served=True, seed=n) for n in (0, 9))

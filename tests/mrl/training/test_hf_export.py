@@ -51,9 +51,7 @@ def test_an_export_of_another_type_is_rounded_once(golden_model: Path, tmp_path:
     [{"num_hidden_layers": 2}, {"num_experts": 1}, {"vocab_size": 140}, {"moe_intermediate_size": 4}, {"head_dim": 8}],
     ids=str,
 )  # fmt: skip
-def test_a_checkpoint_of_another_model_is_refused(
-    changes: dict[str, int], golden_model: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused(changes, golden_model, tmp_path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     config = json.loads((golden_model / "config.json").read_text()) | changes
@@ -106,9 +104,7 @@ LDCONFIG = "/sbin/ldconfig"
 """What torch's build for CUDA asks, when it is imported, where its libraries are."""
 
 
-def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(
-    golden_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_128_ranks_is_exported_by_one_process_without_engines(golden_run, tmp_path) -> None:
     out = tmp_path / "out"
     program = f"EVENTS, LDCONFIG = frozenset({EVENTS!r}), {LDCONFIG!r}{WATCHED}"
     command = [sys.executable, "-c", program, "export", str(golden_run), "--out", str(out)]

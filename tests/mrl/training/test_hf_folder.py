@@ -86,9 +86,7 @@ def test_sharded_and_single_folders_load_the_same(folder: Path, tmp_path: Path) 
     assert all(torch.equal(single[key], sharded[key]) for key in single)
 
 
-def test_a_file_is_looked_for_once_however_many_tensors_it_has(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_looked_for_once_however_many_tensors_it_has(folder, tmp_path, monkeypatch) -> None:
     """Each rank looks, on a file system that all share: DeepSeek-V3 has 163 files and 91,000 tensors."""
     for part in ("one", "two"):
         (tmp_path / f"{part}.safetensors").symlink_to(folder / "model.safetensors")
@@ -160,9 +158,7 @@ def test_a_tensor_of_another_shape_is_named(spoiled: tuple[Path, dict[str, torch
             read(path)
 
 
-def test_a_tensor_that_is_not_where_the_index_says_is_named(
-    spoiled: tuple[Path, dict[str, torch.Tensor]],
-) -> None:
+def test_a_tensor_that_is_not_where_the_index_says_is_named(spoiled) -> None:
     path, tensors = spoiled
     (path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": dict.fromkeys(tensors, "part.safetensors")})
@@ -191,9 +187,7 @@ WIDTHS: dict[str, Any] = {
     ("deepseek_v3", Layout(tp=2, ep=2), True),
     ("kimi_k2", Layout(pp=2, ep=2, dp=2), False),
 ], ids=str)  # fmt: skip
-def test_published_float8_weights_load_as_what_they_mean(
-    family: str, layout: Layout, powers_of_two: bool, tmp_path: Path
-) -> None:
+def test_published_float8_weights_load_as_what_they_mean(family, layout, powers_of_two, tmp_path) -> None:
     widths: dict[str, Any] = (
         WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
     )
@@ -218,9 +212,7 @@ DELTA_NETS: dict[str, Any] = WIDTHS | {"linear_key_head_dim": 40, "linear_value_
     ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), False),
     ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), True),
 ], ids=str)  # fmt: skip
-def test_published_float8_delta_nets_load_as_what_they_mean(
-    family: str, layout: Layout, packed: bool, tmp_path: Path
-) -> None:
+def test_published_float8_delta_nets_load_as_what_they_mean(family, layout, packed, tmp_path) -> None:
     """Experts each by themselves, as Qwen3.5's FP8 folders have them, or as its wide ones do; draft layers stay out."""
     shared: dict[str, Any] = {} if family == "qwen3_5" else {"shared_expert_intermediate_size": 192}
     source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **DELTA_NETS, **shared)
@@ -247,9 +239,7 @@ def test_published_float8_delta_nets_load_as_what_they_mean(
         ({"in_proj.weight_scale_inv": torch.ones(1, 3)}, r"does not know, first .*in_proj\.weight_scale_inv'", (check,)),
     ],
 )  # fmt: skip
-def test_broken_float8_weights_are_named(
-    change: dict[str, torch.Tensor | None], named: str, readers: Readers, tmp_path: Path
-) -> None:
+def test_broken_float8_weights_are_named(change, named, readers, tmp_path) -> None:
     source = write_model(tmp_path / "source", "qwen3_next", dtype=torch.bfloat16, **DELTA_NETS)
     publish(source, tmp_path / "published", tmp_path / "wide")
     tensors = hf_values.read_whole(hf_folder.tensor_files(tmp_path / "published"))
@@ -318,9 +308,7 @@ def test_any_box_of_int4_weights_is_read(int4: Path) -> None:
         ("shape", torch.tensor([192, 319]), r"weight_shape in .* says \[192, 319\], config\.json says \[192, 320\]", (load,)),
     ],
 )  # fmt: skip
-def test_broken_int4_weights_are_named(
-    part: str, values: torch.Tensor | None, named: str, readers: Readers, int4: Path, tmp_path: Path
-) -> None:
+def test_broken_int4_weights_are_named(part, values, named, readers, int4, tmp_path) -> None:
     (tmp_path / "config.json").write_text((int4 / "published" / "config.json").read_text())
     tensors, name = (
         load_file(int4 / "published" / "model.safetensors"),
@@ -367,9 +355,7 @@ def test_any_box_of_mxfp4_weights_is_read(microscaled: Path) -> None:
     assert all(torch.equal(read[0][n], read[1][n]) for n in range(3))
 
 
-def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(
-    microscaled: Path, tmp_path: Path
-) -> None:
+def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(microscaled, tmp_path) -> None:
     published, name = microscaled / "published", "model.layers.0.mlp.experts.gate_up_proj"
     (tmp_path / "config.json").write_text((published / "config.json").read_text())
     tensors = load_file(published / "model.safetensors")

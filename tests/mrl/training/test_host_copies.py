@@ -80,9 +80,7 @@ def test_copies_that_nobody_holds_any_more_are_unpinned(cuda: RecordedCuda) -> N
     assert cuda.take().count("unpin") == 3
 
 
-def test_a_refused_registration_says_how_much_was_asked(
-    cuda: RecordedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_registration_says_how_much_was_asked(cuda, monkeypatch) -> None:
     refuses = SimpleNamespace(cudaHostRegister=lambda address, num_bytes, flags: 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: refuses)
     with pytest.raises(RuntimeError, match="answered 2 to pinning"):
@@ -124,9 +122,7 @@ def test_offload_empties_the_buffers_and_reload_fills_them(cuda: RecordedCuda) -
     assert memory.generation == 1
 
 
-def test_parameters_that_nobody_changed_are_not_copied_again(
-    cuda: RecordedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_that_nobody_changed_are_not_copied_again(cuda, monkeypatch) -> None:
     """The copy of the last weight sync serves the reference's swap and an off-load without an update between."""
     memory = memory_of(torch.arange(100.0))
     made = copies_to_host(memory, monkeypatch)
@@ -181,9 +177,7 @@ def test_exported_memory_lies_outside_expandable_segments(allocator: Any) -> Non
     assert after == "expandable_segments:True,garbage_collection_threshold:0.8"
 
 
-def test_reloaded_parameters_lie_outside_expandable_segments(
-    allocator: Any, cuda: RecordedCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reloaded_parameters_lie_outside_expandable_segments(allocator, cuda, monkeypatch) -> None:
     allocator("expandable_segments:True")
     memory, seen, resize = memory_of(torch.arange(100.0)), [], torch.UntypedStorage.resize_
     memory.offload()

@@ -11,6 +11,9 @@ import torch
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.training import host_state
+from mrl.training.optimizer import Optimizer
+from mrl.training.platform.host_copies import HostCopies
+from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
@@ -82,9 +85,7 @@ def state_bytes(at: MegatronWorker) -> int:
     return sum(tensor.untyped_storage().size() for tensor in owned)
 
 
-def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
-    cuda: RecordedCuda,
-) -> None:
+def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(cuda) -> None:
     """On a GPU the copies run on a stream of their own: it waits for the update, the host waits for the copy back."""
     masters = [torch.full((100,), float(number), requires_grad=True) for number in range(3)]
     inner = torch.optim.SGD(masters, lr=1.0, momentum=0.9)
@@ -116,9 +117,7 @@ def test_a_piece_comes_is_updated_and_leaves_before_its_memory_goes(
         pytest.param({"tp": 2}, id="tp2", marks=pytest.mark.slow),
     ],
 )
-def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(
-    layout: dict[str, int], model: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_an_update_in_pieces_is_the_whole_one_to_the_last_bit(layout, model, tmp_path) -> None:
     """With all of the state on the host and with some; checkpoints of one go on with the other."""
     folder, dtype = model
     kinds = {"none": 0.0, "some": 0.4, "all": 1.0}
@@ -153,3 +152,21 @@ def test_so_it_is_with_transformer_engines_adam(tmp_path: Path) -> None:
         path = str(tmp_path / source)
         (again,) = run_ranks(resumed, 1, path, str(folder), {}, fraction, more, stand_ins=FOLDER)
         assert again["digest"] == whole["digest"], (source, fraction)
+
+
+@pytest.mark.parametrize("keep_parameters", [False, True])
+def test_an_off_loaded_model_leaves_nothing_but_parameters_that_are_kept(keep_parameters, cuda) -> None:
+    """Gradients, master weights and moments leave the device, and come back."""
+    master, moment, asked = torch.ones(6), torch.ones(6), []
+    inner = SimpleNamespace(param_groups=[{"params": [master]}], state={master: {"exp_avg": moment}})
+    model = TrainedModel.__new__(TrainedModel)
+    model.optimizer = own = Optimizer.__new__(Optimizer)
+    own._device, own._copies, own._away = DEVICE, HostCopies(DEVICE, keep=True), []
+    own.megatron = SimpleNamespace(optimizer=inner)
+    calls = ("free_gradients", "offload", "start_copy", "reload")
+    model.memory = SimpleNamespace(**{name: lambda name=name: asked.append(name) for name in calls})
+    model.offload(keep_parameters=keep_parameters)
+    assert [t.untyped_storage().size() for t in (master, moment)] == [0, 0]
+    model.reload()
+    assert asked == ["free_gradients" if keep_parameters else "offload", "start_copy", "reload"]
+    assert torch.equal(master, torch.ones(6)) and torch.equal(moment, torch.ones(6))

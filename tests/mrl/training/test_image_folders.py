@@ -84,9 +84,7 @@ def test_images_keep_their_type_in_an_export_of_another(
     assert config["dtype"] == config["text_config"]["dtype"] == "bfloat16"
 
 
-def test_an_export_without_the_images_that_config_promises_is_refused(
-    source: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_export_without_the_images_that_config_promises_is_refused(source, checkpoint, tmp_path) -> None:
     other = shutil.copytree(source, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(ConfigError, match=r"has no tensors under model\.visual\."):
         export_folder.export_checkpoint(checkpoint, tmp_path / "out", source=other, dtype="float32")

@@ -80,9 +80,7 @@ def test_long_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, 
     ids=name,
 )
 @pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recompute_changes_nothing(
-    recompute: str, family: str, layout: dict[str, int], one_rank_of: OneRank, tmp_path: Path
-) -> None:
+def test_recompute_changes_nothing(recompute, family, layout, one_rank_of, tmp_path) -> None:
     check_family(family, layout, one_rank_of, tmp_path, recompute=recompute)
 
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 MEASURE = """
 import json, sys
 import torch
@@ -77,12 +75,3 @@ def check(*, tokens: int, naive_tokens: int, vocab: int, chunk: int) -> str:
 
 def test_two_chunks_of_logits_exist_at_most() -> None:
     check(tokens=1024, naive_tokens=256, vocab=65536, chunk=256)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_at_the_size_of_a_real_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """The naive form is measured on an eighth of the tokens: all of them would need 20 GB."""
-    line = check(tokens=8192, naive_tokens=1024, vocab=151936, chunk=1024)
-    with capsys.disabled():
-        print(f"\n{line}")

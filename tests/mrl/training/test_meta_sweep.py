@@ -1,12 +1,9 @@
-"""Whatever builds tensors for a microbatch runs on "meta": all of it on the device, nothing as large as all pairs of tokens, and
-no wait of the host but the objectives' one. What builds tensors is found in the source, so that a new place fails until a piece
-runs it."""
+"""What builds tensors for a microbatch runs on "meta": all of it on the device, nothing as large as all pairs of tokens, and
+no wait of the host but the objectives' one."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import mrl
 import mrl.training.passes as passes
 import mrl.training.prepared as prepared
-from tests.mrl.training.meta_pieces import AROUND, MOST, MOST_PREPARED, NO_WAIT, ONE_WAIT, PIECES, PREPARED
-from tests.support.builders import builders
-from tests.support.meta_mode import OnMeta, lines_run
+from tests.mrl.training.meta_pieces import MOST, MOST_PREPARED, NO_WAIT, ONE_WAIT, PREPARED
+from tests.support.meta_mode import OnMeta
 
 
 @pytest.fixture(autouse=True)
@@ -63,50 +58,3 @@ def test_a_piece_of_a_pass_stays_on_the_device(name: str) -> None:
 @pytest.mark.parametrize("name", ONE_WAIT)
 def test_an_objective_waits_once(name: str) -> None:
     assert [place.partition(",")[0] for place in waits(ONE_WAIT[name])] == ["checked"]
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_what_is_asked_around_a_pass_waits(name: str) -> None:
-    assert waits(AROUND[name])
-
-
-ROOT = Path(mrl.__file__).parent
-SEARCHED = ("models/kernels", "models/megatron", "training", "algorithms")
-NOT_FOR_A_MICROBATCH = {
-    "training/checkpoint/*": "files",
-    "training/hf/*": "files",
-    "training/platform/*": "the rank's memory, and agreements of ranks",
-    "training/optimizer.py *": "an update's one flag, and moments that are made once",
-    "models/kernels/mxfp4.py *": "a folder's blocks, read on the host",
-    "models/kernels/rotary.py *": "a table that is made once",
-    "models/megatron/lora_parameters.py _start": "parameters",
-    "models/megatron/delta_net_layer.py _parameter": "parameters",
-    "models/megatron/expert_layer.py _weight": "parameters",
-    "models/megatron/packed_attention.py _sinks": "parameters",
-    "models/megatron/build.py ValueHead.__init__": "parameters",
-    "models/megatron/*.py *.__init__": "parameters",
-    "algorithms/advantages.py *": "the driver's arrays, in its memory",
-    "algorithms/distillation_terms.py join_advantages": "the driver's arrays",
-    "algorithms/groups.py *": "the driver's arrays",
-    "algorithms/outcomes.py *": "the driver's arrays",
-    "algorithms/recipe.py *": "the driver's arrays",
-    "algorithms/reward_rows.py *": "the driver's arrays",
-    "algorithms/tokens.py Segments.on_last_token": "the driver's arrays",
-    "algorithms/losses.py _made_up": "tokens that a user's loss is tried on before the start",
-    "algorithms/preference.py _fault.side": "sides that a user's pair loss is tried on before the start",
-}
-"""What makes tensors and is not run here, by file and function, and why."""
-
-
-def test_whatever_makes_tensors_for_a_microbatch_is_swept() -> None:
-    ran = lines_run(lambda: [waits(piece) for piece in PIECES.values()], ROOT)
-    missing, unused = [], set(NOT_FOR_A_MICROBATCH)
-    for file in sorted(file for folder in SEARCHED for file in (ROOT / folder).rglob("*.py")):
-        for function, line in builders(file):
-            name = f"{file.relative_to(ROOT)} {function}"
-            left_out = {pattern for pattern in NOT_FOR_A_MICROBATCH if fnmatch.fnmatch(name, pattern)}
-            unused -= left_out
-            if not left_out and (str(file), line) not in ran:
-                missing.append(f"{name}, line {line}")
-    assert not missing, "no piece of meta_pieces.py runs these: " + "; ".join(missing)
-    assert not unused

@@ -23,9 +23,8 @@ from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
 from tests.mrl.training.layouts import OneRank, name_of
-from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
+from tests.mrl.training.scenarios import TEMPERATURE, shard_of, worker
 from tests.ranks import run_ranks
-from tests.support.transformer_engine import FOLDER
 from tests.tiny_models import random_batch
 
 SMALL = 5000
@@ -74,9 +73,7 @@ def name(value: Any) -> str:
     [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
     ids=name,
 )
-def test_the_sums_are_the_same(
-    family: str, layout: dict[str, int], changes: dict[str, Any], one_rank_of: OneRank
-) -> None:
+def test_the_sums_are_the_same(family, layout, changes, one_rank_of) -> None:
     check(one_rank_of.of(family)[0], layout, changes)
 
 
@@ -88,12 +85,10 @@ def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) ->
     check(one_rank_of.of("qwen3_moe")[0], layout, {"value_labels": SCORE})
 
 
-def check(
-    folder: Path, layout: dict[str, int], changes: dict[str, Any], stand_ins: Path | None = None
-) -> None:
+def check(folder: Path, layout: dict[str, int], changes: dict[str, Any]) -> None:
     """Rank 0, of the first stage, had several buckets to compare."""
     world = LayoutSection(**layout).world_size
-    results = run_ranks(compare, world, str(folder), layout, changes, stand_ins=stand_ins)
+    results = run_ranks(compare, world, str(folder), layout, changes)
     assert results[0] > 1, results
 
 
@@ -236,42 +231,6 @@ def require_equal(
             equal_nan=True,
             msg=lambda text, key=key: f"{key}: {text}",
         )
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"tp": 2, "dp": 2}], ids=name_of)
-def test_fused_gradient_sums_are_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
-    """Of Transformer Engine's layers, over the stand-in for them."""
-    changes = {"spec": "transformer_engine"}
-    check(one_rank_of.of("qwen3_moe")[0], layout, changes, stand_ins=FOLDER)
-
-
-@pytest.mark.integration
-def test_a_checkpoint_of_several_buckets_goes_on_in_one(one_rank_of: OneRank, tmp_path: Path) -> None:
-    folder = str(one_rank_of.of("qwen3_moe")[0])
-    several, one = {"overlap_grad_reduce": True, "bucket_size": SMALL}, {"overlap_grad_reduce": False}
-    after = [
-        run_ranks(go_on, 2, folder, str(tmp_path / "step"), changes, saves)
-        for changes, saves in ((several, True), (one, False), (several, False))
-    ]
-    assert after[0] == after[1] == after[2]
-
-
-def go_on(
-    rank: int, world: int, port: int, folder: str, path: str, changes: dict[str, Any], saves: bool
-) -> str:
-    """The parameters' digest after two steps and a third, with a checkpoint before the last that is saved or taken from `path`."""
-    at = worker(rank, world, port, folder, {"dp": 2, "ep": 2}, optimizer=PLAIN_STEP, **changes)
-    if saves:
-        train(at, 2)
-        at.save_checkpoint(path, {})
-    else:
-        at.load_checkpoint(path)
-    train(at, 1)
-    digest = digest_parameters(at.policy)
-    at.close()
-    return digest
 
 
 @pytest.mark.integration

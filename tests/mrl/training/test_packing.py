@@ -64,9 +64,7 @@ def test_prefix_minimum_by_loops() -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=40), st.integers(1, 80), st.sampled_from([1, 2]))
 @settings(max_examples=50, deadline=None)
-def test_groups_that_are_kept_whole_lie_in_one_microbatch_in_their_order(
-    lengths: list[int], limit: int, cp: int
-) -> None:
+def test_groups_that_are_kept_whole_lie_in_one_microbatch_in_their_order(lengths, limit, cp) -> None:
     lengths = lengths[: len(lengths) // 2 * 2]
     batch = dataclasses.replace(
         batch_of_tokens([[1] * n for n in lengths]),

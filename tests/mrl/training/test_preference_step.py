@@ -53,9 +53,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
 
 
 @LAYOUTS
-def test_a_step_over_pairs_is_that_of_one_rank(
-    layout: dict[str, int], tokens: int, one_rank: tuple[Path, Steps]
-) -> None:
+def test_a_step_over_pairs_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
     for told in run_ranks(preference_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):
         compare(told, expected)

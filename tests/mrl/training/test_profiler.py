@@ -36,9 +36,7 @@ def test_a_record_has_the_phases_and_what_ran_in_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_on_a_gpu_its_work_its_allocations_and_the_phases_are_recorded(
-    memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_its_work_its_allocations_and_the_phases_are_recorded(memory, tmp_path, monkeypatch) -> None:
     """The calls of torch.cuda, each with arguments that torch's own function takes."""
     calls: list[str] = []
 

@@ -66,9 +66,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> OneRank:
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG_CASES)],
     ids=lambda value: value if isinstance(value, str) else _name(value),
 )
-def test_every_layout_takes_the_routes_it_is_given(
-    family: str, layout: dict[str, int], changes: dict[str, Any], one_rank: OneRank
-) -> None:
+def test_every_layout_takes_the_routes_it_is_given(family, layout, changes, one_rank) -> None:
     folder, expected = one_rank.of(family, changes.get("lora"))
     world = LayoutSection(**layout).world_size
     results = run_ranks(replays.record_and_replay, world, str(folder), layout, changes)
@@ -96,9 +94,7 @@ def test_every_layout_takes_the_routes_it_is_given(
         pytest.param("deepseek_v3", None, marks=pytest.mark.slow),
     ],
 )
-def test_given_routes_are_others_and_the_reference_takes_them_too(
-    family: str, lora: LoraSection | None, one_rank: OneRank
-) -> None:
+def test_given_routes_are_others_and_the_reference_takes_them_too(family, lora, one_rank) -> None:
     """Before the first update policy and reference are one, so that their KL is exactly 0."""
     _, found = one_rank.of(family, lora)
     given, recorded = found["given"]["logprobs"], found["recorded"]["logprobs"]

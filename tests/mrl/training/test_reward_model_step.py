@@ -101,9 +101,7 @@ def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
 
 
 @LAYOUTS
-def test_a_step_of_a_reward_model_is_that_of_one_rank(
-    layout: dict[str, int], tokens: int, one_rank: tuple[Path, Steps]
-) -> None:
+def test_a_step_of_a_reward_model_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
     for told in run_ranks(
         reward_model_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens

@@ -77,22 +77,6 @@ def test_bfloat16_takes_the_fused_attention(family: str, one_rank_of: OneRank, t
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
 
 
-def test_delta_nets_in_bfloat16_are_as_near_as_in_our_own_layers(
-    one_rank_of: OneRank, tmp_path: Path
-) -> None:
-    """To float32, whose rounding there is larger than other layers'."""
-    folder, expected = one_rank_of.of("qwen3_next")
-    found, local = (in_bfloat16(spec, folder, tmp_path) for spec in ("transformer_engine", "local"))
-    gap, rounding = (
-        np.median(np.abs(x["arrays"]["logprobs"] - expected["arrays"]["logprobs"])) for x in (found, local)
-    )
-    assert 0 < gap < 1.5 * rounding  # the median: a near tie sends a token to other experts
-    for ours, plain, exact in zip(*(x["metrics"] for x in (found, local, expected)), strict=True):
-        assert ours["loss"] == pytest.approx(exact["loss"], rel=0.02)
-        rounding = abs(plain["grad_norm"] - exact["grad_norm"])
-        assert ours["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.05, abs=1.5 * rounding)
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -101,9 +85,7 @@ def test_delta_nets_in_bfloat16_are_as_near_as_in_our_own_layers(
     ],
 )
 @pytest.mark.parametrize("specs", [("transformer_engine", "local"), ("local", "transformer_engine")], ids=str)
-def test_a_checkpoint_of_one_spec_goes_on_in_the_other(
-    specs: tuple[str, str], family: str, one_rank_of: OneRank, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_one_spec_goes_on_in_the_other(specs, family, one_rank_of, tmp_path) -> None:
     """In another layout too: parameters, moments and the step count are those of the saved run."""
     folder, _ = one_rank_of.of(family)
     first, second = specs

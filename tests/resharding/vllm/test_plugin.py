@@ -54,9 +54,7 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
     return [a.logprobs.tolist() for a in answers]
 
 
-def test_what_was_sent_is_what_a_fresh_engine_has(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
-) -> None:
+def test_what_was_sent_is_what_a_fresh_engine_has(tiny_engine, tiny_model, feeder, fresh_answers) -> None:
     feeding = sync_weights(tiny_engine, feeder, tiny_model)
     assert not feeding.errors and feeding.stats[0].moved.num_bytes == sum(
         w.nbytes for w in read(tiny_model).values()
@@ -81,9 +79,7 @@ def direct_modules(engine: RolloutEngine) -> list[str]:
     return engine._engine.collective_rpc(look)[0]
 
 
-def test_only_what_vllm_packs_elsewhere_is_staged(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, fresh_answers: list[list[float]]
-) -> None:
+def test_only_what_vllm_packs_elsewhere_is_staged(tiny_engine, tiny_model, feeder, fresh_answers) -> None:
     sync_weights(tiny_engine, feeder, tiny_model)
     direct = set(tiny_engine.call(direct_modules))
     assert {
@@ -147,9 +143,7 @@ def test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit(
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
 
 
-def test_the_sender_hears_the_engines_error(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
-) -> None:
+def test_the_sender_hears_the_engines_error(tiny_engine, tiny_model, feeder) -> None:
     tiny_engine.call(break_loading, "module")
     weights = read(tiny_model)
     version = tiny_engine.call(driving.version)
@@ -169,17 +163,13 @@ def test_the_sender_hears_the_engines_error(
         "lm_head.weight",
     ],
 )
-def test_a_manifest_without_a_parameter_never_commits(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, drop: str
-) -> None:
+def test_a_manifest_without_a_parameter_never_commits(tiny_engine, tiny_model, feeder, drop) -> None:
     with pytest.raises(WeightSyncError, match="vLLM did not load everything"):
         sync_weights(tiny_engine, feeder, tiny_model, drop=drop)
     assert not sync_weights(tiny_engine, feeder, tiny_model).errors
 
 
-def test_a_stale_session_is_refused_and_the_engine_goes_on(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder
-) -> None:
+def test_a_stale_session_is_refused_and_the_engine_goes_on(tiny_engine, tiny_model, feeder) -> None:
     sync_weights(tiny_engine, feeder, tiny_model)
     version = tiny_engine.call(driving.version)
     stale = feeder.session(read(tiny_model), version - 1, version)
@@ -364,9 +354,7 @@ def two_workers(tiny_model: Path) -> Iterator[EngineHost]:
     host.close()
 
 
-def test_two_workers_serve_the_same_and_die_with_their_owner(
-    two_workers: EngineHost, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_two_workers_serve_the_same_and_die_with_their_owner(two_workers, tiny_model, tmp_path) -> None:
     host = two_workers
     with pytest.raises(RolloutError, match="never received weights"):
         host.call(driving.generate, ASKED)

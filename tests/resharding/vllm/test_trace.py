@@ -12,7 +12,7 @@ import transformers
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
+from mrl.resharding.planner import engine_manifests, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
@@ -64,15 +64,6 @@ CONFIGS = {
 DENSE = ("qwen3", "phi3")
 EXTRA = {"deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}}
 
-WIDE = {
-    "hidden_size": 256,
-    "head_dim": 128,
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 256,
-    "q_lora_rank": 128,
-}
-"""Widths that two ranks cut at whole blocks of 128."""
-
 
 @pytest.mark.parametrize(
     ("family", "tp"),
@@ -93,30 +84,6 @@ def test_layout_and_live_engine_agree(family, tp, tmp_path):
     for ours, theirs in zip(expected, manifests, strict=True):
         assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
     check_chain(hf, Layout(tp=2) if family in DENSE else Layout(tp=2, ep=2), manifests)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "gpt_oss"])
-def test_layout_and_live_engine_agree_where_weights_are_quantised(family, tmp_path):
-    """Values and scales, cut by tensor parallelism; the trainer cuts other ways, at whole blocks too."""
-    mla = family == "deepseek_v3"
-    fields = {
-        k: v for k, v in WIDE.items() if hasattr(CONFIGS[family], k) and not (mla and k.startswith("num"))
-    }
-    manifests, hf = traced(family, 2, tmp_path, {"quantization": "fp8_block"}, **fields)
-    expected = [
-        quantised.quantised_manifest(m) for m in engine_manifests.engine_rank_manifests(hf, Layout(tp=2))
-    ]
-    for ours, theirs in zip(expected, manifests, strict=True):
-        assert by_name(ours) == by_name(theirs) and theirs.unplanned == ()
-        assert any(t.dtype == quantised.VALUES for t in theirs.tensors)
-    # Megatron's local spec cuts kv_a_proj_with_mqa's 576 rows over tp, inside a block.
-    check_chain(
-        hf,
-        Layout(dp=2) if mla else Layout(tp=2, dp=2, ep=1 if family in DENSE else 2),
-        manifests,
-        is_quantised=True,
-    )
 
 
 def check_chain(

@@ -2,16 +2,13 @@
 
 import gc
 
-import pytest
 import torch
 
 from mrl.resharding.wire import cuda_memory
 from mrl.resharding.wire.cuda_memory import holders
 
 
-def test_reference_cycles_are_looked_for_where_something_still_holds_a_buffer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reference_cycles_are_looked_for_where_something_still_holds_a_buffer(monkeypatch) -> None:
     """It takes a tenth of a second: a weight sync of a handle per tensor closes thousands."""
     looked: list[bool] = []
     monkeypatch.setattr(gc, "collect", lambda: looked.append(True))

@@ -14,12 +14,9 @@ _NO_ANSWER = ("", " ", "...", "\\text{answer}", "your answer", "\\ldots", "ANSWE
 _FORMS = ("\\boxed{{{}}}", "#### {}", "Answer: {}", "<answer>{}</answer>")
 _HEADINGS = ("## Answer:", "**Answer:**", "#### Solution", "#### Step 2: multiply", "### Final answer:")
 _INSTRUCTIONS = (
-    "I have to put my answer in \\boxed{{{0}}}.",
-    '("Put your final answer within \\boxed{{{0}}}.")',
-    "Write it as `Answer: [your answer]`.",
-    "Answer: see below.",
-    "<answer> answer here </answer>",
-)
+    "I have to put my answer in \\boxed{{{0}}}.", '("Put your final answer within \\boxed{{{0}}}.")',
+    "Write it as `Answer: [your answer]`.", "Answer: see below.", "<answer> answer here </answer>",
+)  # fmt: skip
 
 
 def places(rng: random.Random) -> Iterator[Case]:

@@ -15,35 +15,27 @@ _RAISING: dict[str, tuple[str, object]] = {
     "beyond a float's case": ("10 ** {large}", 1.5),
     "unhashable": ("[[{small}]]", "assert set(candidate(1)) == {{{small}}}"),
     "unhashable case": ("[[{small}]]", {"1": 1}),
-    "deep": (
-        "__import__('functools').reduce(lambda v, _: [v], range({depth}), 1)",
-        "assert candidate(1) == 1",
-    ),
-    "deeper by the test": (
-        "x if x else __import__('functools').reduce(lambda v, _: [v], range(95), 1)",
-        "v = candidate(0)\n    for _ in range({small} + 9): v = [v]\n    assert candidate(v) == 1",
-    ),
+    "deep": ("__import__('functools').reduce(lambda v, _: [v], range({depth}), 1)",
+        "assert candidate(1) == 1"),
+    "deeper by the test": ("x if x else __import__('functools').reduce(lambda v, _: [v], range(95), 1)",
+        "v = candidate(0)\n    for _ in range({small} + 9): v = [v]\n    assert candidate(v) == 1"),
     "an index": ("10 ** {large}", "assert [1, 2][candidate(1)] == 1"),
     "another kind": ("None", "assert candidate(1) + 1 == {small}"),
-}
+}  # fmt: skip
 _ENDLESS: dict[str, tuple[str, object]] = {
     "power": ("10 ** {large}", "assert 3 ** candidate(1) % 7 == 1"),
     "loop": ("10 ** {large}", "assert sum(range(candidate(1))) == 1"),
-    "hidden": (
-        "10 ** {large}",
-        "try:\n        assert {small} ** candidate(1) == 1\n    except BaseException: pass",
-    ),
+    "hidden": ("10 ** {large}",
+        "try:\n        assert {small} ** candidate(1) == 1\n    except BaseException: pass"),
     "memory": ("10 ** {large}", "assert [0] * (candidate(1) % 10 ** 12 + 10 ** 12)"),
-}
+}  # fmt: skip
 _RIGHT: dict[str, tuple[str, object]] = {
     "large": ("{small} ** {power}", "assert candidate(1) == {small} ** {power}"),
     "large in a set": ("{{{small} ** {power}}}", "assert {small} ** {power} in candidate(1)"),
-    "a frozen set in a set": (
-        "{{frozenset({{{small}}})}}",
-        "assert {{hash(s) for s in candidate(1)}} == {{hash(frozenset({{{small}}}))}}",
-    ),
+    "a frozen set in a set": ("{{frozenset({{{small}}})}}",
+        "assert {{hash(s) for s in candidate(1)}} == {{hash(frozenset({{{small}}}))}}"),
     "some work": ("{small} * 10 ** 4", "assert len(range(candidate(1))) == {small} * 10 ** 4"),
-}
+}  # fmt: skip
 
 
 def burdens(rng: random.Random) -> Iterator[Case]:

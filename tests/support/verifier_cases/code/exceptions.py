@@ -14,17 +14,13 @@ _HOSTILE = (
 )
 _RAISED = (
     *(
-        "StopIteration",
-        "StopIteration(4)",
-        "StopAsyncIteration",
-        "GeneratorExit",
-        "SystemExit",
+        "StopIteration", "StopIteration(4)", "StopAsyncIteration", "GeneratorExit", "SystemExit",
         "SystemExit(0)",
     ),
     *("KeyboardInterrupt", "End()", "Bare()", "Hostile()", "RecursionError", "AssertionError", "IndexError"),
     *("AttributeError", "KeyError(1)", "NotImplementedError", "UnicodeError", "OSError(2, 'x')", "Warning"),
     *("ExceptionGroup('x', [ValueError()])", "TypeError", "EOFError", "ZeroDivisionError", "MemoryError"),
-)
+)  # fmt: skip
 
 _LOOPS = (
     "for x, y in zip(map(candidate, {inputs}), {outputs}):\n        assert x == y",
@@ -47,14 +43,8 @@ _EXPECTING = (
     "try:\n        candidate(-1)\n        assert False, 'nothing raised'\n    except {name} as error:\n        assert 'negative' in str(error)",
 )
 _EXPECTED = (
-    "ValueError",
-    "TypeError",
-    "KeyError",
-    "RuntimeError",
-    "ZeroDivisionError",
-    "IndexError",
-    "Exception",
-)
+    "ValueError", "TypeError", "KeyError", "RuntimeError", "ZeroDivisionError", "IndexError", "Exception",
+)  # fmt: skip
 
 
 def exceptions(rng: random.Random) -> Iterator[Case]:

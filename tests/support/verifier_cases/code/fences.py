@@ -10,15 +10,9 @@ from tests.support.verifier_cases.code.tasks import PROBLEMS, Problem
 
 _MARKS = ("```", "````", "``````", "~~~", "~~~~~")
 _INFOS = (
-    "python",
-    "py",
-    "Python",
-    "python3",
-    'python title="x.py"',
-    "{.python}",
-    "python:main.py",
+    "python", "py", "Python", "python3", 'python title="x.py"', "{.python}", "python:main.py",
     " python {1,3}",
-)
+)  # fmt: skip
 _PREFIXES = ("", "", " ", "   ", "      ", "\t", "> ", "- ", "1. ")
 _PROSE = ("", "Here is the solution.", "It uses `len` and ``x``.", "1. First we count.", "### Solution")
 

@@ -113,11 +113,8 @@ _EQUAL: dict[str, Callable[[random.Random], _Pair]] = {
     "default dict": _same(lambda rng: {"a": _ints(rng)}, "collections.defaultdict(list, {!r})"),
     "counter": lambda rng: ("collections.Counter('aab')", {"a": 2, "b": 1}),
     "integer keys": lambda rng: ("{1: 'a', -20: 'b'}", {"1": "a", "-20": "b"}),
-    "keys as JSON writes them": lambda rng: (
-        "{True: 1, None: 2, 0.5: 3}",
-        {"true": 1, "null": 2, "0.5": 3},
-    ),
-}
+    "keys as JSON writes them": lambda rng: ("{True: 1, None: 2, 0.5: 3}", {"true": 1, "null": 2, "0.5": 3}),
+}  # fmt: skip
 
 _CLOSE: dict[str, Callable[[random.Random], _Pair]] = {
     "integer beside": _same(lambda rng: _int(rng), "{!r} + 1"),

@@ -26,22 +26,8 @@ _RATES = (
     ("m^3", "cubic meters"),
 )
 _NO_UNITS = (
-    "y",
-    "b",
-    "t",
-    "x",
-    "k",
-    "e",
-    "i",
-    "thousands",
-    "dozen",
-    "pairs",
-    "squared",
-    "or so",
-    "m",
-    "qq",
-    "2",
-)
+    "y", "b", "t", "x", "k", "e", "i", "thousands", "dozen", "pairs", "squared", "or so", "m", "qq", "2",
+)  # fmt: skip
 
 
 def units(rng: random.Random) -> Iterator[Case]:

@@ -1,0 +1,225 @@
+"""Made rows: sums, conversations with tools, chains of steps, wrong answers, domains, and new models for them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from safetensors.torch import load_file
+
+from mrl.agents.render import Observation, TurnRenderer
+from mrl.agents.tool_calls import ToolCall, calls_in
+from mrl.config.load import load
+from mrl.config.sections.model import ModelSection, NewModelSection
+from mrl.data.load_rows import load_data
+from mrl.models.families import family_of, require_trainable
+from mrl.prepare import arithmetic_rows, calculator_rows, chains, domains, new_model, tokenizer
+from mrl.prepare.corruptions import corrupted
+from mrl.rewards.code.code_verifier import verify_program as verify_code
+from mrl.rewards.code.tasks import parse_task
+from mrl.rewards.instructions.instruction_verifier import parse_checks, verify_instructions
+from mrl.rewards.maths.maths_rules import MathsRules
+from mrl.rewards.maths.maths_verifier import verify_exactly
+from mrl.tokenizer_folder import load_tokenizer
+from mrl.training.hf.hf_folder import check_folder, read_config
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """100 sums: 16 to validate, 8 demonstrated, 76 to train on."""
+    return arithmetic_rows.write_arithmetic(tmp_path / "one", largest=9, num_validation=16, num_sft=8)
+
+
+def test_pairs_are_of_sums_to_train_on(small: Path) -> None:
+    pairs = rows(small / "pairs.jsonl")
+    assert [row["prompt"] for row in pairs] == [row["prompt"] for row in rows(small / "train.jsonl")]
+    for row in pairs + rows(small / "pairs_validation.jsonl"):
+        assert eval(row["prompt"].rstrip("=")) == int(row["chosen"])
+        differing = [a != b for a, b in zip(row["chosen"], row["rejected"], strict=True)]
+        assert sum(differing) == 1
+
+
+def test_more_pairs_than_sums_are_further_wrong_answers(small: Path, tmp_path: Path) -> None:
+    more = arithmetic_rows.write_arithmetic(
+        tmp_path / "more", largest=9, num_validation=16, num_sft=8, num_pairs=200
+    )
+    pairs = rows(more / "pairs.jsonl")
+    assert pairs[:76] == rows(small / "pairs.jsonl")
+    assert sorted(Counter(row["prompt"] for row in pairs).values()) == [2] * 28 + [3] * 48
+    assert len({(row["prompt"], row["rejected"]) for row in pairs}) > 150
+    for name in ("train.jsonl", "validation.jsonl", "sft.jsonl", "pairs_validation.jsonl"):
+        assert (more / name).read_bytes() == (small / name).read_bytes()
+
+
+SCHEMA = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
+
+
+def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> None:
+    folder = calculator_rows.write_calculator(tmp_path / "rows", num_train=50, num_validation=20, num_sft=60)
+    names = ("train", "validation", "sft")
+    train, validation, turns = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in names
+    )
+    shown = {row["prompt"].split(">")[1].removesuffix("<end") for row in turns}
+    asked = {row["expression"] for row in (*train, *validation)}
+    assert len(asked) == 70 and len(shown) == 60 and not asked & shown
+    tokenizer.write_chat([folder / "train.jsonl", folder / "sft.jsonl"], tmp_path / "model")
+    spoken = load_tokenizer(str(tmp_path / "model"))
+    renderer = TurnRenderer(spoken, roles=("tool",))
+    calls = [row for row in turns if row["response"].startswith("{")]
+    answers = {row["prompt"]: row["response"] for row in turns}
+    assert 5 < len(calls) < 30
+    for row in calls:
+        expression = row["prompt"].split(">")[1].removesuffix("<end")
+        assert calls_in(row["response"], "json", SCHEMA) == [
+            ToolCall("calculator", {"expression": expression})
+        ]
+        prompt = spoken.apply_chat_template(
+            [{"role": "user", "content": expression}], tokenize=False, add_generation_prompt=True
+        )
+        assert row["prompt"] == prompt
+        (after,) = (text for text in answers if text.startswith(prompt + row["response"]))
+        between = renderer.after(spoken.eos_token_id, [Observation(str(eval(expression)), "tool")])
+        wrote = spoken.encode(prompt + row["response"] + tokenizer.END, add_special_tokens=False)
+        assert spoken.encode(after, add_special_tokens=False) == [*wrote, *between.tolist()]
+        assert answers[after] == str(eval(expression))
+
+
+def test_chains_are_labelled_as_their_steps_are(tmp_path: Path) -> None:
+    """By hand: a step that is right so far follows from the prompt and the steps before; after a wrong one all are false."""
+    folder = chains.write_chains(tmp_path, num_steps=400, num_sft=20, num_train=20, num_validation=50, seed=3)
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    held_out = [json.loads(line) for line in (folder / "steps_validation.jsonl").read_text().splitlines()]
+    assert len(rows) == 400 and not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
+    for row in (*rows, *held_out):
+        numbers = [int(each) for each in row["prompt"].rstrip("=").split("+")]
+        right = [
+            step == wanted for step, wanted in zip(row["completions"], chains.worked(numbers), strict=True)
+        ]
+        wrong = right.index(False) if False in right else len(right)
+        assert row["labels"] == [place < wrong for place in range(len(right))]
+        assert (row["tag"] == "right") == (wrong == len(right))
+    assert {row["tag"] for row in rows} == {"right", *chains.WAYS}
+    with pytest.raises(ValueError, match="more than"):
+        chains.write_chains(tmp_path, num_steps=chains.MOST)
+
+
+OTHERS = ["\\boxed{7}", "\\boxed{30}", "\\boxed{512}"]
+
+
+def test_each_is_what_its_name_says() -> None:
+    right = "3 + 9 is \\boxed{12}"
+    for seed in range(50):
+        found = corrupted(right, [*OTHERS, right], random.Random(seed))
+        assert set(found) == {
+            "off by one",
+            "another digit",
+            "cut off",
+            "another row",
+            "all answers",
+            "with a doubt",
+        }
+        assert found["off by one"] in ("3 + 9 is \\boxed{11}", "3 + 9 is \\boxed{13}")
+        other = found["another digit"]
+        assert len(other) == len(right) and sum(a != b for a, b in zip(other, right, strict=True)) == 1
+        assert not any(number[0] == "0" and len(number) > 1 for number in re.findall(r"\d+", other))
+        assert right.startswith(found["cut off"]) and found["another row"] in OTHERS
+        assert sorted(found["all answers"].split("\n")) == sorted([*OTHERS, right])
+        assert found["with a doubt"].startswith(f"{right}\n")
+
+
+def test_what_cannot_be_made_is_left_out() -> None:
+    assert corrupted("x", [], random.Random(0)) == {}
+    assert set(corrupted("0", ["0"], random.Random(0))) == {"off by one", "another digit"}
+    assert corrupted("0", [], random.Random(1))["off by one"] == "1"
+    assert set(corrupted("no", ["yes"], random.Random(0))) == {
+        "cut off",
+        "another row",
+        "all answers",
+        "with a doubt",
+    }
+
+
+ROOT = Path(__file__).parents[3]
+NAMES = ("sums", "code", "style")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return domains.write_domains(tmp_path_factory.mktemp("work"))
+
+
+def rows_of_domains(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_no_prompt_lies_in_two_files(folder: Path) -> None:
+    prompts = [row["prompt"] for file in folder.iterdir() for row in rows_of_domains(file)]
+    assert len(set(prompts)) == len(prompts)
+    assert min(len(rows_of_domains(folder / f"{name}.jsonl")) for name in NAMES) >= 80
+
+
+def test_demonstrations_are_right_and_others_wrong() -> None:
+    code = domains._functions()[7]
+    assert verify_code(code.response, parse_task(code.answer, place="x")).value == 1.0
+    assert verify_code("def f(a,b):return a", parse_task(code.answer, place="x")).value == 0.0
+    for task in domains._instructions(random.Random(0)):
+        checks = parse_checks(task.answer, place="x")
+        assert verify_instructions(task.response, checks).value == 1.0
+        assert verify_instructions("seven words are more than wanted here", checks).value == 0.0
+    sums = [verify_exactly(t.response, t.answer, MathsRules()) for t in domains._sums()[:50]]
+    assert all(verdict is not None and verdict.value == 1.0 for verdict in sums)
+
+
+def test_the_recipe_loads_them_in_exact_shares(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    text = (ROOT / "configs" / "multi_domain.yaml").read_text().replace("work/domains", str(folder))
+    (tmp_path / "recipe.yaml").write_text(text)
+    config = load([tmp_path / "recipe.yaml"])
+    tokenizer.write_characters([folder / "sft.jsonl"], tmp_path / "tokenizer")
+    data = load_data(config.data, config.reward, AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")))
+    taken = [prompt.domain for prompt in data.stream(0).take(200)]
+    assert {name: taken.count(name) for name in NAMES} == {"sums": 80, "code": 60, "style": 60}
+    assert data.report.overlapping == data.report.overlong == data.report.duplicates == 0
+    unknown = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer")).unk_token_id
+    assert not any(unknown in prompt.tokens for prompt in data.stream(0).take(200))
+    assert {p.domain for p in data.validation_prompts(6)} == set(NAMES)
+
+
+def test_no_embedding_row_is_zero_and_the_padding_token_is_known(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    new = NewModelSection(
+        hidden_size=32, num_heads=1, num_kv_heads=1, head_dim=32, expert_size=32, num_layers=1
+    )
+    new_model.ensure(ModelSection(path=str(tmp_path / "model"), new=new, max_length=8), [str(rows)], seed=0)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "model" / name).read_text())["pad_token_id"] == 0
+    embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
+    assert embedding.float().norm(dim=1).min() > 0.05
+
+
+@pytest.mark.parametrize("family", get_args(NewModelSection.model_fields["family"].annotation))
+def test_every_family_that_can_be_asked_for_is_made_and_trains(family: str, tmp_path: Path) -> None:
+    """Its folder asks for nothing that training does not implement, and has the tensors of the family's tables."""
+    new = NewModelSection.model_validate({
+        "family": family, "hidden_size": 64, "num_heads": 2, "num_kv_heads": 2, "expert_size": 32, "num_layers": 2,
+    })  # fmt: skip
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+2=", "answer": "3"}\n')
+    folder = tmp_path / "model"
+    new_model.ensure(ModelSection(path=str(folder), new=new, max_length=64), [str(rows)], seed=0)
+    hf = read_config(folder)
+    require_trainable(hf)
+    files, left_out = check_folder(folder, family_of(hf), hf)
+    assert files and not left_out
