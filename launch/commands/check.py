@@ -16,6 +16,7 @@ from typing import Any
 
 from mrl.capacity import requirements
 from mrl.config.root import Config
+from mrl.config.run_warnings import warnings_of
 from mrl.data.load_rows import Dataset, load_data
 from mrl.data.row_files import read_rows
 from mrl.data.tokenise import pieces, tokenizer_of
@@ -89,7 +90,7 @@ def check_run(config: Config) -> Inputs:
         stream.require(position)
     trial = tuple(stream.take(TRIAL_PROMPTS))
     check_rewards(config.reward, [p for p in trial if not asks_engine(config.reward, p)])
-    warnings = (*config.warnings, *dataset.warnings(config.loop))
+    warnings = (*warnings_of(config), *dataset.warnings(config.loop))
     return Inputs(dataset, acting, trial, pieces(tokenizer), warnings)
 
 

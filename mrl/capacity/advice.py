@@ -10,6 +10,7 @@ import dataclasses
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.memory_timeline import Event
 from mrl.capacity.phase_deadlines import NEAR, Wait
+from mrl.config.run_warnings import warnings_of
 from mrl.models.tensors import BLOCK
 from mrl.resharding.planner.quantised import cut_inside_blocks
 from mrl.resharding.planner.trainer_manifests import trainer_rank_manifests
@@ -196,12 +197,12 @@ def quantisation_warnings(estimate: Estimate) -> list[str]:
     """Repeats what the configuration says of itself, and counts tensors that the trainer cuts inside blocks."""
     config = estimate.config
     if config.rollout.quantization == "none":
-        return config.warnings
+        return warnings_of(config)
     cut = cut_inside_blocks(trainer_rank_manifests(estimate.facts.hf, estimate.layout), BLOCK)
     if not cut:
-        return config.warnings
+        return warnings_of(config)
     return [
-        *config.warnings,
+        *warnings_of(config),
         f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts {len(cut)} tensors inside blocks "
         f"of {BLOCK} ({min(cut)}, ...): they and the rest of their modules go whole to every engine rank at every weight "
         "sync; a smaller training.layout.tp or etp avoids it",

@@ -24,12 +24,6 @@ from mrl.config.sections.tune import TuneSection
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.section import Section
 
-LONGEST_PRODUCT = 256
-"""Tokens of a response beyond which a product of weights is hardly ever near 1: at 0.05 nats between engine and trainer the
-standard deviation of its logarithm is 0.8 there."""
-UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
-"""Losses that leave some tokens' ratio unbounded, or have none."""
-
 
 def _given(tree: Mapping[str, Any], section: type[Section], name: str, setting: str) -> int:
     """A number of a configuration that is not checked yet; its default where there is none."""
@@ -268,67 +262,6 @@ class Config(Section):
     def keeps_caches(self) -> bool:
         """Whether unfinished responses go on over the KV cache of the weights before a weight sync."""
         return self.loop.schedule == "stream" and self.stream.in_flight == "keep"
-
-    @property
-    def warnings(self) -> list[str]:
-        """What works and is probably not meant; a run's start and its capacity estimate print it."""
-        return [
-            *self._quantisation_warnings(),
-            *self._stream_warnings(),
-            *self._learning_warnings(),
-            *self._correction_warnings(),
-        ]
-
-    def _learning_warnings(self) -> list[str]:
-        warnings, longest = [], self.rollout.max_response_tokens
-        for path, shaping in self.algorithm.shapings().items():
-            if shaping.overlong is not None and shaping.overlong.max_tokens > longest:
-                warnings.append(
-                    f"algorithm.{path}.overlong.max_tokens = {shaping.overlong.max_tokens} is beyond rollout.max_response_tokens "
-                    f"= {longest}: no response has the full penalty; set it to {longest}, and buffer_tokens below it"
-                )
-        if self.algorithm.minibatches > self.loop.prompts_per_step:
-            warnings.append(
-                f"algorithm.minibatches = {self.algorithm.minibatches} is more than loop.prompts_per_step = "
-                f"{self.loop.prompts_per_step}: a minibatch is at least one group, so there are no more than "
-                f"{self.loop.prompts_per_step}; set it to that or fewer"
-            )
-        return warnings
-
-    def _correction_warnings(self) -> list[str]:
-        length = self.rollout.max_response_tokens
-        if self.algorithm.correction.kind != "product" or length <= LONGEST_PRODUCT:
-            return []
-        return [
-            f"algorithm.correction.kind = product with rollout.max_response_tokens = {length}: a product over more than "
-            f"{LONGEST_PRODUCT} tokens leaves little of the gradient (policy/correction_gradient_frac); truncated, or "
-            "icepop, weighs each token by itself"
-        ]
-
-    def _stream_warnings(self) -> list[str]:
-        name, max_age = self.algorithm.loss.name, self.stream.max_age
-        if max_age <= 2 or name not in UNCLIPPED:
-            return []
-        return [
-            f"stream.max_age = {max_age} with algorithm.loss.name = {name}: nothing bounds how far tokens of earlier versions "
-            "move the policy; a clipped loss is the usual choice beyond 2"
-        ]
-
-    def _quantisation_warnings(self) -> list[str]:
-        if self.rollout.quantization == "none":
-            return []
-        setting, warnings = f"rollout.quantization = {self.rollout.quantization}", []
-        if self.algorithm.correction.kind == "off" and self.algorithm.old_logprobs != "rollout":
-            warnings.append(
-                f"{setting} with algorithm.correction.kind = off: the engine's probabilities differ from the "
-                "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual choice"
-            )
-        if self.loop.max_rollout_mismatch is not None:
-            warnings.append(
-                f"{setting} with loop.max_rollout_mismatch = {self.loop.max_rollout_mismatch:g}: quantised "
-                "weights alone make differences of tenths and more; measure some steps without a limit first"
-            )
-        return warnings
 
     @property
     def updates_per_step(self) -> int:

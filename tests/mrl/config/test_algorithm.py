@@ -11,6 +11,7 @@ from mrl.algorithms.advantages import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.losses import LOSSES
 from mrl.config.load import load_config
+from mrl.config.run_warnings import warnings_of
 from mrl.config.sections import algorithm, policy_loss
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.files import CONFIGS
@@ -106,7 +107,8 @@ def test_refusals(tree, match) -> None:
 )
 def test_a_product_of_weights_over_long_responses_is_warned_of(kind: str, length: int, count: int) -> None:
     changes = {"algorithm": {"correction": {"kind": kind}}, "rollout": {"max_response_tokens": length}}
-    warnings = load_config(CONFIGS / "quickstart.yaml", "model.max_length=8192", changes).warnings
+    config = load_config(CONFIGS / "quickstart.yaml", "model.max_length=8192", changes)
+    warnings = warnings_of(config)
     assert len(warnings) == count
     if warnings:
         assert "product with rollout.max_response_tokens = 4096" in warnings[0] and "truncated" in warnings[0]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import load
+from mrl.config.root import Config
+from mrl.config.run_warnings import warnings_of
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 
@@ -57,7 +59,7 @@ ALLOWED = {
 }
 
 
-def loaded(*words: str) -> object:
+def loaded(*words: str) -> Config:
     more = ("loop.schedule=stream", "loop.prompts_per_step=32", "run={name: run, folder: runs}")
     return load([Path(CONFIGS) / "quickstart.yaml"], [*more, *words])
 
@@ -82,5 +84,5 @@ def test_a_section_that_nobody_reads_and_an_unknown_schedule_are_refused() -> No
 
 def test_much_age_without_a_clip_is_warned_of() -> None:
     words = ("algorithm={loss: {name: topr}}", "stream.max_age=4")
-    (warning,) = loaded(*words).warnings  # type: ignore[attr-defined]
+    (warning,) = warnings_of(loaded(*words))
     assert "nothing bounds how far tokens of earlier versions move the policy" in warning

@@ -1,0 +1,76 @@
+"""What works in a configuration and is probably not meant."""
+
+from __future__ import annotations
+
+from mrl.config.root import Config
+
+LONGEST_PRODUCT = 256
+"""Tokens of a response beyond which a product of weights is hardly ever near 1: at 0.05 nats between engine and trainer the
+standard deviation of its logarithm is 0.8 there."""
+UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
+"""Losses that leave some tokens' ratio unbounded, or have none."""
+
+
+def warnings_of(config: Config) -> list[str]:
+    """What a run's start and its capacity estimate print of a configuration."""
+    return [
+        *_quantisation_warnings(config),
+        *_stream_warnings(config),
+        *_learning_warnings(config),
+        *_correction_warnings(config),
+    ]
+
+
+def _learning_warnings(config: Config) -> list[str]:
+    warnings, longest = [], config.rollout.max_response_tokens
+    for path, shaping in config.algorithm.shapings().items():
+        if shaping.overlong is not None and shaping.overlong.max_tokens > longest:
+            warnings.append(
+                f"algorithm.{path}.overlong.max_tokens = {shaping.overlong.max_tokens} is beyond rollout.max_response_tokens "
+                f"= {longest}: no response has the full penalty; set it to {longest}, and buffer_tokens below it"
+            )
+    if config.algorithm.minibatches > config.loop.prompts_per_step:
+        warnings.append(
+            f"algorithm.minibatches = {config.algorithm.minibatches} is more than loop.prompts_per_step = "
+            f"{config.loop.prompts_per_step}: a minibatch is at least one group, so there are no more than "
+            f"{config.loop.prompts_per_step}; set it to that or fewer"
+        )
+    return warnings
+
+
+def _correction_warnings(config: Config) -> list[str]:
+    length = config.rollout.max_response_tokens
+    if config.algorithm.correction.kind != "product" or length <= LONGEST_PRODUCT:
+        return []
+    return [
+        f"algorithm.correction.kind = product with rollout.max_response_tokens = {length}: a product over more than "
+        f"{LONGEST_PRODUCT} tokens leaves little of the gradient (policy/correction_gradient_frac); truncated, or "
+        "icepop, weighs each token by itself"
+    ]
+
+
+def _stream_warnings(config: Config) -> list[str]:
+    name, max_age = config.algorithm.loss.name, config.stream.max_age
+    if max_age <= 2 or name not in UNCLIPPED:
+        return []
+    return [
+        f"stream.max_age = {max_age} with algorithm.loss.name = {name}: nothing bounds how far tokens of earlier versions "
+        "move the policy; a clipped loss is the usual choice beyond 2"
+    ]
+
+
+def _quantisation_warnings(config: Config) -> list[str]:
+    if config.rollout.quantization == "none":
+        return []
+    setting, warnings = f"rollout.quantization = {config.rollout.quantization}", []
+    if config.algorithm.correction.kind == "off" and config.algorithm.old_logprobs != "rollout":
+        warnings.append(
+            f"{setting} with algorithm.correction.kind = off: the engine's probabilities differ from the "
+            "trainer's by more than rounding, and nothing weighs its tokens; truncated is the usual choice"
+        )
+    if config.loop.max_rollout_mismatch is not None:
+        warnings.append(
+            f"{setting} with loop.max_rollout_mismatch = {config.loop.max_rollout_mismatch:g}: quantised "
+            "weights alone make differences of tenths and more; measure some steps without a limit first"
+        )
+    return warnings
