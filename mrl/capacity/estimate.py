@@ -10,10 +10,10 @@ from functools import cached_property
 from mrl.capacity import requirements
 from mrl.capacity.activations import activations, head_bytes
 from mrl.capacity.hardware import Hardware
-from mrl.capacity.host_memory import host_moments, object_store_bytes, pool_bytes
+from mrl.capacity.host_memory import host_moments, num_earlier_weights, object_store_bytes, pool_bytes
 from mrl.capacity.judge_memory import judge_bytes
 from mrl.capacity.memory_timeline import Event, SlotMemory, timeline, timeline_of_pools
-from mrl.capacity.model_facts import find_facts
+from mrl.capacity.model_facts import critic_facts, find_facts
 from mrl.capacity.phase_deadlines import Wait, waits
 from mrl.capacity.rollout_memory import EngineMemory, engine_memory
 from mrl.capacity.saving import Exporting, Saving, exporting, saves, saving
@@ -27,11 +27,9 @@ from mrl.capacity.step_time import (
     work_of,
 )
 from mrl.capacity.traffic import Traffic, traffic
-from mrl.capacity.training_memory import GRADIENT_BYTES, RankMemory, StageMemory, stage_memory
+from mrl.capacity.training_memory import GRADIENT_BYTES, RankMemory, StageMemory, lessons_bytes, stage_memory
 from mrl.config.root import Config
-from mrl.config.sections.model import ModelSection
 from mrl.models.adapters import num_elements
-from mrl.models.facts import Facts
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
 
@@ -100,13 +98,7 @@ class Estimate:
         if self.config.critic is None:
             return [StageMemory(0, 0, 0, 0, 0, 0)] * self.layout.pp
         training = self.config.training.model_copy(update={"optimizer": self.config.critic.optimizer})
-        return stage_memory(self._critic_facts, training, value_head=True)
-
-    @property
-    def _critic_facts(self) -> Facts:
-        critic, model = self.config.critic, self.config.model
-        own = ModelSection(path=critic.path, max_length=model.max_length) if critic and critic.path else None
-        return find_facts(own) if own else self.facts
+        return stage_memory(critic_facts(self.config, self.facts), training, value_head=True)
 
     @cached_property
     def fullest_stage(self) -> int:
@@ -132,7 +124,7 @@ class Estimate:
             critic=rank.critic.total,
             activations=rank.activations.kept,
             working=rank.activations.working,
-            lessons=self._lessons,
+            lessons=lessons_bytes(self.config, self.facts, self.work),
             log_prob_working=head_bytes(facts, self.config.training, self.layout, tokens, backward=False),
             engine_weights=self.engine.weights + self.engine.derived,
             engine_working=self.engine.working,
@@ -160,7 +152,7 @@ class Estimate:
             pool=pool_bytes(self.config),
             offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
             * ranks,
-            reference=slot.weights * self._earlier_weights * ranks,
+            reference=slot.weights * num_earlier_weights(self.config) * ranks,
             teachers=slot.weights * self.config.algorithm.num_teachers * ranks,
             saving=self.saving.host_bytes * saves(self.config),
             export=self.exporting.host_bytes * exports,
@@ -172,30 +164,6 @@ class Estimate:
         slots = self.hardware.gpus_per_node
         return object_store_bytes(self.config, self.facts, self.work, slots_per_node=slots)
 
-    @property
-    def _lessons(self) -> int:
-        """Of a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output layer."""
-        config, layout = self.config, self.layout
-        section = config.algorithm.distillation_in_updates
-        if section is None:
-            return 0
-        tokens = self.work.samples * self.work.response_tokens / layout.dp / layout.cp
-        tokens /= config.algorithm.minibatches
-        heads = config.algorithm.num_teachers * self.facts.vocab / layout.tp
-        return int((tokens + heads) * self.facts.hidden * DTYPE_BYTES[config.training.dtype])
-
-    @property
-    def _earlier_weights(self) -> int:
-        """How many other weights the host has: the reference's, and those that adapters change, which are the
-        reference's too unless that is of another folder."""
-        has_adapters, needs_reference = (
-            self.config.training.lora is not None,
-            self.config.algorithm.needs_reference,
-        )
-        if has_adapters and self.config.model.reference_path is None:
-            return 1
-        return has_adapters + needs_reference
-
     @cached_property
     def saving(self) -> Saving:
         """One checkpoint."""
@@ -203,7 +171,7 @@ class Estimate:
         count = facts.parameters_total if lora is None else num_elements(facts.family, facts.hf, lora)
         models = [(count, [rank.policy for rank in self.stages])]
         if self.config.critic is not None:
-            models.append((self._critic_facts.parameters_total, self._critic()))
+            models.append((critic_facts(self.config, self.facts).parameters_total, self._critic()))
         return saving(self.config, self.hardware, models)
 
     @cached_property

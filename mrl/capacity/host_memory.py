@@ -38,6 +38,15 @@ def pool_bytes(config: Config) -> int:
     return min(config.stream.pool.memory_bytes, most_bytes(config)) if config.loop.schedule == "stream" else 0
 
 
+def num_earlier_weights(config: Config) -> int:
+    """How many other weights the host has: the reference's, and those that adapters change, which are the reference's too
+    unless that is of another folder."""
+    has_adapters = config.training.lora is not None
+    if has_adapters and config.model.reference_path is None:
+        return 1
+    return has_adapters + config.algorithm.needs_reference
+
+
 def host_moments(
     *,
     memory: int,

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from mrl.config.root import Config
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
@@ -46,6 +47,13 @@ def find_facts(model: ModelSection) -> Facts:
         f"model.path = {model.path} holds no config.json, and configs/models knows only {known}; "
         "give a Hugging Face folder or put the published config.json there"
     )
+
+
+def critic_facts(config: Config, policy: Facts) -> Facts:
+    """The facts of the critic's model: the policy's unless it begins from another folder."""
+    if config.critic is None or not config.critic.path:
+        return policy
+    return find_facts(ModelSection(path=config.critic.path, max_length=config.model.max_length))
 
 
 def _read(path: Path, origin: str) -> Facts:

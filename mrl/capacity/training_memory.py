@@ -20,6 +20,8 @@ import dataclasses
 import math
 
 from mrl.capacity.activations import Activations
+from mrl.capacity.step_time import Work
+from mrl.config.root import Config
 from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
@@ -149,6 +151,17 @@ def _trained_memory(
     resting = int(optimizer * training.optimizer.offload_fraction)
     on_device = optimizer - resting + min(resting, largest)
     return StageMemory(held, held, weights, gradients, on_device, resting)
+
+
+def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:
+    """Bytes of lessons on a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output
+    layer."""
+    if config.algorithm.distillation_in_updates is None:
+        return 0
+    layout = config.training.layout.sizes()
+    tokens = work.samples * work.response_tokens / layout.dp / layout.cp / config.algorithm.minibatches
+    heads = config.algorithm.num_teachers * facts.vocab / layout.tp
+    return int((tokens + heads) * facts.hidden * DTYPE_BYTES[config.training.dtype])
 
 
 def buffer_elements(sizes: list[int], replicas: int, bucket: int | None = None) -> int:
