@@ -17,9 +17,7 @@ from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.hf_config import (
     COMPRESSED,
     FP8,
-    HARMLESS,
     HfConfig,
-    Noted,
     checkpoint_dtype,
     field,
     head_dim,
@@ -128,25 +126,6 @@ class Family:
         if others := sorted(set(hf.get("layer_types") or ()) - set(self.layer_kinds)):
             problems.append(f"layer_types with {', '.join(others)} (only {' or '.join(self.layer_kinds)})")
         return problems + rope.unsupported(hf, self.rope_kinds, partial=self.partial_rotary)
-
-    def unread(self, hf: HfConfig) -> list[str]:
-        """The keys of config.json that nobody here reads and that are not known to be harmless."""
-        known = self._read_keys(hf) | HARMLESS | set(self.harmless)
-        return sorted(key for key, value in hf.items() if value is not None and key not in known)
-
-    def computed_from(self, hf: HfConfig) -> dict[str, Any]:
-        """Return what of config.json decides what training and serving compute, beside the weights."""
-        keys = self._read_keys(hf) - HARMLESS - set(self.harmless)
-        return {key: hf.get(key) for key in sorted(keys)}
-
-    def _read_keys(self, hf: HfConfig) -> set[str]:
-        noted = Noted(hf)
-        for read in (self.unsupported, self.untrained, self.transformer_fields, self.rotary):
-            read(noted)
-        for number in range(field(noted, "num_hidden_layers")):
-            self.layer(noted, number, TRAINER, range(0))
-        _outer_rows(noted, Layout(), 1)
-        return noted.asked
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
         """Raise ConfigError for a training layout in which the family is not implemented."""
@@ -279,7 +258,7 @@ class Family:
         """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in
         float32)."""
         dtype = dtype or checkpoint_dtype(hf)
-        all_rows, experts = _outer_rows(hf, Layout(), 1), range(self.num_experts(hf))
+        all_rows, experts = outer_rows(hf, Layout(), 1), range(self.num_experts(hf))
         for number in range(field(hf, "num_hidden_layers")):
             all_rows.extend(self.layer(hf, number, TRAINER, experts))
         tensors: dict[str, CheckpointTensor] = {}
@@ -338,8 +317,8 @@ class Family:
     ) -> Iterator[tuple[int, str, Row]]:
         """(model chunk, prefix of the name, row) of everything that a trainer rank holds."""
         chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
-        experts = self._own_experts(hf, layout, place)
-        embedding, final_norm, *head = _outer_rows(hf, layout, pad_vocab_to)
+        experts = _own_experts(self, hf, layout, place)
+        embedding, final_norm, *head = outer_rows(hf, layout, pad_vocab_to)
         for chunk, layers in enumerate(chunks):
             first = chunk == 0 and place.pp == 0
             last = chunk == layout.vpp - 1 and place.pp == layout.pp - 1
@@ -355,17 +334,8 @@ class Family:
             elif last and not first:  # tied: the last stage holds a copy of the embedding
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
 
-    def _own_experts(self, hf: HfConfig, layout: Layout, place: Place) -> range:
-        count = self.num_experts(hf)
-        if not count and layout.ep * layout.etp > 1:
-            raise ConfigError(
-                f"{self.model_type} has no experts; ep x etp = {layout.ep} x {layout.etp} must be 1 x 1"
-            )
-        share = divide(count, layout.ep, what="experts over ep")
-        return range(place.ep * share, (place.ep + 1) * share)
 
-
-def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
+def outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
     """The embedding, the final norm, and the output layer unless it is tied; of a reward model the heads of its score."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
     padded = padded_vocab(vocab, tp=layout.tp, pad_vocab_to=pad_vocab_to)
@@ -379,3 +349,13 @@ def _outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
     elif not tied:
         outer.append(Row("output_layer.weight", whole(HEAD, vocab), hidden, "tp", padded_rows=padded))
     return outer
+
+
+def _own_experts(family: Family, hf: HfConfig, layout: Layout, place: Place) -> range:
+    count = family.num_experts(hf)
+    if not count and layout.ep * layout.etp > 1:
+        raise ConfigError(
+            f"{family.model_type} has no experts; ep x etp = {layout.ep} x {layout.etp} must be 1 x 1"
+        )
+    share = divide(count, layout.ep, what="experts over ep")
+    return range(place.ep * share, (place.ep + 1) * share)

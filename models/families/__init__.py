@@ -19,6 +19,7 @@ from mrl.models.families.qwen3_next import Qwen3Next
 from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
+from mrl.models.read_keys import unread
 
 _ALL: tuple[Family, ...] = (
     Qwen2(),
@@ -62,8 +63,8 @@ def require_trainable(hf: HfConfig) -> None:
         raise ConfigError(
             f"config.json says {', '.join(problems)}: training does not implement that for {hf['model_type']}"
         )
-    if unread := [f"{key} = {hf[key]!r}" for key in family.unread(hf)]:
+    if others := [f"{key} = {hf[key]!r}" for key in unread(family, hf)]:
         raise ConfigError(
-            f"config.json says {', '.join(unread)}: {hf['model_type']} is implemented without such keys, and what "
+            f"config.json says {', '.join(others)}: {hf['model_type']} is implemented without such keys, and what "
             "they change is not known here; take out what changes nothing"
         )

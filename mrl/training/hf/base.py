@@ -16,6 +16,7 @@ from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import CheckpointError
 from mrl.models.families import family_of
+from mrl.models.read_keys import computed_from
 from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf.hf_folder import read_config, tensor_files
 
@@ -47,7 +48,7 @@ def run_about(model: ModelSection, training: TrainingSection, digest: str) -> di
     """
     hf = read_config(model.path)
     family = family_of(hf)
-    computed = json.dumps(family.computed_from(hf), sort_keys=True, default=str)
+    computed = json.dumps(computed_from(family, hf), sort_keys=True, default=str)
     about: dict[str, Any] = {
         "model_type": family.model_type,
         "dtype": training.dtype,

@@ -1,0 +1,32 @@
+"""Which keys of config.json a family reads, found by letting it read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mrl.models.family import Family, outer_rows
+from mrl.models.hf_config import HARMLESS, HfConfig, Noted, field
+from mrl.models.layout import Layout
+from mrl.models.tensors import TRAINER
+
+
+def unread(family: Family, hf: HfConfig) -> list[str]:
+    """The keys of config.json that nobody here reads and that are not known to be harmless."""
+    known = _read_keys(family, hf) | HARMLESS | set(family.harmless)
+    return sorted(key for key, value in hf.items() if value is not None and key not in known)
+
+
+def computed_from(family: Family, hf: HfConfig) -> dict[str, Any]:
+    """Return what of config.json decides what training and serving compute, beside the weights."""
+    keys = _read_keys(family, hf) - HARMLESS - set(family.harmless)
+    return {key: hf.get(key) for key in sorted(keys)}
+
+
+def _read_keys(family: Family, hf: HfConfig) -> set[str]:
+    noted = Noted(hf)
+    for read in (family.unsupported, family.untrained, family.transformer_fields, family.rotary):
+        read(noted)
+    for number in range(field(noted, "num_hidden_layers")):
+        family.layer(noted, number, TRAINER, range(0))
+    outer_rows(noted, Layout(), 1)
+    return noted.asked
