@@ -182,11 +182,11 @@ class Dispatcher:
             for worker in list(queue.workers):
                 if queue.is_idle(worker, now):
                     self._end(queue, worker)
-                elif queue.starts_to_watch(worker, now):
+                elif queue.deadlines.starts_to_watch(worker, now):
                     worker.process.begin()
-                elif queue.is_late(worker, now):
+                elif queue.deadlines.is_late(worker, now):
                     worker.used = worker.process.used()
-                    if fault := queue.overdue(worker, now):
+                    if fault := queue.deadlines.overdue(worker, now):
                         self._lose(queue, worker, fault)
 
 

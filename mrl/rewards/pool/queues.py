@@ -1,10 +1,9 @@
 """What waits and what works, by stage, and what becomes of a task when its worker fails.
 
-Policy: a deadline counts own time from the start of the work. What failed together (a batch, or all that a
-worker was waiting for) is tried one by one. When a task has used up its attempts the verifier's health
-decides: where the worker died of this sample, or raised alike in every attempt, while others are scored (or a
-sample scored before is scored again), the sample is wrong; otherwise it has no reward. Nothing here reads,
-writes, starts or kills: see `dispatch`.
+Policy: what failed together (a batch, or all that a worker was waiting for) is tried one by one. When a
+task has used up its attempts the verifier's health decides: where the worker died of this sample, or raised
+alike in every attempt, while others are scored (or a sample scored before is scored again), the sample is
+wrong; otherwise it has no reward. Nothing here reads, writes, starts or kills: see `dispatch`.
 """
 
 from __future__ import annotations
@@ -18,29 +17,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from mrl.errors import RewardError
-from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, no_reward, scored
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.work import AttemptFailure, Cause, FairQueue, Task, TaskBatch, Worker
+from mrl.rewards.pool.worker_deadlines import WorkerDeadlines
 from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import Verdict
 
 _log = logging.getLogger(__name__)
 
-UNWATCHED_SECONDS = 0.25
-"""Work that is done by then is not watched, because a process' figures cost as much as a short verdict; the deadline of
-what takes longer counts from the first look."""
-START_SECONDS = 60.0
-"""A reward worker that is not ready by then counts as failed."""
-GRACE_SECONDS = PATIENCE_SECONDS + 15.0
-"""Beyond the deadline, for verifiers that keep it themselves, before their worker is killed; one that computes
-for the deadline does not keep it."""
 HINT = "; catch it in the function and return a number, or None for no reward"
-WAITING_GRACE_SECONDS = 5.0
-"""The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
-and one that is silent for so long is blocked."""
-
 IDLE_SECONDS = 900.0
 """A worker without work for so long ends; the next sample starts another one."""
 
@@ -55,6 +42,7 @@ class StageQueue:
         self.workers: list[Worker] = []
         self.following: StageQueue | None = None
         """Takes what this stage answers None to."""
+        self.deadlines = WorkerDeadlines(kind.part.deadline_seconds, stage)
         self._section, self._counts = section, counts
         self._is_cheap = stage.batch_size > 1
         is_one = self._is_cheap or stage.one_process
@@ -135,7 +123,7 @@ class StageQueue:
 
     def next_event(self) -> list[float]:
         """When a pause ends or a deadline passes (monotonic seconds)."""
-        looks = [self._look_at(worker) or self._limit(worker) for worker in self.workers]
+        looks = [self.deadlines.next_look(worker) for worker in self.workers]
         return [*(at for at, _ in self._delayed), *(at for at in looks if at)]
 
     def is_spent(self, worker: Worker) -> bool:
@@ -146,63 +134,6 @@ class StageQueue:
         """Whether the worker has had nothing to do for so long that it ends."""
         idle = worker.ready and not worker.running
         return idle and now - worker.idle_since > IDLE_SECONDS
-
-    def starts_to_watch(self, worker: Worker, now: float) -> bool:
-        """Whether what the worker does has become long, so that its process' figures are worth taking."""
-        at = self._look_at(worker)
-        if at is None or now < at:
-            return False
-        worker.watched_from = now
-        return True
-
-    def _look_at(self, worker: Worker) -> float | None:
-        """When it becomes so; None where it has, or nothing runs."""
-        if not worker.running or worker.watched_from:
-            return None
-        return next(iter(worker.running.values())).since + UNWATCHED_SECONDS
-
-    def is_late(self, worker: Worker, now: float) -> bool:
-        """Whether the deadline is over by the clock, so that what the worker used is worth asking for."""
-        if not worker.ready:
-            return now >= worker.started + START_SECONDS
-        since = self._since(worker)
-        return since is not None and now >= since + self.part.deadline_seconds
-
-    def overdue(self, worker: Worker, now: float) -> AttemptFailure | None:
-        """Why the worker has to be killed; None where it has not."""
-        seconds = self.part.deadline_seconds
-        limit = self._limit(worker)
-        if limit is None:
-            return None
-        if not worker.ready:
-            return AttemptFailure(Cause.DIED, "not ready in time") if now >= limit else None
-        if worker.used.computed >= seconds and worker.capacity == 1:
-            return AttemptFailure(Cause.COMPUTED, f"no verdict in {seconds:g} s, computing")
-        patience = PATIENCE_SECONDS - min(worker.used.starved, PATIENCE_SECONDS)
-        if now < limit or (not worker.used.is_known and now < limit + patience):
-            return None
-        if not worker.used.is_known or not patience:
-            return AttemptFailure(Cause.STARVED, "starved: the machine gave its process no processor")
-        is_busy = worker.used.computed >= seconds / 2 and worker.capacity == 1
-        return AttemptFailure(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
-
-    def _since(self, worker: Worker) -> float | None:
-        """From when the deadline counts."""
-        if not worker.running:
-            return None
-        oldest = max(next(iter(worker.running.values())).since, worker.watched_from)
-        return oldest if worker.capacity == 1 else max(oldest, worker.idle_since)
-
-    def _limit(self, worker: Worker) -> float | None:
-        if not worker.ready:
-            return worker.started + START_SECONDS
-        since = self._since(worker)
-        if since is None:
-            return None
-        allowed = self.part.deadline_seconds + min(worker.used.starved, PATIENCE_SECONDS)
-        if worker.capacity > 1:
-            return since + allowed + WAITING_GRACE_SECONDS
-        return since + allowed + (GRACE_SECONDS if self.stage.keeps_deadline else 0.0)
 
     def opened(self, worker: Worker, reply: dict[str, Any]) -> str:
         """Notes a worker's first words; why it cannot be used, or nothing where it is ready."""

@@ -9,9 +9,10 @@ from mrl.processes.own_time import PATIENCE_SECONDS
 from mrl.processes.worker_process import Used
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, scored
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
-from mrl.rewards.pool.queues import GRACE_SECONDS, UNWATCHED_SECONDS, StageQueue
+from mrl.rewards.pool.queues import StageQueue
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.work import Cause, Task, Worker
+from mrl.rewards.pool.worker_deadlines import GRACE_SECONDS, UNWATCHED_SECONDS
 from mrl.rewards.verdict_json import encode_verdict
 from mrl.samples import Verdict, VerdictKind
 from tests.support.plugin_rewards import plugin
@@ -98,13 +99,13 @@ def task(name: str, found: dict[str, Verdict | None]) -> Task:
 )
 def test_a_worker_over_its_deadline(queue, computed, starved, is_known, after, cause) -> None:
     queue.put(task("a", {}))
-    worker = queue.workers[0]
+    worker, deadlines = queue.workers[0], queue.deadlines
     assert queue.next_batch(worker, 100.0) is not None
-    assert not queue.starts_to_watch(worker, 99.9 + UNWATCHED_SECONDS), "a short verdict costs no look"
-    assert queue.starts_to_watch(worker, 101.0) and not queue.starts_to_watch(worker, 102.0)
-    assert not queue.is_late(worker, 110.9) and queue.is_late(worker, 111.0)
+    assert not deadlines.starts_to_watch(worker, 99.9 + UNWATCHED_SECONDS), "a short verdict costs no look"
+    assert deadlines.starts_to_watch(worker, 101.0) and not deadlines.starts_to_watch(worker, 102.0)
+    assert not deadlines.is_late(worker, 110.9) and deadlines.is_late(worker, 111.0)
     worker.used = Used(computed, starved, is_known)
-    fault = queue.overdue(worker, 101.0 + after)
+    fault = deadlines.overdue(worker, 101.0 + after)
     assert (fault and fault.cause) == cause
 
 

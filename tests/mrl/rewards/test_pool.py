@@ -8,7 +8,7 @@ import pytest
 
 from mrl.errors import RewardError
 from mrl.rewards.kinds.reward_section import RewardSection
-from mrl.rewards.pool import queues
+from mrl.rewards.pool import worker_deadlines
 from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Status, VerdictKind
 from tests.support.plugin_rewards import PLUGINS, plugin
@@ -153,7 +153,7 @@ def test_a_sample_that_kills_a_waiting_verifier_is_told_from_those_beside_it(mak
 
 def test_an_async_function_that_blocks_is_slow_but_not_killed(make_pair, score_all, monkeypatch) -> None:
     """25 samples of 0.1 s one after the other take longer than a deadline; one that blocks for ever ends its process."""
-    monkeypatch.setattr(queues, "WAITING_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(worker_deadlines, "WAITING_GRACE_SECONDS", 0.5)
     with RewardPool(plugin("blocks", retries=0, deadline_seconds=1.5)) as pool:
         verdicts = score_all(pool, [make_pair(n, f"it is {n}", str(n)) for n in range(25)])
         assert [v.value for v in verdicts.values()] == [1.0] * 25
