@@ -1,7 +1,7 @@
 """Forward and forward-backward passes of this rank's model chunks over one data-parallel shard of a batch.
 
-Owns microbatch agreement over ranks, Megatron's schedule, and the way from hidden states to log-probs or
-values. Does not step the optimizer (optimizer.py) and knows no loss: the objective is handed in.
+Owns microbatch agreement over ranks and Megatron's schedule. Does not step the optimizer (optimizer.py) and
+knows no loss: the objective is handed in.
 
 Context-parallel ranks run their chunks of each microbatch and put log-probs or values together; every one of
 them then computes the whole objective, and its gradient flows into what that rank computed. So their
@@ -21,10 +21,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-)
 from torch import Tensor
 
 from mrl.algorithms.tokens import NotFiniteError, Segments
@@ -32,14 +28,13 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import DataError
 from mrl.models.kernels.zigzag import kept_positions
 from mrl.models.layout import Layout, Place
-from mrl.models.megatron.build import ModelChunks, PackedModel
+from mrl.models.megatron.build import ModelChunks
 from mrl.models.megatron.layer_modules import RecordingRouter
 from mrl.models.megatron.packed_attention import core_attention
 from mrl.models.megatron.packed_segments import pack_segments
 from mrl.samples import TrainBatch
-from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lesson, Lessons, States
-from mrl.training.logprobs import logprobs_and_entropy
+from mrl.training.output_layer import OutputLayer, spread
 from mrl.training.packing import Microbatch, count_microbatches, pack_microbatches
 from mrl.training.pass_options import PassOptions
 from mrl.training.platform.parallel import max_over_world
@@ -86,8 +81,7 @@ class Passes:
         self._device = device
         self._is_last = place.pp == layout.pp - 1
         self._returns_arrays = self._is_last and place.tp == place.cp == 0
-        self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
-        self._cp_group: Any = parallel_state.get_context_parallel_group()
+        self._head = OutputLayer(chunks, layout, chunk_tokens=training.logprob_chunk_tokens)
         config = chunks.config
         self.expert_load = ExpertLoad(
             self._routers(),
@@ -139,7 +133,7 @@ class Passes:
         prepared = self._prepare(part, all_tokens=False)
 
         def keep(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> Tensor:
-            return self._states(item, hidden)
+            return self._head.states(item, hidden)
 
         with torch.no_grad():
             outputs = self._run(prepared, keep, forward_only=True, margins=[])
@@ -149,7 +143,7 @@ class Passes:
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
         states = States(
-            torch.cat(outputs), self._head.detach().clone()
+            torch.cat(outputs), self._head.weight.detach().clone()
         )  # the layer will be the policy's again
         return Lesson(rows, states)
 
@@ -297,7 +291,7 @@ class Passes:
 
     def _forward_loss(self, temperature: float) -> Callable[..., Any]:
         def outputs(item: Prepared, hidden: Tensor, non_loss_data: bool = True) -> dict[str, Tensor]:
-            return self._outputs(item, hidden, temperature)
+            return self._head.outputs(item, hidden, temperature)
 
         return outputs
 
@@ -310,17 +304,17 @@ class Passes:
         kept: list[dict[str, Tensor]],
         taught: Lessons | None,
     ) -> Callable[..., Any]:
-        """The loss of a microbatch; `kept` takes what _outputs() gave for each, in order."""
+        """The loss of a microbatch; `kept` takes what the output layer gave for each, in order."""
 
         def loss(item: Prepared, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
                 kept.append({})
-                return self._nothing(hidden), count, {}
-            found = self._outputs(item, hidden, temperature, taught)
+                return self._head.nothing(hidden), count, {}
+            found = self._head.outputs(item, hidden, temperature, taught)
             kept.append({name: x.detach() for name, x in found.items()})
             size = len(item.plan.token_index)
-            outputs = {name: _spread(x, item.rows, size) for name, x in found.items()}
+            outputs = {name: spread(x, item.rows, size) for name, x in found.items()}
             arrays, segments = self._arrays(batch, item.plan)
             try:
                 value, metrics = objective(
@@ -329,69 +323,12 @@ class Passes:
             except NotFiniteError as error:
                 # On this rank alone; a loss that is not finite stops all ranks alike.
                 log.warning("nothing is trained on in this optimizer step: %s", error)
-                nothing = self._nothing(hidden) * float("nan")
+                nothing = self._head.nothing(hidden) * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
             return value, count, reported
 
         return loss
-
-    def _nothing(self, hidden: Tensor) -> Tensor:
-        """A loss of 0 whose gradients are zeros of the same parameters that a loss of tokens has gradients of: replicas sum them
-        while the backward pass goes on, and a rank must not have them later than the others."""
-        return hidden.sum() * 0.0 + self._head[:1].sum() * 0.0
-
-    def _states(self, item: Prepared, hidden: Tensor) -> Tensor:
-        """[j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
-        if self._layout.tp > 1:
-            # Backward scatters: the ranks' parts summed for the split output layer, each its own for the value head,
-            # which computes the same on all ranks.
-            split = not self._chunks.has_value_head
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=split)
-        return hidden[:, 0].index_select(0, item.before)
-
-    def _outputs(
-        self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
-    ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from
-        hidden [k / tp, 1, D]."""
-        states = self._states(item, hidden)
-        last: PackedModel = self._chunks.models[-1]
-        if self._chunks.has_value_head:
-            outputs = {"values": last.values(states)}
-        else:
-            logprobs, entropy = logprobs_and_entropy(
-                states,
-                self._head,
-                item.targets,
-                vocab_size=self._chunks.vocab_size,
-                temperature=temperature,
-                chunk_tokens=self._training.logprob_chunk_tokens,
-                group=self._tp_group,
-                group_rank=self._tp_group.rank(),
-            )
-            outputs = {"logprobs": logprobs, "entropy": entropy}
-        if taught is not None:
-            vocabulary = self._vocabulary(temperature)
-            outputs["divergence"] = taught.divergence(item.own_index, states, self._head, vocabulary)
-        if self._layout.cp == 1:
-            return outputs
-        return {name: self._of_all_ranks(item, values) for name, values in outputs.items()}
-
-    @property
-    def _head(self) -> Tensor:
-        """[V / tp, D] this rank's rows of the output layer, of a policy's last stage."""
-        return self._chunks.models[-1].head_weight()
-
-    def _vocabulary(self, temperature: float) -> Vocabulary:
-        """As divergences see it, which hold log-probs of two models and what is derived where log-probs hold two arrays."""
-        chunk = max(1, self._training.logprob_chunk_tokens // 3)
-        return Vocabulary(self._chunks.vocab_size, temperature, chunk, self._tp_group, self._tp_group.rank())
-
-    def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
-        """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""
-        whole = _spread(values, item.own_rows, len(item.rows))
-        return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
     def _arrays(self, batch: TrainBatch, plan: Microbatch) -> tuple[dict[str, Tensor], Segments]:
         index = plan.token_index
@@ -444,8 +381,3 @@ class Passes:
             own = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
             flat[item.plan.token_index] = own
         return prefix_minimum(flat, batch.cu_seqlens)
-
-
-def _spread(values: Tensor, rows: Tensor, size: int) -> Tensor:
-    """[size, ...] with values [m, ...] at `rows` [m] and 0 elsewhere."""
-    return values.new_zeros((size, *values.shape[1:])).index_copy(0, rows, values)
