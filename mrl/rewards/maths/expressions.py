@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mrl.rewards.maths.answer_tokens import Token, Unreadable
+from mrl.rewards.maths.cursor import Cursor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ _INVERSE = {n: "arc" + n for n in ("sin", "cos", "tan", "sec", "csc", "cot")}
 
 def read_expression(tokens: Sequence[Token]) -> Tree:
     """Return the tree of all tokens; i is the imaginary unit. Raises Unreadable."""
-    reader = _Reader(tokens)
-    tree = reader.sum()
-    reader.end()
+    cursor = Cursor(tokens)
+    tree = _sum(cursor)
+    cursor.end()
     return tree
 
 
@@ -78,308 +79,266 @@ def walk(tree: Tree) -> Iterator[Tree]:
             yield from walk(argument)
 
 
-class _Reader:
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self._tokens = tokens
-        self._at = 0
+# By precedence: sums, products, factors side by side, signs, powers, atoms.
 
-    # The cursor.
 
-    def _peek(self, ahead: int = 0) -> Token:
-        position = self._at + ahead
-        return self._tokens[position] if position < len(self._tokens) else Token("end", "")
+def _sum(tokens: Cursor) -> Tree:
+    tree = _product(tokens)
+    while tokens.at("+", "-", "+-", "-+"):
+        sign = tokens.take().text
+        tree = Call(sign, (tree, _product(tokens)))
+    return tree
 
-    def _take(self) -> Token:
-        token = self._peek()
-        self._at += 1
-        return token
 
-    def _is(self, *signs: str) -> bool:
-        token = self._peek()
-        return token.kind == "sign" and token.text in signs
-
-    def _skip(self, sign: str) -> None:
-        if not self._is(sign):
-            raise Unreadable(f"{self._peek().text[:20]!r} where {sign!r} is missing")
-        self._at += 1
-
-    def end(self) -> None:
-        """Raises Unreadable unless everything has been read."""
-        if self._at < len(self._tokens):
-            raise Unreadable(f"{self._peek().text[:20]!r} behind an expression")
-
-    # Precedence: sums, products, factors side by side, signs, powers, atoms.
-
-    def sum(self) -> Tree:
-        tree = self._product()
-        while self._is("+", "-", "+-", "-+"):
-            sign = self._take().text
-            tree = Call(sign, (tree, self._product()))
-        return tree
-
-    def _product(self) -> Tree:
-        tree = self._signed()
-        while True:
-            if self._is("*", "/"):
-                sign = self._take().text
-                tree = Call(sign, (tree, self._signed()))
-            elif self._starts_factor():
-                tree = Call("*", (tree, self._factor_beside(tree)))
-            else:
-                return tree
-
-    def _factor_beside(self, left: Tree) -> Tree:
-        if self._peek().kind == "number" and self._tokens[self._at - 1].kind == "number":
-            raise Unreadable("numbers side by side")
-        return self._power()
-
-    def _starts_factor(self) -> bool:
-        token = self._peek()
-        if token.kind in ("number", "letter", "function"):
-            return True
-        return self._is("(", "{", "[", "frac", "binom", "sqrt", "pi", "lfloor", "lceil")
-
-    def _signed(self) -> Tree:
-        if self._is("-"):
-            self._at += 1
-            return Call("neg", (self._signed(),))
-        if self._is("+"):
-            self._at += 1
-            return self._signed()
-        if self._is("+-", "-+"):
-            return Call(self._take().text, (Number(Fraction(0)), self._signed()))
-        return self._power()
-
-    def _power(self) -> Tree:
-        tree = self._postfixed(self._atom())
-        if not self._is("^"):
+def _product(tokens: Cursor) -> Tree:
+    tree = _signed(tokens)
+    while True:
+        if tokens.at("*", "/"):
+            sign = tokens.take().text
+            tree = Call(sign, (tree, _signed(tokens)))
+        elif _starts_factor(tokens):
+            tree = Call("*", (tree, _factor_beside(tokens)))
+        else:
             return tree
-        self._at += 1
-        if self._degrees():
-            return self._postfixed(Call("degrees", (tree,)))
-        return self._postfixed(Call("^", (tree, self._exponent())))
 
-    def _exponent(self) -> Tree:
-        """One group or one thing; a power in an exponent needs braces and is read to the right."""
-        if self._is("-"):
-            self._at += 1
-            return Call("neg", (self._exponent(),))
-        if self._peek().kind == "function":
-            raise Unreadable("a function as a bare exponent")
-        tree = self._argument() if self._is("{") else self._atom()
-        return tree if not self._is("^") else self._raised(tree)
 
-    def _raised(self, base: Tree) -> Tree:
-        self._skip("^")
-        return Call("^", (base, self._exponent()))
+def _factor_beside(tokens: Cursor) -> Tree:
+    if tokens.peek().kind == "number" and tokens.peek(-1).kind == "number":
+        raise Unreadable("numbers side by side")
+    return _power(tokens)
 
-    def _degrees(self) -> bool:
-        """Skips a degree sign behind ^."""
-        if self._is("circ"):
-            self._at += 1
-            return True
-        if self._is("{") and self._peek(1)[:2] == ("sign", "circ") and self._peek(2)[:2] == ("sign", "}"):
-            self._at += 3
-            return True
-        return False
 
-    def _postfixed(self, tree: Tree) -> Tree:
-        while self._is("!", "degree"):
-            tree = Call("!" if self._take().text == "!" else "degrees", (tree,))
+def _starts_factor(tokens: Cursor) -> bool:
+    token = tokens.peek()
+    if token.kind in ("number", "letter", "function"):
+        return True
+    return tokens.at("(", "{", "[", "frac", "binom", "sqrt", "pi", "lfloor", "lceil")
+
+
+def _signed(tokens: Cursor) -> Tree:
+    if tokens.takes("-"):
+        return Call("neg", (_signed(tokens),))
+    if tokens.takes("+"):
+        return _signed(tokens)
+    if tokens.at("+-", "-+"):
+        return Call(tokens.take().text, (Number(Fraction(0)), _signed(tokens)))
+    return _power(tokens)
+
+
+def _power(tokens: Cursor) -> Tree:
+    tree = _postfixed(tokens, _atom(tokens))
+    if not tokens.takes("^"):
         return tree
+    if _degrees(tokens):
+        return _postfixed(tokens, Call("degrees", (tree,)))
+    return _postfixed(tokens, Call("^", (tree, _exponent(tokens))))
 
-    def _atom(self) -> Tree:
-        token = self._take()
-        if token.kind == "number":
-            return self._number(token)
-        if token.kind == "letter":
-            return self._letter(token.text)
-        if token.kind == "function":
-            return self._function(token.text)
-        if token.kind != "sign":
-            raise Unreadable(
-                f"{token.text[:20]!r} in an expression" if token.text else "an unfinished expression"
-            )
-        return self._sign(token.text)
 
-    def _sign(self, sign: str) -> Tree:
-        if sign in ("pi", "inf"):
-            return Constant(sign)
-        if sign in ("(", "{", "["):
-            return self._closed(sign)
-        if sign == "|":
-            tree = self.sum()
-            self._skip("|")
-            return Call("abs", (tree,))
-        if sign in ("lfloor", "lceil"):
-            return Call(sign[1:], (self._closed(sign),))
-        if sign == "frac":
-            return Call("/", (self._argument(), self._argument()))
-        if sign == "binom":
-            return Call("binom", (self._argument(), self._argument()))
-        if sign == "sqrt":
-            return self._function("sqrt")
-        raise Unreadable(f"{sign!r} in an expression")
+def _exponent(tokens: Cursor) -> Tree:
+    """One group or one thing; a power in an exponent needs braces and is read to the right."""
+    if tokens.takes("-"):
+        return Call("neg", (_exponent(tokens),))
+    if tokens.peek().kind == "function":
+        raise Unreadable("a function as a bare exponent")
+    tree = _argument(tokens) if tokens.at("{") else _atom(tokens)
+    return Call("^", (tree, _exponent(tokens))) if tokens.takes("^") else tree
 
-    def _closed(self, opening: str) -> Tree:
-        tree = self.sum()
-        self._skip(CLOSING[opening])
-        return tree
 
-    def _argument(self) -> Tree:
-        """A group in braces, or one digit or letter: \\frac12 is a half."""
-        if self._is("{"):
-            self._at += 1
-            return self._closed("{")
-        token = self._peek()
-        if token.kind == "number" and token.text.isdigit():
-            return self._digit(token)
-        if token.kind in ("letter",) or self._is("pi"):
-            return self._atom()
-        raise Unreadable("an argument is missing")
+def _degrees(tokens: Cursor) -> bool:
+    """Skips a degree sign behind ^."""
+    if tokens.takes("circ"):
+        return True
+    if tokens.at("{") and tokens.peek(1)[:2] == ("sign", "circ") and tokens.peek(2)[:2] == ("sign", "}"):
+        tokens.position += 3
+        return True
+    return False
 
-    def _digit(self, token: Token) -> Tree:
-        """The first digit of a number; the others stay."""
-        rest = token.text[1:]
-        if rest:
-            self._tokens = [*self._tokens[: self._at], Token("number", token.text[0]), Token("number", rest), *self._tokens[self._at + 1 :]]  # fmt: skip
-        self._at += 1
-        return _literal(token.text[0])
 
-    def _number(self, token: Token) -> Tree:
-        number = _literal(token.text)
-        if self._is("overline"):
-            return self._repeating(token.text)
-        mixed = self._mixed(number)
-        return mixed or number
+def _postfixed(tokens: Cursor, tree: Tree) -> Tree:
+    while tokens.at("!", "degree"):
+        tree = Call("!" if tokens.take().text == "!" else "degrees", (tree,))
+    return tree
 
-    def _repeating(self, digits: str) -> Tree:
-        """0.1\\overline{6}"""
-        self._skip("overline")
-        self._skip("{")
-        period = self._take().text
-        self._skip("}")
-        if "." not in digits or not period.isdigit():
-            raise Unreadable("a line over something that repeats nothing")
-        places = len(digits.partition(".")[2])
-        value = Fraction(int(period), (10 ** len(period) - 1) * 10**places)
-        return Number(Fraction(digits.rstrip(".")) + value)
 
-    def _mixed(self, whole: Number) -> Tree | None:
-        """1\\frac{1}{2} and 1 1/2: an integer before a proper fraction of integers is added to it."""
-        start = self._at
-        if not whole.numeral.isdigit():
-            return None
-        if self._is("frac"):
-            self._at += 1
-            part = Call("/", (self._argument(), self._argument()))
-        elif self._peek().kind == "number" and self._peek().spaced and self._peek(1).text == "/":
-            above, _, below = self._take(), self._take(), self._take()
-            if below.kind != "number":
-                raise Unreadable("numbers side by side")
-            part = Call("/", (_literal(above.text), _literal(below.text)))
-        else:
-            return None
-        above, below = part.arguments
-        if _is_proper(above, below):
-            return Call("+", (whole, part))
-        self._at = start
-        if self._peek().kind == "number":
-            raise Unreadable("numbers side by side")
+def _atom(tokens: Cursor) -> Tree:
+    token = tokens.take()
+    if token.kind == "number":
+        return _number(tokens, token)
+    if token.kind == "letter":
+        return _letter(tokens, token.text)
+    if token.kind == "function":
+        return _function(tokens, token.text)
+    if token.kind != "sign":
+        raise Unreadable(
+            f"{token.text[:20]!r} in an expression" if token.text else "an unfinished expression"
+        )
+    return _sign(tokens, token.text)
+
+
+def _sign(tokens: Cursor, sign: str) -> Tree:
+    if sign in ("pi", "inf"):
+        return Constant(sign)
+    if sign in ("(", "{", "["):
+        return _closed(tokens, sign)
+    if sign == "|":
+        tree = _sum(tokens)
+        tokens.skip("|")
+        return Call("abs", (tree,))
+    if sign in ("lfloor", "lceil"):
+        return Call(sign[1:], (_closed(tokens, sign),))
+    if sign == "frac":
+        return Call("/", (_argument(tokens), _argument(tokens)))
+    if sign == "binom":
+        return Call("binom", (_argument(tokens), _argument(tokens)))
+    if sign == "sqrt":
+        return _function(tokens, "sqrt")
+    raise Unreadable(f"{sign!r} in an expression")
+
+
+def _closed(tokens: Cursor, opening: str) -> Tree:
+    tree = _sum(tokens)
+    tokens.skip(CLOSING[opening])
+    return tree
+
+
+def _argument(tokens: Cursor) -> Tree:
+    """A group in braces, or one digit or letter: \\frac12 is a half."""
+    if tokens.takes("{"):
+        return _closed(tokens, "{")
+    token = tokens.peek()
+    if token.kind == "number" and token.text.isdigit():
+        return _literal(tokens.take_digit())
+    if token.kind in ("letter",) or tokens.at("pi"):
+        return _atom(tokens)
+    raise Unreadable("an argument is missing")
+
+
+def _number(tokens: Cursor, token: Token) -> Tree:
+    number = _literal(token.text)
+    if tokens.takes("overline"):
+        return _repeating(tokens, token.text)
+    mixed = _mixed(tokens, number)
+    return mixed or number
+
+
+def _repeating(tokens: Cursor, digits: str) -> Tree:
+    """0.1\\overline{6}"""
+    tokens.skip("{")
+    period = tokens.take().text
+    tokens.skip("}")
+    if "." not in digits or not period.isdigit():
+        raise Unreadable("a line over something that repeats nothing")
+    places = len(digits.partition(".")[2])
+    value = Fraction(int(period), (10 ** len(period) - 1) * 10**places)
+    return Number(Fraction(digits.rstrip(".")) + value)
+
+
+def _mixed(tokens: Cursor, whole: Number) -> Tree | None:
+    """1\\frac{1}{2} and 1 1/2: an integer before a proper fraction of integers is added to it."""
+    start = tokens.position
+    if not whole.numeral.isdigit():
         return None
+    if tokens.takes("frac"):
+        part = Call("/", (_argument(tokens), _argument(tokens)))
+    elif tokens.peek().kind == "number" and tokens.peek().spaced and tokens.peek(1).text == "/":
+        above, _, below = tokens.take(), tokens.take(), tokens.take()
+        if below.kind != "number":
+            raise Unreadable("numbers side by side")
+        part = Call("/", (_literal(above.text), _literal(below.text)))
+    else:
+        return None
+    above, below = part.arguments
+    if _is_proper(above, below):
+        return Call("+", (whole, part))
+    tokens.position = start
+    if tokens.peek().kind == "number":
+        raise Unreadable("numbers side by side")
+    return None
 
-    def _letter(self, name: str) -> Tree:
-        index = self._index()
-        while self._is("'"):
-            self._at += 1
-            index += "'"
-        if not self._peek().spaced and [self._peek(n).text for n in range(3)] == ["(", "0", ")"]:
-            self._at += 3  # I(0) is a value of the function I: nobody writes a product with nothing
-            return Symbol(f"{name}{index}(0)")
-        if not index and name in _CONSTANTS:
-            return Constant(_CONSTANTS[name])
-        return Symbol(name + index)
 
-    def _index(self) -> str:
-        if not self._is("_"):
-            return ""
-        self._at += 1
-        if not self._is("{"):
-            token = self._take()
-            if token.kind not in ("number", "letter"):
-                raise Unreadable("an index without content")
-            return "_" + token.text
-        self._at += 1
-        parts = []
-        while not self._is("}"):
-            if self._peek().kind == "end":
-                raise Unreadable("an open index")
-            parts.append(self._take().text)
-        self._at += 1
-        return "_" + "".join(parts)
+def _letter(tokens: Cursor, name: str) -> Tree:
+    index = _index(tokens)
+    while tokens.takes("'"):
+        index += "'"
+    if not tokens.peek().spaced and [tokens.peek(n).text for n in range(3)] == ["(", "0", ")"]:
+        tokens.position += 3  # I(0) is a value of the function I: nobody writes a product with nothing
+        return Symbol(f"{name}{index}(0)")
+    if not index and name in _CONSTANTS:
+        return Constant(_CONSTANTS[name])
+    return Symbol(name + index)
 
-    def _function(self, name: str) -> Tree:
-        name = _ALIASES.get(name, name)
-        if name == "sqrt":
-            return self._root()
-        base = self._base(name)
-        power = self._function_power()
-        if power == Call("neg", (Number(Fraction(1), "1"),)) and name in _INVERSE:
-            name, power = _INVERSE[name], None
-        tree = Call(name, (*self._function_arguments(name), *base))
-        return tree if power is None else Call("^", (tree, power))
 
-    def _base(self, name: str) -> tuple[Tree, ...]:
-        """The base of a logarithm: 10 where none is written."""
-        if name != "log":
-            return ()
-        if not self._is("_"):
-            return (Number(Fraction(10)),)
-        self._at += 1
-        return (self._argument() if self._is("{") or self._peek().kind != "number" else self._atom(),)
+def _index(tokens: Cursor) -> str:
+    if not tokens.takes("_"):
+        return ""
+    if not tokens.takes("{"):
+        token = tokens.take()
+        if token.kind not in ("number", "letter"):
+            raise Unreadable("an index without content")
+        return "_" + token.text
+    parts = []
+    while not tokens.takes("}"):
+        if tokens.peek().kind == "end":
+            raise Unreadable("an open index")
+        parts.append(tokens.take().text)
+    return "_" + "".join(parts)
 
-    def _function_power(self) -> Tree | None:
-        if not self._is("^"):
-            return None
-        self._at += 1
-        return self._exponent()
 
-    def _function_arguments(self, name: str) -> tuple[Tree, ...]:
-        if self._is("(", "{", "["):
-            opening = self._take().text
-            arguments = [self.sum()]
-            while name in _SEVERAL and self._is(","):
-                self._at += 1
-                arguments.append(self.sum())
-            self._skip(CLOSING[opening])
-            return tuple(arguments)
-        return (self._bare_argument(),)
+def _function(tokens: Cursor, name: str) -> Tree:
+    name = _ALIASES.get(name, name)
+    if name == "sqrt":
+        return _root(tokens)
+    base = _base(tokens, name)
+    power = _exponent(tokens) if tokens.takes("^") else None
+    if power == Call("neg", (Number(Fraction(1), "1"),)) and name in _INVERSE:
+        name, power = _INVERSE[name], None
+    tree = Call(name, (*_function_arguments(tokens, name), *base))
+    return tree if power is None else Call("^", (tree, power))
 
-    def _bare_argument(self) -> Tree:
-        """sin 2x: factors side by side, up to the next operator or function."""
-        if self._is("-"):
-            self._at += 1
-            return Call("neg", (self._bare_argument(),))
-        tree = self._power()
-        while self._starts_factor() and self._peek().kind != "function" and not self._is("(", "["):
-            tree = Call("*", (tree, self._factor_beside(tree)))
-        return tree
 
-    def _root(self) -> Tree:
-        degree: Tree | None = None
-        if self._is("["):
-            self._at += 1
-            degree = self._closed("[")
-        if self._is("("):
-            self._at += 1
-            radicand = self._closed("(")
-        elif self._is("{"):
-            radicand = self._argument()
-        else:
-            radicand = self._atom()
-        if degree is None or degree == Number(Fraction(2), "2"):
-            return Call("sqrt", (radicand,))
-        return Call("^", (radicand, Call("/", (Number(Fraction(1)), degree))))
+def _base(tokens: Cursor, name: str) -> tuple[Tree, ...]:
+    """The base of a logarithm: 10 where none is written."""
+    if name != "log":
+        return ()
+    if not tokens.takes("_"):
+        return (Number(Fraction(10)),)
+    return (_argument(tokens) if tokens.at("{") or tokens.peek().kind != "number" else _atom(tokens),)
+
+
+def _function_arguments(tokens: Cursor, name: str) -> tuple[Tree, ...]:
+    if tokens.at("(", "{", "["):
+        opening = tokens.take().text
+        arguments = [_sum(tokens)]
+        while name in _SEVERAL and tokens.takes(","):
+            arguments.append(_sum(tokens))
+        tokens.skip(CLOSING[opening])
+        return tuple(arguments)
+    return (_bare_argument(tokens),)
+
+
+def _bare_argument(tokens: Cursor) -> Tree:
+    """sin 2x: factors side by side, up to the next operator or function."""
+    if tokens.takes("-"):
+        return Call("neg", (_bare_argument(tokens),))
+    tree = _power(tokens)
+    while _starts_factor(tokens) and tokens.peek().kind != "function" and not tokens.at("(", "["):
+        tree = Call("*", (tree, _factor_beside(tokens)))
+    return tree
+
+
+def _root(tokens: Cursor) -> Tree:
+    degree: Tree | None = None
+    if tokens.takes("["):
+        degree = _closed(tokens, "[")
+    if tokens.takes("("):
+        radicand = _closed(tokens, "(")
+    elif tokens.at("{"):
+        radicand = _argument(tokens)
+    else:
+        radicand = _atom(tokens)
+    if degree is None or degree == Number(Fraction(2), "2"):
+        return Call("sqrt", (radicand,))
+    return Call("^", (radicand, Call("/", (Number(Fraction(1)), degree))))
 
 
 def _literal(text: str) -> Number:
