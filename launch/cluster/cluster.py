@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -94,6 +95,7 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
+                runtime_env=python_of_workers(),
                 _temp_dir=str(folder / RAY_FOLDER),
                 _node_ip_address=LOOPBACK,
                 # None are started that nobody here would use.
@@ -104,6 +106,13 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
             yield OwnRay()
         finally:
             ray.shutdown()
+
+
+def python_of_workers() -> dict[str, str] | None:
+    """Return the runtime environment of a job whose workers are started by this Python. Ray gives a shell their Python's path without
+    quotes, so that none starts under a path with a space; None where there is nothing to quote, and each node takes its own."""
+    quoted = shlex.quote(sys.executable)
+    return None if quoted == sys.executable else {"py_executable": quoted}
 
 
 def join(address: str, *, head_seconds: float = 0.0) -> None:
@@ -120,7 +129,12 @@ def join(address: str, *, head_seconds: float = 0.0) -> None:
     try:
         if ":" in address:
             _await_head(address, head_seconds)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env=python_of_workers(),
+        )
     except (OSError, ValueError) as error:
         refused = "AuthenticationError" in str(error.__cause__)  # Ray's traceback as text
         reason = f"it refuses the token of this process ({TOKEN}, RAY_AUTH_MODE=token)" if refused else error

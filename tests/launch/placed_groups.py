@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from mrl.config.load import load
+from mrl.launch.cluster.cluster import python_of_workers
 from mrl.launch.preflight import wait_for_nodes
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.placement import Placement, place
@@ -51,7 +52,7 @@ def seen(actor: Any) -> dict[str, Any]:
 
 
 def main(head: str, num_nodes: int, strategy: str, seed: int) -> None:
-    ray.init(address=head, log_to_driver=False)
+    ray.init(address=head, log_to_driver=False, runtime_env=python_of_workers())
     wait_for_nodes(num_nodes, deadline_seconds=120)
     config = load([], [*WORDS, f"training.layout={{dp: {SLOTS}}}", "rollout.tp=2"])
     placement = place(SLOTS, gpus=True, deadline_seconds=120, strategy=strategy)

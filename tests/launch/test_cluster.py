@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -239,3 +240,28 @@ def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
         assert not refused
     assert not folder.exists() and not watchers(folder)
     assert not capfd.readouterr().err, "whoever closes is not spoken for"
+
+
+UNDER_A_SPACE = """
+import os
+import ray
+from mrl.config.sections.launch import LaunchSection
+from mrl.launch.cluster.cluster import cluster
+with cluster(LaunchSection(), num_slots=1):
+    asked = ray.remote(num_cpus=0, runtime_env={"env_vars": {"GIVEN": "started"}})(lambda: os.environ["GIVEN"]).remote()
+    print(ray.get(asked, timeout=60))
+"""
+
+
+@pytest.mark.integration
+def test_workers_start_from_an_environment_under_a_path_with_a_space(tmp_path: Path) -> None:
+    """Ray itself writes the path into a shell's line without quotes, if a worker has variables of its own."""
+    ours = tmp_path / "my own"
+    (ours / "bin").mkdir(parents=True)
+    (ours / "bin/python").symlink_to(Path(sys.executable).resolve())
+    (ours / "lib").symlink_to(Path(sys.prefix) / "lib")
+    shutil.copy(Path(sys.prefix) / "pyvenv.cfg", ours)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    words = [str(ours / "bin/python"), "-c", UNDER_A_SPACE]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1:] == ["started"], done.stderr[-2000:]

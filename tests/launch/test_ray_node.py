@@ -28,10 +28,11 @@ runpy.run_module("mrl.launch.cluster.ray_node", run_name="__main__", alter_sys=T
 PREFLIGHT = """
 import sys
 import ray
+from mrl.launch.cluster.cluster import python_of_workers
 from mrl.launch.preflight import Floors, check_nodes
 from mrl.config.load import load
 from mrl.errors import WorkerLost
-ray.init(address=sys.argv[1], log_to_driver=False)
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env=python_of_workers())
 config = load([sys.argv[2]])
 for num_nodes, floors, deadline in ((2, Floors(), 120), (2, Floors(open_files=4097), 120), (2, Floors(gloo_bytes_per_second=1e15), 120), (3, Floors(), 1)):
     try:
