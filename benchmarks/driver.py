@@ -1,6 +1,6 @@
 """python -m benchmarks.driver: what a step of a stream costs the driver, beside stub engines and stub trainer ranks in real processes.
 
-Everything that the driver does is as in a run: prompts, requests, Ray's messages, texts, reward workers (a hash), the ledger and the
+Everything that the driver does is as in a run: prompts, requests, messages of engines, texts, reward workers (a hash), the ledger and the
 store, packing, advantages, shards, rows. Only models are missing (driver_stubs.py), whose tokens come so fast that a step takes about
 `--step-seconds`. The driver's own seconds hardly depend on that; its share does.
 """
@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,16 +29,15 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.launch.cluster.cluster import cluster
+from mrl.launch.commands.assemble import rollout_thread
 from mrl.launch.workers.actor_group import close_all
+from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
-from mrl.loops.in_flight import InFlight
-from mrl.loops.produce import Producer
-from mrl.loops.protocols import RewardWorkers
 from mrl.loops.recorder import Recorder
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import Event, PhaseClock
@@ -46,31 +45,34 @@ from mrl.observe.run_folder import RunFolder
 from mrl.observe.settled import settle
 from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rollout.request import Lengths
+from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
+from mrl.trajectories.rewards import RewardWorkers
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ("time/step_seconds", "perf/driver_seconds", "perf/driver_cpu_seconds", "perf/driver_frac")
-PROCESS = "all threads' processor seconds"
+ROLLOUTS, PROCESS = "rollout thread", "all threads' processor seconds"
 
 
 class Processor:
-    """Processor seconds of the driver: those of its thread by phase, and those of the whole process."""
+    """Processor seconds of the driver: those of its thread by phase, of the rollout thread, and of the whole process."""
 
-    def __init__(self, clock: PhaseClock) -> None:
-        self._clock, self._phase = clock, "between"
+    def __init__(self, rollouts: RolloutThread) -> None:
+        self._rollouts, self._clock, self._phase = rollouts, rollouts.clock, "between"
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._thread, self._process = time.thread_time(), time.process_time()
-        clock.listeners.append(self._on)
+        self._thread, self._others = time.thread_time(), self._of_others()
+        self._clock.listeners.append(self._on)
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
         self._note()
-        now = time.process_time()
-        found = {**self._seconds, PROCESS: now - self._process}
-        self._process = now
+        before, self._others = self._others, self._of_others()
+        found = {**self._seconds, **{name: now - before[name] for name, now in self._others.items()}}
         self._seconds.clear()
         return found
+
+    def _of_others(self) -> dict[str, float]:
+        return {ROLLOUTS: self._rollouts.cpu_seconds(), PROCESS: time.process_time()}
 
     def _on(self, event: Event) -> None:
         if event != "wait":
@@ -119,10 +121,15 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         pools = stack.enter_context(_pools(config, clock, folder))
         pools.start(_pace(options))
         run_folder = RunFolder(config.run_folder)
-        loop = _loop(options, config, pools, clock, run_folder, stack)
+        rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
+        rollouts = rollout_thread(config, cast(Hybrid, pools), rewards, None, None, clock)
+        stack.callback(rollouts.close)
+        pools.rollout.attach(rollouts)
+        loop = _loop(options, config, pools, rollouts, run_folder, stack)
         loop.start()
         settle()  # as a run's start does (launch/commands/assemble.py)
-        processor = Processor(clock)
+        clock.listeners.append(pools.look)
+        processor = Processor(rollouts)
         for number in range(options.steps + 2):
             if profile is not None and number == 2:
                 profile.enable()
@@ -177,7 +184,7 @@ def _pace(options: argparse.Namespace) -> Pace:
     """Generating a step's tokens takes about the step, an update half of it."""
     waves = 8
     return Pace(
-        engine_step_seconds=options.step_seconds / waves / options.tokens,
+        token_seconds=options.step_seconds / waves / options.tokens,
         update_seconds=options.step_seconds / 2,
         vocab_size=7000,
     )
@@ -188,7 +195,7 @@ def _pools(config: Config, clock: PhaseClock, folder: str) -> Iterator[StubPools
     placement = place(config.num_slots, gpus=False, deadline_seconds=120)
     options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": folder}
     train = StubTrain(config, placement, clock, **options)
-    rollout = StubRollout(config, placement, clock, sleeps=False, by_index=False, **options)
+    rollout = StubRollout(config, placement, clock, sleeps=False, **options)
     try:
         yield StubPools(train, rollout)
     finally:
@@ -200,7 +207,7 @@ def _loop(
     options: argparse.Namespace,
     config: Config,
     pools: StubPools,
-    clock: PhaseClock,
+    rollouts: RolloutThread,
     run_folder: RunFolder,
     stack: contextlib.ExitStack,
 ) -> StreamLoop:
@@ -209,13 +216,9 @@ def _loop(
     prompts = PromptStream(rows, seed=0)
     store = group_pool.open_group_store(config, prompts)
     stack.callback(store.remove)
-    rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
-    in_flight = InFlight(pools.rollout, rewards, clock, run_seed=0, lengths=_lengths(options, config))
-    deadline = config.loop.phase_deadline_seconds
-    collector = Collector(in_flight, clock=clock, deadline_seconds=deadline)
-    producer = Producer(config, prompts, in_flight, store)
-    recorder = Recorder(config, run_folder, clock, first_step=0)
-    return StreamLoop(config, pools, collector, producer, [], recorder, Checkpoints(config, run_folder))
+    rollouts.open_buffer(config, prompts, store, Sampling.of(config, _lengths(options, config)))
+    recorder = Recorder(config, run_folder, rollouts.clock, first_step=0)
+    return StreamLoop(config, pools, rollouts, [], recorder, Checkpoints(config, run_folder))
 
 
 def _reward_workers(

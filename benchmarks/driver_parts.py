@@ -1,16 +1,14 @@
 """python -m benchmarks.driver_parts: what each thing that the driver does for a step costs, without any other process.
 
 Every part is called alone, once, on `--prompts` groups of random responses, in processor seconds, so that other work on the machine
-hardly counts; told for `--told-for` prompts. Ray's messages and the reward workers' are not in it: `python -m benchmarks.driver`
-has them.
+hardly counts; told for `--told-for` prompts. Event loops, sockets and the reward workers' messages are not in it: `python -m
+benchmarks.driver` has them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import pickle
-import tempfile
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,22 +20,11 @@ from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.data.tokenise import decoder
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.loops.screen import Screen
 from mrl.pool.group_bytes import encode_group, size_of
-from mrl.prepare.tokenizer import write_bpe
-from mrl.rollout.drafts import Drafts, whole_sample
-from mrl.rollout.request import (
-    GenerationRequest,
-    Response,
-    ResponseBatch,
-    Round,
-    Sampling,
-    prompt_digest,
-    sample_of,
-)
-from mrl.rollout.texts import Decode, Texts
+from mrl.rollout import engine_messages
+from mrl.rollout.request import Completion, GenerationRequest, Sampling, prompt_digest, whole_sample
 from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.balance import Dealer, SampleCost
 from mrl.training.batch import ages, merge_parts, pack
@@ -87,16 +74,17 @@ def _generated(parts: Parts, config: Config, num_prompts: int, num_tokens: int) 
         Prompt(n, rng.integers(3, VOCABULARY, PROMPT_TOKENS).astype(np.int32), "", None)
         for n in range(num_prompts)
     ]
-    requested = Round.of(prompts, Sampling(num_samples, 1.0, num_tokens, 0))
-    requests, drafts = parts("requests", requested.requests), Drafts(0)
-    drafts.ask(requests)
-    told = Texts(_decoder()).told(_answers(requests, rng))
-    message = parts("a message (in the engines)", lambda: pickle.dumps(ResponseBatch.of(told)))
-    responses = parts("responses out of a message", lambda: pickle.loads(message).responses())
-    responses = parts("drafts", lambda: drafts.take(responses))
-    pairs = [(sample_of(r.request_id), r) for r in responses]
+    requests = parts("requests", lambda: Sampling(num_samples, 1.0, num_tokens, 0).requests(prompts))
+    parts("a message of requests", lambda: engine_messages.encode(engine_messages.submit(requests)))
+    parted = itertools.batched(_answers(requests, rng), 64)
+    ended = [engine_messages.encode(engine_messages.ended(part, lambda block: -1)) for part in parted]
+    completions: list[Completion] = parts(
+        "completions out of messages",
+        lambda: [c for data in ended for c in engine_messages.completions_of(engine_messages.decode(data))],
+    )
+    pairs = [(divmod(n, num_samples), completion) for n, completion in enumerate(completions)]
     samples: list[Sample] = parts(
-        "samples", lambda: [whole_sample(prompts[i], number, r) for (i, number), r in pairs]
+        "samples", lambda: [whole_sample(prompts[i], number, c) for (i, number), c in pairs]
     )
     samples = [s.with_verdict(Verdict(VerdictKind.SCORED, float(rng.random()))) for s in samples]
     return [
@@ -105,28 +93,17 @@ def _generated(parts: Parts, config: Config, num_prompts: int, num_tokens: int) 
     ]
 
 
-def _answers(requests: Sequence[GenerationRequest], rng: np.random.Generator) -> list[Response]:
+def _answers(requests: Sequence[GenerationRequest], rng: np.random.Generator) -> list[Completion]:
     tokens = rng.integers(3, VOCABULARY, 1 << 20).astype(np.int32)
     logprobs = -rng.exponential(0.5, 1 << 20).astype(np.float32)
     answers = []
     for request in requests:
         start, length = request.seed % (len(tokens) - request.max_tokens), request.max_tokens
         part, digest = slice(start, start + length), prompt_digest(request.prompt_tokens)
-        segments = (ResponseSegment(0, length, 0, 0, 0, digest),)
-        answers.append(Response(request.request_id, tokens[part], logprobs[part], segments, Status.TRUNCATED))
+        segments, text = (ResponseSegment(0, length, 0, 0, 0, digest),), 5 * length * "x"
+        ended = Completion(request.request_id, tokens[part], logprobs[part], segments, Status.TRUNCATED, text)
+        answers.append(ended)
     return answers
-
-
-def _decoder() -> Decode:
-    """Of a byte-level tokenizer that is made of this project's pages."""
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as folder:
-        pages = [page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/**/*.md"))]
-        rows = Path(folder, "pages.jsonl")
-        rows.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages), encoding="utf-8")
-        write_bpe([rows], folder, vocab_size=8000)
-        return decoder(AutoTokenizer.from_pretrained(folder))
 
 
 def _screened(parts: Parts, config: Config, groups: list[Group]) -> None:

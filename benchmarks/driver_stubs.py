@@ -1,15 +1,17 @@
 """Engines and trainer ranks of `python -m benchmarks.driver`: real processes with the driver's side of their messages, and no model.
 
-An engine's tokens are random and come at a steady rate; a rank's update takes a fixed time. Both sleep meanwhile, so that
-the processor is the driver's and the reward workers'.
+An engine's process has the thread, the socket and the messages of a run's (EngineLoop, EngineServer) around random tokens, which
+come at a steady rate; a rank's update takes a fixed time. Both sleep meanwhile, so that the processor is the driver's and the
+reward workers'.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,75 +21,121 @@ from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_actor import TrainActor
 from mrl.launch.workers.train_group import TrainGroup
-from mrl.rollout.request import GenerationRequest, Response, prompt_digest, sample_of
-from mrl.rollout.texts import Texts
-from mrl.rollout.waiting import WaitingQueue
+from mrl.observe.phases import Event
+from mrl.rollout.engine import Paused, RolloutEngine
+from mrl.rollout.engine_loop import EngineLoop
+from mrl.rollout.engine_server import EngineServer
+from mrl.rollout.part import Part
+from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request, prompt_digest
+from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.samples import ResponseSegment, Status, TrainBatch
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.pass_options import PassOptions
 
 POOL_TOKENS = 1 << 20
 """Random tokens of an engine; each response is a part of them."""
+TOKENS_A_STEP = 8
+"""Most tokens that a request gains in one step, which so costs an engine's process little."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pace:
     """How fast the stubs are."""
 
-    engine_step_seconds: float
+    token_seconds: float
     """Each running request of an engine gains a token in so long."""
     update_seconds: float
     """Of a trainer rank."""
     vocab_size: int
 
 
-class StubEngine:
-    """RolloutEngine, as far as its actor calls it."""
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A request that has not ended: as it was made, as it runs, what came of it before, and when it began."""
 
-    def __init__(self, pace: Pace, *, index: int, seats: int) -> None:
-        rng = np.random.default_rng(index)
-        self._pace, self._index, self._seats = pace, index, seats
+    asked: GenerationRequest
+    request: GenerationRequest
+    so_far: Completion | None = None
+    begun: int = 0
+
+
+class StubEngine:
+    """RolloutEngine, as far as an EngineLoop calls it; time counts in tokens."""
+
+    def __init__(self, pace: Pace, part: Part, *, seats: int, seed: int) -> None:
+        rng = np.random.default_rng(part.engine)
+        self.part, self.version = part, -1
+        self._pace, self._seats, self._seed = pace, seats, seed
         self._tokens = rng.integers(0, pace.vocab_size, POOL_TOKENS).astype(np.int32)
         self._logprobs = -rng.exponential(0.5, POOL_TOKENS).astype(np.float32)
-        self._waiting, self._running = WaitingQueue(), dict[str, tuple[GenerationRequest, int]]()
-        self.version = -1
+        self._open: dict[str, _Open] = {}
+        self._waiting, self._running = WaitingQueue(), dict[str, _Open]()
+        self._ends: list[tuple[int, str]] = []
+        """Heap of (when, who) of what runs."""
+        self._now = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or len(self._waiting))
+
+    def vote(self, *, wants_pause: bool) -> tuple[bool, bool]:
+        return self.has_work, wants_pause
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        self._waiting.add(requests)
+        for request in requests:
+            self._open[request.request_id] = _Open(request, request)
+            self._waiting.add([request])
 
-    def step(self, max_steps: int) -> list[Response]:
-        """All requests that have a seat gain so many tokens."""
+    def step(self) -> list[Completion]:
+        """All requests that have a seat gain as many tokens, until the first ends."""
         for request in self._waiting.take(self._seats - len(self._running)):
-            self._running[request.request_id] = request, 0
-        if self._running:
-            time.sleep(max_steps * self._pace.engine_step_seconds)
-        self._running = {n: (r, done + max_steps) for n, (r, done) in self._running.items()}
-        ended = [name for name, (request, done) in self._running.items() if done >= request.max_tokens]
-        return [self._response(*self._running.pop(name), Status.TRUNCATED) for name in ended]
+            own = self._running[request.request_id] = self._open[request.request_id]
+            own.begun = self._now
+            heapq.heappush(self._ends, (self._now + request.max_tokens, request.request_id))
+        if not self._ends:
+            return []
+        count = min(self._ends[0][0] - self._now, TOKENS_A_STEP)
+        time.sleep(count * self._pace.token_seconds)
+        self._now += count
+        ended = []
+        while self._ends and self._ends[0][0] <= self._now:
+            name = heapq.heappop(self._ends)[1]
+            own = self._running.pop(name)
+            del self._open[name]
+            ended.append(join_completions(own.so_far, self._completion(own, Status.TRUNCATED)))
+        return ended
 
-    def works_for(self, prompt: int) -> bool:
-        return any(sample_of(name)[0] <= prompt for name in (*self._running, *self._waiting.first()))
+    def take_ended(self) -> list[Completion]:
+        return []
 
-    def goes_on_working(self, wanted: bool) -> bool:
-        return wanted and bool(self._running or len(self._waiting))
+    def pause(self) -> Paused:
+        self._waiting.hold(ALL)
+        interrupted, self._running, self._ends = list(self._running.values()), {}, []
+        for own in interrupted:
+            own.so_far = join_completions(own.so_far, self._completion(own, Status.PARKED))
+            own.request = next_request(own.asked, own.so_far, self._seed)
+        self._waiting.add(own.request for own in interrupted)
+        contexts = (len(own.request.prompt_tokens) + len(own.request.own_tokens) for own in interrupted)
+        return Paused(len(interrupted), sum(contexts))
 
-    def park(self, max_steps: int) -> list[Response]:
-        self._waiting.hold()
-        parked = [self._response(*running, Status.PARKED) for running in self._running.values()]
-        self._running.clear()
-        return parked
+    def snapshot(self) -> list[Completion]:
+        begun = (own.so_far for own in self._open.values() if own.so_far is not None)
+        return [dataclasses.replace(part, status=Status.PARKED) for part in begun if len(part.tokens)]
 
-    def go_on(self) -> None:
-        self._waiting.go_on()
+    def resume(self, *, training: bool = True) -> None:
+        self._waiting.hold(NOTHING if training else TRAINING)
 
-    def _response(self, request: GenerationRequest, done: int, status: Status) -> Response:
-        length = min(done, request.max_tokens)
+    def close(self) -> None: ...
+
+    def _completion(self, own: _Open, status: Status) -> Completion:
+        """Return what came of a request since it began."""
+        request, length = own.request, self._now - own.begun
         start = request.seed % (POOL_TOKENS - length)
         digest = prompt_digest(request.engine_prompt())
-        segment = ResponseSegment(0, length, self.version, request.attempt, self._index, digest)
+        segment = ResponseSegment(0, length, self.version, request.attempt, self.part.engine, digest)
         part = slice(start, start + length)
         segments = (segment,) if length else ()
-        return Response(request.request_id, self._tokens[part], self._logprobs[part], segments, status)
+        return Completion(request.request_id, self._tokens[part], self._logprobs[part], segments, status)
 
 
 class StubRank:
@@ -101,13 +149,14 @@ class StubRank:
 
 
 class StubRolloutActor(RolloutActor):
-    engine: Any
-
-    def start_stub(self, pace: Pace) -> None:
-        self.engine = StubEngine(pace, index=self.part.engine, seats=self._config.rollout.max_num_seqs)
-        self.texts = Texts(decoder(load_tokenizer(self._config.model.path)))
-
-    def close(self) -> None: ...
+    def start_stub(self, pace: Pace, secret: bytes) -> None:
+        config = self._config
+        server = EngineServer(self._listener, secret, decoder(load_tokenizer(config.model.path)))
+        stub = StubEngine(pace, self.part, seats=config.rollout.max_num_seqs, seed=config.run.seed)
+        self.loop = EngineLoop(lambda: cast(RolloutEngine, stub), server)
+        self.loop.start()
+        self.loop.ready.result()
+        server.serve(self.loop)
 
 
 class StubTrainActor(TrainActor):
@@ -140,10 +189,10 @@ class StubRollout(RolloutGroup):
     actor_class = StubRolloutActor
 
     def start_stubs(self, pace: Pace) -> None:
-        self.on_all(_start, pace)
+        self.on_all(_start, pace, self.secret)
 
     def serve(self, version: int) -> None:
-        self.on_all(_serve, version)
+        self.on_all(RolloutActor.on_engine, lambda engine: setattr(engine, "version", version))
 
 
 class StubTrain(TrainGroup):
@@ -153,12 +202,8 @@ class StubTrain(TrainGroup):
         self.on_all(_start, pace)
 
 
-def _start(actor: Any, pace: Pace) -> None:
-    actor.start_stub(pace)
-
-
-def _serve(actor: Any, version: int) -> None:
-    actor.engine.version = version
+def _start(actor: Any, *arguments: Any) -> None:
+    actor.start_stub(*arguments)
 
 
 class StubPools:
@@ -170,6 +215,11 @@ class StubPools:
     def start(self, pace: Pace) -> None:
         self.train.start_stubs(pace)
         self.rollout.start_stubs(pace)
+
+    def look(self, event: Event) -> None:
+        """Look after the engines, as a run does (a listener of its clock)."""
+        if event != "enter":
+            self.rollout.watch()
 
     def sync(self, version: int) -> dict[str, float]:
         self.rollout.serve(version)

@@ -22,10 +22,10 @@ from mrl.config.load import load_config
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.launch.commands.assemble import Parts
-from mrl.loops.collect import sampling_of, trainable
 from mrl.loops.learn import denominators
 from mrl.loops.schedule import Schedule
-from mrl.rollout.request import Round
+from mrl.loops.screen import trainable
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 from mrl.training.batch import pack
 from mrl.training.pass_options import PassOptions
@@ -90,8 +90,8 @@ class _Bench:
     def _generate(self, prompts: list[Prompt]) -> None:
         """All requests of the batch in one call per engine, which returns when all are finished."""
         config = self._parts.config
-        requested = Round.of(prompts, sampling_of(config))
-        self._parts.hybrid.rollout.generate(requested, config.loop.phase_deadline_seconds)
+        requests = Sampling.of(config).requests(prompts)
+        self._parts.hybrid.rollout.generate(requests, config.loop.phase_deadline_seconds)
 
 
 def _figures(rows: list[dict[str, Any]], floors: list[dict[str, float]]) -> dict[str, Any]:

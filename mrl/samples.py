@@ -179,6 +179,12 @@ class Sample:
         """Tokens of the response that the policy produced."""
         return int(np.count_nonzero(self.loss_mask))
 
+    @property
+    def has_reward(self) -> bool:
+        """Return True if the sample may enter statistics and loss: it is whole and a verifier has judged it."""
+        judged = self.verdict is not None and self.verdict.kind is not VerdictKind.NO_REWARD
+        return judged and self.status in (Status.FINISHED, Status.TRUNCATED) and len(self.response_tokens) > 0
+
     def version_runs(self) -> list[tuple[int, int, int]]:
         """(start, end, version) of consecutive tokens that the policy produced with the same weights."""
         if self.transcript is None and sum(s.end - s.start for s in self.segments) == len(self.loss_mask) > 0:

@@ -6,13 +6,15 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import psutil
 
 from tests.forking import process_kind
@@ -23,18 +25,22 @@ ENGINE_SHAPE: dict[str, int] = {"hidden_size": 64, "head_dim": 32, "moe_intermed
 
 
 class EngineHost:
-    """`call(function, *args)` runs function(engine, *args) in the engine's process; function must be a module's."""
+    """`call(function, *args)` runs function(engine, *args) in the engine's process; function must be a module's.
 
-    def __init__(self, *, seconds: float = 540.0, **engine_arguments: Any) -> None:
+    With a `secret` the engine has a thread of its own there, in which calls run too, and serves a driver at `address`."""
+
+    def __init__(self, *, seconds: float = 540.0, secret: bytes = b"", **engine_arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
         rollout = engine_arguments["rollout"]
         eager = (rollout.enforce_eager or rollout.ranks > 1) and rollout.num_threads == 1
         kind = process_kind("tests.engine_imports") if eager else context.Process
         self._pipe, theirs = context.Pipe()
-        self.process = kind(target=_serve, args=(theirs, engine_arguments))
+        self.process = kind(target=_serve, args=(theirs, secret, engine_arguments))
         self.process.start()
         theirs.close()
-        self.start_seconds: float = self.result(seconds)
+        self.start_seconds: float
+        self.address: tuple[str, int] | None
+        self.start_seconds, self.address = self.result(seconds)
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Begins a call; `result` gives its outcome."""
@@ -70,29 +76,71 @@ class EngineHost:
             process.kill()
 
 
-def _serve(pipe: Any, engine_arguments: dict[str, Any]) -> None:
+def _serve(pipe: Any, secret: bytes, engine_arguments: dict[str, Any]) -> None:
     if engine_arguments["rollout"].tp > 1 and "vllm" in sys.modules:
         vllm_workers.stand_by()
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     gc.disable()  # a fifth of the time that imports take
-    from mrl.rollout.engine import RolloutEngine
-
-    gc.enable()
-    engine = None
-    call: Any = (lambda _: engine.start_seconds, ())
     try:
-        engine = RolloutEngine(**engine_arguments)
+        host = (_Served if secret else _Bare)(secret, engine_arguments)
     except BaseException as error:
         pipe.send((None, error, traceback.format_exc()))
         return
+    gc.enable()
+    call: Any = (lambda engine: (engine.start_seconds, host.address), ())
     while call is not None:
         function, arguments = call
         try:
-            pipe.send((function(engine, *arguments), None, ""))
+            pipe.send((host.run(function, *arguments), None, ""))
         except Exception as error:
             pipe.send((None, error, traceback.format_exc()))
         call = pipe.recv()
-    engine.close()
+    host.close()
+
+
+class _Bare:
+    """The engine in the process's first thread."""
+
+    address: tuple[str, int] | None = None
+
+    def __init__(self, secret: bytes, engine_arguments: dict[str, Any]) -> None:
+        from mrl.rollout.engine import RolloutEngine
+
+        self.engine = RolloutEngine(**engine_arguments)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.engine, *arguments)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class _Served:
+    """The engine in a thread of its own beside that of its socket, as mrl/launch/workers/rollout_actor.py has it."""
+
+    def __init__(self, secret: bytes, engine_arguments: dict[str, Any]) -> None:
+        from mrl.rollout.engine import RolloutEngine
+        from mrl.rollout.engine_loop import EngineLoop
+        from mrl.rollout.engine_server import EngineServer
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        server = EngineServer(listener, secret, spelled)
+        self._loop = EngineLoop(lambda: RolloutEngine(**engine_arguments), server)
+        self._loop.start()
+        self._loop.ready.result()
+        server.serve(self._loop)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._loop.call(lambda engine: function(engine, *arguments)).result()
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def spelled(rows: Sequence[np.ndarray]) -> list[str]:
+    """The texts of tokens [T]: their numbers."""
+    return [" ".join(map(str, row.tolist())) for row in rows]
 
 
 def _watch(parent: int) -> None:

@@ -35,6 +35,7 @@ LAYERS = [
     ["mrl.agents", "mrl.data", "mrl.rewards.pool"],
     ["mrl.prepare", "mrl.resharding.vllm", "mrl.rewards.trials", "mrl.training.hf"],
     ["mrl.rollout", "mrl.training"],
+    ["mrl.trajectories"],
     ["mrl.capacity", "mrl.loops"],
     ["mrl.launch"],
     ["mrl.cli", "mrl"],

@@ -73,8 +73,8 @@ class EngineSlots:
             for i, prompt in enumerate(prompts)
         ]
         return [
-            response.logprobs.tolist()
-            for response in self._engine.generate(asked, deadline=time.monotonic() + 120)
+            completion.logprobs.tolist()
+            for completion in self._engine.generate(asked, deadline=time.monotonic() + 120)
         ]
 
     def release(self) -> None:

@@ -1,10 +1,9 @@
-"""The environments of a run's episodes: looked at before anything starts, their processes beside the run's."""
+"""The environments of a run's episodes: looked at before anything starts."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mrl.agents.episode import Limits
@@ -14,9 +13,8 @@ from mrl.agents.tool_calls import described
 from mrl.config.root import Config
 from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
-from mrl.loops.episodes import Episodes, Rules
-from mrl.loops.protocols import Environments
 from mrl.rewards.kinds.reward_section import RewardSection
+from mrl.trajectories.environment_rollout import Rules
 
 Tools = list[dict[str, Any]] | str
 """As chat templates take them, or as a system message shows them."""
@@ -37,6 +35,10 @@ class Acting:
         """Of the domain's episodes; None where a response is all there is."""
         key = self.section.key_of(domain)
         return None if key is None else self.rules[key][0]
+
+    def for_rollouts(self) -> dict[str, Any]:
+        """Return what a RolloutThread is told of the episodes."""
+        return {"rules_of": self.rules_of, "max_open": self.section.max_open}
 
     def tools_of(self, domain: str) -> Tools | None:
         """What a row of the domain can call."""
@@ -69,16 +71,6 @@ def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterab
                 f"reward.kind = environment for rows of the domain {domain!r}, which have no environment; name one in agent.domains, "
                 "or another kind in reward.domains"
             )
-
-
-@contextlib.contextmanager
-def open_episodes(
-    acting: Acting, config: Config, environments: Environments | None = None
-) -> Iterator[Episodes]:
-    """The run's episodes over `environments`; by default over processes of theirs, which end with it."""
-    with contextlib.ExitStack() as stack:
-        answers = environments or stack.enter_context(EnvironmentPool.of(acting.section))
-        yield Episodes(answers, acting.rules_of, run_seed=config.run.seed, max_open=acting.section.max_open)
 
 
 def _looked_at(

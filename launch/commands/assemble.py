@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mrl.agents.environment_client import Environments
+from mrl.agents.pool import EnvironmentPool
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
 from mrl.config.root import Config
@@ -23,7 +25,7 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
-from mrl.launch.commands.acting import open_episodes
+from mrl.launch.commands.acting import Acting
 from mrl.launch.commands.check import check_rewards, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
@@ -36,14 +38,10 @@ from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
-from mrl.loops.episodes import Episodes
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
-from mrl.loops.produce import Producer
-from mrl.loops.protocols import Environments, RewardWorkers
 from mrl.loops.recorder import Recorder
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
@@ -53,9 +51,11 @@ from mrl.observe.token_values import Pieces
 from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import RewardEngines
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rollout.request import Lengths
+from mrl.rollout.engine_pool import EnginePool
+from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
 from mrl.training.hf.hf_folder import read_config
+from mrl.trajectories.rewards import RewardWorkers
 
 log = logging.getLogger(__name__)
 
@@ -71,29 +71,16 @@ class Parts:
 
     config: Config
     hybrid: Hybrid
-    reward_workers: RewardWorkers
+    rollouts: RolloutThread
     dataset: Dataset
     prompts: PromptStream
     store: FileStore | None
     """Of judged groups; None where the schedule keeps none."""
-    episodes: Episodes | None
-    """Where samples are such."""
     clock: PhaseClock
     pieces: Pieces
     """The texts of single tokens, for samples.jsonl."""
     lengths: Lengths | None = None
     """Of each response, instead of where the policy would end it; for measurements."""
-
-    def in_flight(self) -> InFlight:
-        """Groups in the making over the engines and the reward workers."""
-        return InFlight(
-            self.hybrid.rollout,
-            self.reward_workers,
-            self.clock,
-            run_seed=self.config.run.seed,
-            lengths=self.lengths,
-            episodes=self.episodes,
-        )
 
     def loop(
         self,
@@ -104,9 +91,7 @@ class Parts:
         stop_rules: StopRules | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
-        config, in_flight, prompts = self.config, self.in_flight(), self.prompts
-        deadline = config.loop.phase_deadline_seconds
-        collector = Collector(in_flight, clock=self.clock, deadline_seconds=deadline)
+        config, prompts, sampling = self.config, self.prompts, Sampling.of(self.config, self.lengths)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
         more: dict[str, Any] = {
             "should_stop": should_stop,
@@ -114,9 +99,10 @@ class Parts:
             "throughput": self.throughput(),
         }
         if self.store is not None:
-            producer = Producer(config, prompts, in_flight, self.store)
-            return StreamLoop(config, self.hybrid, collector, producer, *common, **more)
-        return OnPolicyLoop(config, self.hybrid, collector, GroupSupply(config, prompts), *common, **more)
+            self.rollouts.open_buffer(config, prompts, self.store, sampling)
+            return StreamLoop(config, self.hybrid, self.rollouts, *common, **more)
+        supply = GroupSupply(config, prompts, sampling)
+        return OnPolicyLoop(config, self.hybrid, self.rollouts, supply, *common, **more)
 
     def throughput(self) -> Throughput:
         """How tokens and operations of a step are told, with the peak of the slowest of the devices."""
@@ -131,13 +117,10 @@ class Parts:
 
 @contextlib.contextmanager
 def assembled(
-    config: Config,
-    *,
-    log_folder: Path,
-    when_checked: Callable[[], None] = lambda: None,
+    config: Config, *, log_folder: Path, when_checked: Callable[[], None] = lambda: None
 ) -> Iterator[Parts]:
-    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started, and before `when_checked`
-    is called.
+    """Workers up, before the first weight sync. ConfigError and DataError come before anything is started, and before
+    `when_checked` is called.
 
     The clock has the start's parts: check, cluster, workers, connect.
     """
@@ -166,22 +149,18 @@ def assembled(
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
             stack.enter_context(without_rays_words())
-        reward_workers = stack.enter_context(
-            reward_processes(config, engines, inputs.trial, clock, log_folder)
-        )
-        episodes = None
-        if inputs.acting:
-            answers: Environments | None = None
-            if inputs.acting.section.nodes == "all":
-                answers = stack.enter_context(environment_processes(config, clock, log_folder))
-            episodes = stack.enter_context(open_episodes(inputs.acting, config, answers))
+        rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
+        environments = stack.enter_context(environment_processes(config, inputs.acting, clock, log_folder))
         hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
+        rollouts = rollout_thread(config, hybrid, rewards, environments, inputs.acting, clock)
+        stack.callback(rollouts.close)
+        hybrid.rollout.attach(rollouts)
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
         stack.enter_context(_looked_after(ray, overdue, clock))
         data = inputs.dataset, prompts, store
-        yield Parts(config, hybrid, reward_workers, *data, episodes, clock, inputs.pieces)
+        yield Parts(config, hybrid, rollouts, *data, clock, inputs.pieces)
 
 
 @contextlib.contextmanager
@@ -225,11 +204,47 @@ def reward_processes(
 
 
 def environment_processes(
-    config: Config, clock: PhaseClock, log_folder: Path
-) -> contextlib.AbstractContextManager[Environments]:
-    """Those of the episodes, on each node of the connected cluster."""
+    config: Config, acting: Acting | None, clock: PhaseClock, log_folder: Path
+) -> contextlib.AbstractContextManager[Environments | None]:
+    """Those of the episodes, on the driver's node or on each node of the connected cluster; None without any."""
+    if acting is None:
+        return contextlib.nullcontext()
+    if acting.section.nodes == "driver":
+        return EnvironmentPool.of(acting.section)
     environment = worker_environment(config)
     return EnvironmentNodes(config, clock, environment=environment, log_folder=str(log_folder)).pool()
+
+
+def rollout_thread(
+    config: Config,
+    hybrid: Hybrid,
+    rewards: RewardWorkers,
+    environments: Environments | None,
+    acting: Acting | None,
+    clock: PhaseClock,
+) -> RolloutThread:
+    """The thread that generates over a hybrid engine's engines."""
+    group = hybrid.rollout
+
+    def engines(thread: RolloutThread) -> EnginePool:
+        return EnginePool(
+            [group.name(number) for number in group.numbers()],
+            secret=group.secret,
+            run_seed=config.run.seed,
+            by_index=config.loop.deterministic or config.loop.schedule == "on_policy",
+            block_of=group.block_of,
+            on_lost=thread.note_lost,
+        )
+
+    return RolloutThread(
+        engines,
+        rewards,
+        clock,
+        run_seed=config.run.seed,
+        deadline_seconds=config.loop.phase_deadline_seconds,
+        environments=environments,
+        **(acting.for_rollouts() if acting else {}),
+    )
 
 
 @contextlib.contextmanager
@@ -255,7 +270,6 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
                 placement,
                 clock,
                 sleeps=config.rollout.enable_sleep_mode and gpus,
-                by_index=config.loop.deterministic or config.loop.schedule == "on_policy",
                 **options,
             ),
             clock,

@@ -24,8 +24,8 @@ from mrl.files import held, put_aside
 from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.contents import engine_contents, model_digest, part_contents
-from mrl.launch.commands.one_engine import collecting
-from mrl.loops.collect import Collector, sampling_of
+from mrl.launch.commands.one_engine import one_engine
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -62,14 +62,14 @@ def _measure(config: Config, section: DifficultySection) -> str:
     dataset = load_data(unchosen, config.reward, tokenizer, tools=acting.tools_of if acting else None)
     print(dataset.report.text(), file=sys.stderr, flush=True)
     prompts = list({prompt_id(p): p for source in dataset.train for p in source.rows}.values())
-    sampling = dataclasses.replace(sampling_of(config), num_samples=SAMPLES_A_LOOK)
+    sampling = dataclasses.replace(Sampling.of(config), num_samples=SAMPLES_A_LOOK)
     file = _begun(section, begun, _about(config, sampling))
     if damaged:
         put_aside(Path(section.file), damaged)
     survey = Survey(prompts, file, section, sampling, config.reward)
     if survey.waiting():
-        with collecting(config, tokenizer, acting, group_size=SAMPLES_A_LOOK) as collector:
-            survey.run(collector)
+        with one_engine(config, tokenizer, acting, group_size=SAMPLES_A_LOOK) as rollouts:
+            survey.run(rollouts)
     file.write(section.file, prompts, band)
     return summary(
         [file.prompts[prompt_id(p)].rate for p in prompts], band, group=config.loop.samples_per_prompt
@@ -107,7 +107,7 @@ class Survey:
                 found.append(dataclasses.replace(prompt, index=look * len(self._prompts) + place))
         return found
 
-    def run(self, collector: Collector) -> None:
+    def run(self, rollouts: RolloutThread) -> None:
         """Asks until nothing waits; the file is written on the way."""
         path = Path(self._section.file)
         begun = [p for p in self._prompts if prompt_id(p) in self._file.prompts]
@@ -116,7 +116,7 @@ class Survey:
         num_known = len(self._prompts) - len(waiting)
         while waiting:
             further = []
-            for groups in itertools.batched(collector.in_turn(waiting, self._sampling), PROMPTS_A_WRITE):
+            for groups in itertools.batched(rollouts.in_turn(waiting, self._sampling), PROMPTS_A_WRITE):
                 self._take(groups)
                 with path.open("a", encoding="utf-8") as stream:
                     stream.writelines(self._file.line(group.prompt, self._band) for group in groups)

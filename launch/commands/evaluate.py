@@ -24,12 +24,13 @@ from mrl.files import held, put_aside, replace_durably
 from mrl.launch.commands import started
 from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.contents import model_digest, reward_contents
-from mrl.launch.commands.one_engine import collecting
-from mrl.loops.collect import Collector
+from mrl.launch.commands.one_engine import one_engine
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of
 from mrl.rewards.kinds.reward_section import RewardSection
-from mrl.rollout.request import Sampling, request_id
+from mrl.rollout.request import Sampling
+from mrl.rollout.seeds import request_id
 from mrl.samples import Group, Prompt
 
 SAMPLES, SUMMARY = "samples.jsonl", "summary.json"
@@ -84,9 +85,9 @@ def _evaluate(config: Config, out: str | None) -> dict[str, float]:
     results = Results(Path(out), begun, config, prompts) if out else None
     sampling = validation_sampling_of(config)
     _say(f"starting the engine, for {len(prompts)} prompts")
-    with collecting(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as collector:
+    with one_engine(config, tokenizer, acting, group_size=max(1, sampling.num_samples)) as rollouts:
         _say(f"the engine is up after {time.monotonic() - start:.0f} s")
-        judged = partial(_measured, collector, prompts, results=results, reward=config.reward)
+        judged = partial(_measured, rollouts, prompts, results=results, reward=config.reward)
         responses, sampled = judged(greedy(sampling), "validation"), judged(sampling, "sampled")
     metrics = validation_metrics(responses, sampled, reward=config.reward)
     if results:
@@ -95,7 +96,7 @@ def _evaluate(config: Config, out: str | None) -> dict[str, float]:
 
 
 def _measured(
-    collector: Collector,
+    rollouts: RolloutThread,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     kind: str,
@@ -108,7 +109,7 @@ def _measured(
         return []
     found = results.found(kind) if results else []
     start = told = time.monotonic()
-    for group in collector.in_turn(prompts[len(found) :], sampling):
+    for group in rollouts.in_turn(prompts[len(found) :], sampling):
         found.append(Scores.of(group, reward))
         if results:
             results.add(kind, group, found[-1])

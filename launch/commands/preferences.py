@@ -19,12 +19,12 @@ from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
-from mrl.launch.commands.one_engine import collecting
-from mrl.loops.collect import has_reward, sampling_of
+from mrl.launch.commands.one_engine import one_engine
 from mrl.prepare.arithmetic_rows import write_rows
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.kinds.ground_truth import right_response
 from mrl.rewards.trials.probes import Probe, judged
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 
 FILES = {"train": "pairs.jsonl", "validation": "pairs_validation.jsonl"}
@@ -161,19 +161,19 @@ def _of_right(
 def _sampled(
     config: Config, tokenizer: Any, prompts: dict[str, list[Prompt]], options: PreferenceOptions
 ) -> dict[str, list[Pair]]:
-    rng, sampling = random.Random(config.run.seed), sampling_of(config)
+    rng, sampling = random.Random(config.run.seed), Sampling.of(config)
     sampling = dataclasses.replace(sampling, num_samples=options.samples)
     found: dict[str, list[Pair]] = {}
-    with collecting(config, tokenizer, None, group_size=options.samples) as collector:
+    with one_engine(config, tokenizer, None, group_size=options.samples) as rollouts:
         for use, rows in prompts.items():
-            groups = collector.in_turn(rows, sampling)
+            groups = rollouts.in_turn(rows, sampling)
             found[use] = [pair for group in groups for pair in _best_and_worst(group, rng)]
     return found
 
 
 def _best_and_worst(group: Group, rng: random.Random) -> Iterator[Pair]:
     """A pair at random among the best and the worst responses; none where all have the same reward."""
-    values = {s.response_text: s.verdict.value for s in group.samples if s.verdict and has_reward(s)}
+    values = {s.response_text: s.verdict.value for s in group.samples if s.verdict and s.has_reward}
     known = {text: value for text, value in values.items() if value is not None and text}
     if not known or min(known.values()) == max(known.values()):
         return

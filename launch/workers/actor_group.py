@@ -7,9 +7,9 @@ reported before the errors that follow from it.
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -26,8 +26,6 @@ GRACE_SECONDS = 8.0
 """For what still runs after a first failure: an engine that lost a worker process needs some seconds to
 notice and leave."""
 POLL_SECONDS = 1.0
-PUMP_SECONDS = 0.1
-"""The same while something is pumped, which may wait for processes that Ray does not know (reward workers)."""
 
 
 class Actor(Protocol):
@@ -36,9 +34,6 @@ class Actor(Protocol):
     def close(self) -> None: ...
 
 
-Pump = Callable[[], "Iterable[ObjectRef[Any]]"]
-"""What the driver's one thread does while it waits for something else: it takes results and starts calls,
-without waiting, and returns the calls that it waits for now."""
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,8 +95,9 @@ class ActorGroup[A: Actor]:
         self._log_folder = Path(log_folder)
         self.actors = [make(number) for number in range(len(places))]
         self._owed = [0] * len(self.actors)
+        self._lock = threading.Lock()
+        """Of what is owed: shares are handed out in one thread and results pulled in another."""
         self._pulls: dict[int, ObjectRef[Any]] = {}
-        self._pump: Pump | None = None
 
     def runtime_env(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """Return how Ray starts the process of an actor with these variables."""
@@ -114,26 +110,12 @@ class ActorGroup[A: Actor]:
         ray.kill(self.actors[number])
         self.actors[number] = self._make(number)
 
-    @contextlib.contextmanager
-    def meanwhile(self, pump: Pump) -> Iterator[None]:
-        """While it lasts, whoever waits for actors of this group pumps."""
-        self._pump, before = pump, self._pump
-        try:
-            yield
-        finally:
-            self._pump = before
-
     def name(self, number: int) -> str:
         return f"{self.kind} {number}"
 
     def numbers(self) -> Sequence[int]:
         """The actors that are asked where all are."""
         return range(len(self.actors))
-
-    @property
-    def pumps(self) -> bool:
-        """Whether the driver does something else while it waits for these."""
-        return self._pump is not None
 
     def dead(self) -> list[int]:
         """The actors whose process is gone, as far as this process was told; asks nobody and costs nothing."""
@@ -183,13 +165,14 @@ class ActorGroup[A: Actor]:
         """Results of started calls by name, also of another group's; within the phase's deadline unless
         another is given."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
-        return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock, meanwhile=self._pump)
+        return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
     def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:
         """Gives actors their shares, by number; each owes as many results as its share is long. Returns when
         all have theirs."""
-        for number, share in shares.items():
-            self._owed[number] += len(share)
+        with self._lock:
+            for number, share in shares.items():
+                self._owed[number] += len(share)
         self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
 
     def pull(self, function: Callable[[A], S], timeout_seconds: float) -> list[S]:
@@ -211,7 +194,8 @@ class ActorGroup[A: Actor]:
         for number, call in ended.items():
             del self._pulls[number]
             results += self.wait({self.name(number): call}).values()
-            self._owed[number] -= len(results[-1])
+            with self._lock:
+                self._owed[number] -= len(results[-1])
         return results
 
 
@@ -220,13 +204,11 @@ def wait_all[R](
     *,
     deadline_seconds: float,
     clock: PhaseClock,
-    meanwhile: Pump | None = None,
 ) -> dict[str, R]:
     """Results of remote calls by worker name ("trainer rank 1", "engine 0"); the clock counts what was spent
-    waiting. `meanwhile` is pumped until the results are there, and woken by what it waits for.
+    waiting.
 
     Raises WorkerLost for a death or a missed deadline, else the worker's own error; names worker and phase.
-    What `meanwhile` raises ends the wait.
     """
     import ray
 
@@ -237,28 +219,21 @@ def wait_all[R](
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
         if failed := _take(done, names, results):
             raise_first(failed, pending, names, clock)
-        if pending and not _one_ends(pending, limit, clock, meanwhile):
+        if pending and not _one_ends(pending, limit, clock):
             late = ", ".join(names[r] for r in pending)
             raise WorkerLost(f"{late} did not answer within {deadline_seconds:g} s in phase {clock.current}")
     return {name: results[name] for name in calls}
 
 
-def _one_ends(pending: Sequence[Any], limit: float, clock: PhaseClock, meanwhile: Pump | None) -> bool:
-    """Waits until a call has ended, and pumps; False past the limit (monotonic seconds).
-
-    ray.wait gives one of those that have ended, and not the first: what a pump leaves where it ended is not waited for again, or it
-    would be given for ever.
-    """
+def _one_ends(pending: Sequence[Any], limit: float, clock: PhaseClock) -> bool:
+    """Wait until a call has ended; return False past the limit (monotonic seconds)."""
     import ray
 
-    seconds, left = POLL_SECONDS if meanwhile is None else PUMP_SECONDS, set[Any]()
     while time.monotonic() <= limit:
-        also = [] if meanwhile is None else [call for call in meanwhile() if call not in left]
         with clock.waiting():
-            ended, _ = ray.wait([*pending, *also], num_returns=1, timeout=seconds)
-        if not set(ended).isdisjoint(pending):
+            ended, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_SECONDS)
+        if ended:
             return True
-        left.update(ended)
     return False
 
 
@@ -278,7 +253,7 @@ def wait_for_ends[R](
     given_up, limit = False, time.monotonic() + deadline_seconds
     while pending:
         with clock.waiting():
-            done, pending = ray.wait(pending, num_returns=len(pending), timeout=PUMP_SECONDS)
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=0.1)
         if found := _take(done, names, results):
             limit = limit if errors else min(limit, time.monotonic() + GRACE_SECONDS)
             errors |= found

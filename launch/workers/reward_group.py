@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mrl.config.root import Config
-from mrl.errors import ConfigError, RewardError
+from mrl.errors import ConfigError, RewardError, WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup, close_all
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
@@ -79,6 +80,9 @@ class RewardGroup(ActorGroup[RewardActor]):
             environment=environment,
             log_folder=log_folder,
         )
+        self._deliver: Callable[[str, Verdict], None] = lambda sample_id, verdict: None
+        self._closed = threading.Event()
+        self._failure: Exception | None = None
 
     @contextlib.contextmanager
     def started(self, trial: Sequence[Prompt]) -> Iterator[RewardGroup]:
@@ -103,9 +107,28 @@ class RewardGroup(ActorGroup[RewardActor]):
             shares.setdefault(prompt.index % len(self.actors), []).append((sample, prompt))
         self.hand_out(RewardActor.submit_all, shares)
 
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        """All verdicts that are there; waits for the first ones at most `timeout_seconds`."""
-        return [verdict for node in self.pull(RewardActor.collect, timeout_seconds) for verdict in node]
+    def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
+        """Hand every verdict to `deliver`, in a thread of its own, until the group is closed."""
+        self._deliver = deliver
+        threading.Thread(target=self._collect, name="rewards-in", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise what ended the thread that collects verdicts, or WorkerLost if a node's actor is gone."""
+        if self._failure is not None:
+            raise self._failure
+        if dead := self.dead():
+            raise WorkerLost(self.death(dead[0]))
+
+    def _collect(self) -> None:
+        """Take the verdicts of all nodes while any is owed."""
+        try:
+            while not self._closed.wait(0.0 if any(self._owed) else COLLECT_SECONDS / 10):
+                for verdicts in self.pull(RewardActor.collect, COLLECT_SECONDS):
+                    for sample_id, verdict in verdicts:
+                        self._deliver(sample_id, verdict)
+        except Exception as error:
+            if not self._closed.is_set():
+                self._failure = error
 
     def flush_groups(self, prompts: Collection[int]) -> None:
         """Starts group verifiers on the incomplete groups of these prompts on all nodes."""
@@ -113,4 +136,5 @@ class RewardGroup(ActorGroup[RewardActor]):
 
     def close(self) -> None:
         """Ends the pools, then the actors; one that is gone already is not an error here."""
+        self._closed.set()
         close_all([self], deadline_seconds=CLOSE_SECONDS)

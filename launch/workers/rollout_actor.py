@@ -1,14 +1,19 @@
-"""The thin Ray actor around one process of a vLLM engine: its environment, its log file, and rounds in few messages."""
+"""The thin Ray actor around one process of a vLLM engine: its environment, its log file, its threads.
+
+Ray starts the process and carries commands (weight syncs, sleep, manifests); no token passes it. One thread owns the engine
+(mrl/rollout/engine_loop.py), another the socket of the driver (engine_server.py).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mrl.config.root import Config
 from mrl.errors import PeerLost, RolloutError
@@ -17,34 +22,17 @@ from mrl.models.families import family_of
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.rollout import vllm_start
 from mrl.rollout.end_of_text_ids import end_of_text
+from mrl.rollout.engine_client import Address
 from mrl.rollout.part import Part
-from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
-from mrl.rollout.stint import Bell, Stint
-from mrl.rollout.texts import Texts
+from mrl.rollout.request import GenerationRequest
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
+    from mrl.rollout.engine_loop import EngineLoop
 
 _MOST_PROBES = 100
 BLAME_SECONDS = 5.0
 """In which the death of a process on a living node is known everywhere."""
-
-
-def _blames[**P, R](
-    call: Callable[Concatenate[RolloutActor, P], R],
-) -> Callable[Concatenate[RolloutActor, P], R]:
-    """Where others are gone and one may be of another node of this rank's, the call fails only after that would have ended this
-    process, by its name."""
-
-    @functools.wraps(call)
-    def waited(actor: RolloutActor, *arguments: P.args, **options: P.kwargs) -> R:
-        try:
-            return call(actor, *arguments, **options)
-        except PeerLost:
-            time.sleep(BLAME_SECONDS if actor.part.nodes > 1 else 0.0)
-            raise
-
-    return waited
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,10 +48,9 @@ class EngineRank:
 
 
 class RolloutActor:
-    """An engine, or one dp rank of it, stepped in this process, which is on the first of its nodes."""
+    """An engine, or one dp rank of it, in this process, which is on the first of its nodes."""
 
-    engine: RolloutEngine
-    texts: Texts
+    loop: EngineLoop
 
     def __init__(self, config: Config, part: Part, log_folder: str) -> None:
         from mrl.launch.cluster.node_facts import listen_on_own_node
@@ -73,7 +60,10 @@ class RolloutActor:
         self._config, self.part = config, part
         redirect(log_folder, file_name(self.part.name))
         listen_on_own_node()
-        self.bell = Bell(self.address())
+        self._listener = socket.create_server((self.address(), 0))
+        self._blocks: dict[int, Any] = {}
+        """Handles of blocks of routes that the driver has not taken."""
+        self._num_blocks = 0
 
     def address(self) -> str:
         """This process's node."""
@@ -95,11 +85,19 @@ class RolloutActor:
                 return self.address(), port
         raise RolloutError(f"{self.part.name}: no two ports in a row are free on {self.address()}")
 
-    def start(self, meeting: vllm_start.Meeting | None, *further: Any) -> None:
-        """Starts vLLM with the model's shape and no weights; it serves after the first weight sync. `further`: the actors of its
-        other nodes (headless_actor.py), in their order, which are started at the same time."""
+    def start(self, meeting: vllm_start.Meeting | None, secret: bytes, *further: Any) -> None:
+        """Start vLLM with the model's shape and no weights; it serves after the first weight sync.
+
+        Args:
+            meeting: Where the processes of the engine find each other.
+            secret: What the driver proves to know when it connects to `door`.
+            further: Actors of the engine's other nodes (headless_actor.py), in their order, which are started at the same
+                time.
+        """
         from mrl.data.tokenise import decoder
         from mrl.rollout.engine import RolloutEngine
+        from mrl.rollout.engine_loop import EngineLoop
+        from mrl.rollout.engine_server import EngineServer
         from mrl.tokenizer_folder import load_tokenizer
 
         names = [part.name for part in self.part.further()]
@@ -107,62 +105,66 @@ class RolloutActor:
         path, options = self._config.model.path, vllm_start.of_run(self._config, self.part, meeting)
         tokenizer = load_tokenizer(path, trust_remote_code=self._config.model.trust_remote_code)
         ends = end_of_text(tokenizer, path)
-        self.texts = Texts(decoder(tokenizer, ends))
-        self.engine = RolloutEngine(
-            **options,
-            sync=self._config.sync,
-            stop_token_ids=ends,
-            keeps=self._config.keeps_caches,
-            on_worker_lost=self._leave,
+        server = EngineServer(
+            self._listener,
+            secret,
+            decoder(tokenizer, ends),
+            keep_block=self._keep_block,
+            before_failing=self._blame,
         )
+        self.loop = EngineLoop(
+            lambda: RolloutEngine(
+                **options,
+                sync=self._config.sync,
+                stop_token_ids=ends,
+                keeps_caches=self._config.keeps_caches,
+                on_worker_lost=self._leave,
+            ),
+            server,
+        )
+        self.loop.start()
+        self.loop.ready.result()
+        server.serve(self.loop)
         gc.enable()
+
+    def _keep_block(self, block: np.ndarray) -> int:
+        self._num_blocks += 1
+        self._blocks[self._num_blocks] = route_blocks.share_block(block)
+        return self._num_blocks
+
+    def _blame(self, error: BaseException) -> None:
+        """If others are gone and one may be of another node of this rank's, the engine's failure is told only after that would
+        have ended this process, by its name."""
+        if isinstance(error, PeerLost) and self.part.nodes > 1:
+            time.sleep(BLAME_SECONDS)
 
     def _leave(self, process: str) -> None:
         headless_actor.leave_without(self.part, process)
 
-    @_blames
-    def tick(
-        self, asked: Sequence[Round | GenerationRequest], beat_steps: int, goes_on: bool, *numbers: Any
-    ) -> ResponseBatch:
-        """Takes new requests, and with `goes_on` those that waited since a park, then steps the engine, so often in a beat, for as many
-        as the stint of these numbers says, or until nothing is left; what finished, with its text."""
-        stint = Stint(*numbers)
-        self._take(asked)
-        if goes_on:
-            self.engine.go_on()
-        since, is_awaited = time.monotonic(), self.engine.works_for(stint.awaited)
-        finished, beats = self.engine.step(beat_steps), 1
-        while self.engine.goes_on_working(
-            self.bell.wants_more(stint, made=beats, since=since)
-            and not (is_awaited and not self.engine.works_for(stint.awaited))
-        ):
-            finished += self.engine.step(beat_steps)
-            beats += 1
-        return self._told(self.texts.told(finished))
+    def door(self) -> Address:
+        """Return where the driver connects."""
+        return self._listener.getsockname()[:2]
 
-    @_blames
-    def park(self, asked: Sequence[Round | GenerationRequest], max_steps: int) -> ResponseBatch:
-        """What had finished, and every request that was begun, PARKED, or whole where so many steps end them all; the
-        others, `asked` too, wait."""
-        self._take(asked)
-        return self._told(self.texts.told(self.engine.park(max_steps)))
+    def take_block(self, number: int) -> list[Any]:
+        """Return the handle of a block of routes, in a list because Ray would send the block itself."""
+        return [self._blocks.pop(number)]
 
-    def _take(self, asked: Sequence[Round | GenerationRequest]) -> None:
-        for each in asked:
-            requests = each.requests() if isinstance(each, Round) else [each]
-            self.texts.expect(requests)
-            self.engine.submit(requests)
+    def on_engine[R](self, function: Callable[[RolloutEngine], R]) -> R:
+        """Run a function of the engine between two of its steps; return its value."""
+        return self.loop.call(function).result()
 
-    @_blames
-    def generate(self, share: Round, deadline_seconds: float) -> ResponseBatch:
-        """All responses to this engine's prompts in one call, without their texts."""
+    def generate(self, requests: Sequence[GenerationRequest], deadline_seconds: float) -> int:
+        """Generate all responses to these requests, without their texts, on a paused engine; return their tokens. For
+        measurements."""
         deadline = time.monotonic() + deadline_seconds
-        return self._told(self.engine.generate(share.requests(), deadline=deadline))
 
-    def _told(self, responses: Sequence[Response]) -> ResponseBatch:
-        """What the driver gets of responses: of their routes a handle."""
-        batch = ResponseBatch.of(responses, route_blocks.share_block)
-        return dataclasses.replace(batch, bell=self.bell.address)
+        def generated(engine: RolloutEngine) -> int:
+            engine.resume()
+            completions = engine.generate(requests, deadline=deadline)
+            engine.pause()
+            return sum(len(completion.tokens) for completion in completions)
+
+        return self.on_engine(generated)
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be
@@ -170,16 +172,17 @@ class RolloutActor:
         from mrl.training.hf.hf_folder import read_config
 
         on_slot = self._config.sync.transport == "auto"
-        addresses = self.engine.prepare_sync(None if on_slot else self.address())
-        config = read_config(self._config.model.path)
-        self._manifests = self.engine.engine_manifests(family_of(config).checkpoint_tensors(config))
-        digests = [manifest.digest for manifest in self._manifests]
-        return list(zip(addresses, self.engine.devices(), digests, strict=True))
+        host, config = None if on_slot else self.address(), read_config(self._config.model.path)
+        tensors = family_of(config).checkpoint_tensors(config)
+        addresses, devices, self._manifests = self.on_engine(
+            lambda engine: (engine.prepare_sync(host), engine.devices(), engine.engine_manifests(tensors))
+        )
+        return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:
         """Those of prepare_sync, by digest."""
         return {m.digest: m for m in self._manifests if m.digest in digests}
 
     def close(self) -> None:
-        if hasattr(self, "engine"):
-            self.engine.close()
+        if hasattr(self, "loop"):
+            self.loop.close()

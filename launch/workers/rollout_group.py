@@ -1,28 +1,23 @@
-"""All engines as one: submit, take, park. A prompt's samples go to one engine, or to one dp rank of an engine
-(mrl/rollout/request_book.py, routing.py).
+"""The processes of all engines: started, watched, replaced, and told what is not a request.
 
-An engine steps only inside a call. Two rounds of calls are under way on each engine that has work: while the driver looks at
-what the first brought, the engine runs the second; a call carries the requests that came in the meantime, and lasts longer where
-nobody waits for what it brings (mrl/rollout/stint.py). A round is one call
-of each dp rank, with the same number of steps, also of those without requests: they step together or not at all
-(mrl/rollout/lockstep.py).
-
-An engine that dies, or does not answer, is dropped where the run survives that (fleet.py): its unfinished requests come back
-PARKED without new tokens, and whoever asked hands them in again.
+Requests go past this, from the rollout thread to the engines' sockets (mrl/rollout/engine_pool.py). An engine that dies, or
+makes no step, is dropped where the run survives that (fleet.py): what it had is generated elsewhere, and another process is
+started in its place, which the next weight sync brings in.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
 import logging
+import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from mrl import errors
 from mrl.config.root import Config
-from mrl.errors import WeightSyncError, WorkerLost
-from mrl.launch.workers.actor_group import ActorGroup
+from mrl.errors import MrlError, PeerLost, WeightSyncError, WorkerLost
+from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup
 from mrl.launch.workers.actor_log import last_word
 from mrl.launch.workers.engine_places import places
 from mrl.launch.workers.fleet import Fleet, RankFacts, Start
@@ -33,11 +28,10 @@ from mrl.models.families import family_of
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.rollout.engine_client import Address
 from mrl.rollout.part import schedulers
-from mrl.rollout.request import GenerationRequest, Response, ResponseBatch, Round
-from mrl.rollout.request_book import RequestBook
-from mrl.rollout.stint import Stint, Stints
+from mrl.rollout.request import GenerationRequest
+from mrl.rollout.seeds import sample_of
 from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
@@ -48,10 +42,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TICK_STEPS, TICK_BEATS = 16, 4
-"""Steps of an engine in a call that is not to last, and beats in which it makes them: between two an engine looks up from its work."""
-CALLS_UNDER_WAY = 2
-"""Rounds of calls."""
+
+class EngineConnections(Protocol):
+    """What generates over the engines (mrl/loops/rollout_thread.py); an engine here is a dp rank, by number."""
+
+    @property
+    def num_started_over(self) -> int: ...
+
+    def connect(self, number: int, address: Address) -> None: ...
+
+    def give_up(self, number: int, why: str) -> None: ...
+
+    def take_lost(self) -> Mapping[int, tuple[str, str]]:
+        """Return, once, the engines whose connections ended: why, and the class of the error that they named."""
+        ...
+
+    def resume_engines(self) -> None:
+        """Let every connected engine step."""
+        ...
+
+    def late(self, seconds: float) -> Sequence[int]:
+        """Return the engines that have had requests and made no step for so long."""
+        ...
 
 
 class RolloutGroup(ActorGroup[RolloutActor]):
@@ -70,32 +82,23 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         clock: PhaseClock,
         *,
         sleeps: bool,
-        by_index: bool = True,
         **options: Any,
     ) -> None:
-        """`sleeps`: the engines give their memory away between rounds. `by_index`: a prompt's engine follows from its
-        index alone. `options`: environment and log folder of the actors."""
+        """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
         self._dp = config.rollout.dp
         self._parts = schedulers(config, placement.nodes)
         super().__init__(self.actor_class, config, clock, **places(self._parts, config, placement), **options)
         further = [each for part in self._parts for each in part.further()]
         self.further = HeadlessGroup(config, clock, **places(further, config, placement), **options)
-        self._sleeps, self.tick_steps = sleeps, TICK_STEPS
-        num_ranks = len(self.actors)
-        self._book = RequestBook(num_ranks, by_index=by_index)
-        """Of ranks."""
-        self._rounds: list[collections.deque[dict[int, ObjectRef[ResponseBatch]]]] = [
-            collections.deque() for _ in range(num_ranks // self._dp)
-        ]
-        """The rounds under way on each engine, each a call of each of its ranks."""
-        self._since = [0.0] * len(self._rounds)
-        """When the driver began to wait for the first of them (monotonic)."""
+        self._sleeps, self._num_engines = sleeps, len(self.actors) // self._dp
+        self.secret = secrets.token_bytes(32)
+        """What the driver proves to know when it connects to an engine."""
+        self._rollouts: EngineConnections | None = None
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
-        self._stints = Stints(TICK_BEATS)
         self._fleet = Fleet(
-            len(self._rounds),
+            self._num_engines,
             clock,
             most=config.rollout.replace,
             deadline_seconds=config.launch.start_deadline_seconds,
@@ -123,7 +126,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Starts a rank, on all its nodes."""
         beside = self.further.beside(self._parts[number])
         handles = [self.further.actors[n] for n in beside]
-        calls = {self.name(number): self.start_on(number, RolloutActor.start, meeting, *handles)}
+        calls = {self.name(number): self.start_on(number, RolloutActor.start, meeting, self.secret, *handles)}
         others = {
             self.further.name(n): self.further.start_on(n, HeadlessActor.start, meeting) for n in beside
         }
@@ -131,198 +134,101 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def submit(self, requested: Round | Iterable[Round | GenerationRequest]) -> None:
-        """Sends requests to their engines and returns at once; RolloutError, and none is sent, where one cannot be run. A
-        deterministic engine takes only what one call of this hands in, until all of it is finished or parked."""
-        requested = [requested] if isinstance(requested, Round) else list(requested)
-        for each in requested:
-            each.require_fits(self._config.model.max_length)
-        self._book.hand_in(requested, serves=bool(self._fleet.serving))
-        self._call()
-        # What was handed in waits for the next call; where it would find seats, now is better.
-        seats = self._config.rollout.max_num_seqs
-        self._stints.ring([rank for rank in self._stints.ranks if self._book.waits_in_vain(rank, seats)])
+    def attach(self, rollouts: EngineConnections) -> None:
+        """Connect all engines to what generates over them."""
+        self._rollouts = rollouts
+        for number, address in zip(self.numbers(), self.on_all(RolloutActor.door), strict=True):
+            rollouts.connect(number, address)
 
-    def at_work(self) -> list[int]:
-        """The engines that have rounds under way."""
-        self._call()
-        return [engine for engine, rounds in enumerate(self._rounds) if rounds]
+    def resume(self) -> None:
+        """Let engines step that were brought in while the others did."""
+        if self._rollouts is not None:
+            self._rollouts.resume_engines()
 
-    def ended(self, timeout_seconds: float) -> list[int]:
-        """The engines of whose next round a call ended, the others of which end with it; waits for the first at most
-        `timeout_seconds`."""
-        import ray
+    async def block_of(self, number: int, block: int) -> Any:
+        """Return the handle of a block of routes that an engine keeps."""
+        (handle,) = await self.start_on(number, RolloutActor.take_block, block)
+        return handle
 
-        if not self._fleet.serving:
-            self._await_engine(timeout_seconds)
-        self._call()
-        heads = self.under_way()
-        if not heads:
-            return []
-        with self._clock.waiting():
-            if timeout_seconds:
-                ray.wait(heads, num_returns=1, timeout=timeout_seconds)
-            ended = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0])
-        at_work = [engine for engine, rounds in enumerate(self._rounds) if rounds]
-        found = [engine for engine in at_work if not ended.isdisjoint(self._rounds[engine][0].values())]
-        self._lose_late(set(at_work) - set(found))
-        return found
-
-    def take(self, engines: Sequence[int]) -> list[Response]:
-        """The responses that finished in the next rounds of these engines; waits for their end. Those of an engine that was
-        lost are PARKED."""
-        over = {engine: self._rounds[engine].popleft() for engine in engines if self._rounds[engine]}
-        for engine in over:
-            self._since[engine] = time.monotonic()
-        responses = [r for engine, round_ in over.items() for r in self._brought(engine, [round_])]
-        self._call()
-        return self._book.take_returned() + responses
-
-    def under_way(self) -> list[ObjectRef[ResponseBatch]]:
-        """The calls of each engine's next round; when one ends, a poll has something to take."""
-        return [call for rounds in self._rounds if rounds for call in rounds[0].values()]
-
-    def where(self, prompt: int) -> str:
-        """The engine, or its dp rank, that has a prompt's requests, by name."""
-        rank = self._book.engine_of(prompt)
-        return "no engine" if rank is None else self.name(rank)
-
-    def park(self) -> list[Response]:
-        """Takes all requests that were begun out of all engines: those that finished on the way, the others PARKED with
-        their tokens so far, so that the engines can take weights or give their memory away. The others wait for `go_on`."""
-        self.be_patient(0.0)
-        over: dict[int, list[dict[int, ObjectRef[ResponseBatch]]]] = {}
-        for engine in self._fleet.serving:
-            parks = {rank: self._park(rank) for rank in self._ranks(engine)}
-            over[engine] = [*self._rounds[engine], parks]
-            self._rounds[engine].clear()
-        responses = [r for engine, rounds in over.items() for r in self._brought(engine, rounds)]
-        self._book.hold(responses, caches_stay=self._config.keeps_caches)
-        return self._book.take_returned() + responses
-
-    def go_on(self) -> None:
-        """The engines go on with what waits since a park, beside what the next `submit` brings."""
-        self._book.go_on()
-
-    def _call(self) -> None:
-        """Keeps two rounds under way on every engine that has work; what waits to be sent goes with the next one."""
-        for engine, rounds in enumerate(self._rounds):
-            ranks = self._ranks(engine)
-            while self._book.has_work(ranks) and len(rounds) < CALLS_UNDER_WAY:
-                self._since[engine] = self._since[engine] if rounds else time.monotonic()
-                stint = self._stints.next(ranks)
-                rounds.append({rank: self._tick(rank, stint) for rank in ranks})
-
-    def _ranks(self, engine: int) -> range:
-        return range(engine * self._dp, (engine + 1) * self._dp)
-
-    def _tick(self, rank: int, stint: Stint) -> ObjectRef[ResponseBatch]:
-        asked, goes_on = self._book.to_send(rank), self._book.to_go_on(rank)
-        return self.start_on(
-            rank, RolloutActor.tick, asked, self.tick_steps // TICK_BEATS, goes_on, *stint.numbers()
-        )
-
-    def _park(self, rank: int) -> ObjectRef[ResponseBatch]:
-        return self.start_on(rank, RolloutActor.park, self._book.to_send(rank), self.tick_steps)
-
-    def _brought(self, engine: int, rounds: Sequence[dict[int, ObjectRef[ResponseBatch]]]) -> list[Response]:
-        """What these rounds of an engine bring, in order; waits for their end. Nothing where it is lost meanwhile."""
+    def generate(self, requests: Sequence[GenerationRequest], deadline_seconds: float) -> int:
+        """Generate all responses by one blocking call of each engine; return their tokens. For measurements, while engines are
+        paused."""
+        shares: list[list[GenerationRequest]] = [[] for _ in self.actors]
+        for request in requests:
+            shares[sample_of(request.request_id)[0] % len(shares)].append(request)
         calls = {
-            self.name(rank) + (f", call {number}" if len(rounds) > 1 else ""): call
-            for number, round_ in enumerate(rounds, 1)
-            for rank, call in round_.items()
+            self.name(rank): self.start_on(rank, RolloutActor.generate, share, deadline_seconds)
+            for rank, share in enumerate(shares)
         }
-        batches = self._answers(engine, calls, deadline_seconds=self._seconds(len(rounds)))
-        if batches is None:
-            return []
-        for rank, batch in zip(rounds[-1], batches[-self._dp :], strict=True):
-            self._stints.heard(rank, batch.bell)
-        return self._arrived(batches)
-
-    def _arrived(self, batches: Sequence[ResponseBatch]) -> list[Response]:
-        responses = [response for batch in batches for response in batch.responses()]
-        self._book.arrived(responses)
-        return responses
-
-    def generate(self, requested: Round, deadline_seconds: float) -> list[ResponseBatch]:
-        """All responses by one blocking call of each engine; for measurements."""
-        shares = self._book.shares(requested)
-        ranks = [r for r in range(len(self.actors)) if any(s // self._dp == r // self._dp for s in shares)]
-        nothing = Round((), requested.sampling)
-        calls = {
-            self.name(rank): self.start_on(
-                rank, RolloutActor.generate, shares.get(rank, nothing), deadline_seconds
-            )
-            for rank in ranks
-        }
-        batches = list(self.wait(calls).values())
-        self._arrived(batches)
-        return batches
-
-    # -- how long a call lasts -----------------------------------------------------------------------------------
-
-    def be_patient(self, seconds: float, awaited: int = -1) -> None:
-        """How long a call may last from here on though it has something to bring, or until it has ended all that its engine had of
-        prompts up to the index `awaited`; with 0 those under way end soon."""
-        self._stints.be_patient(seconds, awaited)
+        return sum(self.wait(calls).values())
 
     # -- engines that are lost, and those that come in their places ----------------------------------------------
 
-    def _answers[R](
-        self, engine: int, calls: dict[str, ObjectRef[R]], *, deadline_seconds: float | None = None
-    ) -> list[R] | None:
-        """Results of calls of one engine; None where it is lost and the run goes on without it."""
-        asked = self.actors[self._ranks(engine)[0]]
-        try:
-            return list(self.wait(calls, deadline_seconds=deadline_seconds).values())
-        except WorkerLost as error:
-            if not self._fleet.replaces:
-                raise
-            if self.actors[self._ranks(engine)[0]] is asked:  # else it was lost in the wait
-                self._lose(self._ranks(engine)[0], str(error))
-            return None
-
-    def _seconds(self, rounds: int) -> float | None:
-        deadline = self._config.rollout.step_deadline_seconds + self._stints.longest
-        return deadline * rounds if self._fleet.replaces else None
-
     def watch(self) -> None:
-        """Drops the engines whose processes are gone and looks after those that are started. WorkerLost where the run
-        survives no more."""
+        """Drop the engines that are gone and look after those that are started.
+
+        Raises:
+            WorkerLost: The run survives no more losses.
+            MrlError: What ended an engine, if it is one of ours.
+        """
         first_of = {number // self._dp: number for number in reversed(self.dead())}
         for number in first_of.values():
             self._lose(number, self.death(number))
+        if self._rollouts is not None:
+            for number, (why, kind) in self._rollouts.take_lost().items():
+                if number in self.numbers():
+                    self._judge(number, why, kind)
+            if self._fleet.replaces:
+                self._lose_late(self._rollouts)
         for engine, why in self._fleet.look().items():
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
         if told := self._fleet.metrics():
-            self._clock.note(told | {"rollout/started_over": float(self._book.num_started_over)})
+            started_over = self._rollouts.num_started_over if self._rollouts is not None else 0
+            self._clock.note(told | {"rollout/started_over": float(started_over)})
+        if not self._fleet.serving and self._fleet.is_up:
+            self.when_up()
 
-    def _lose_late(self, engines: Collection[int]) -> None:
-        seconds, now = self._seconds(1), time.monotonic()
-        for engine in engines:
-            if seconds and self._rounds[engine] and now - self._since[engine] > seconds:
-                number = self._ranks(engine)[0]
-                self._lose(
-                    number,
-                    f"{self.name(number)} did not answer within {seconds:g} s (rollout.step_deadline_seconds, and what a call may last) "
-                    f"in phase {self._clock.current}",
-                )
+    def _judge(self, number: int, why: str, kind: str) -> None:
+        """Say what an engine's broken connection means: its process may have died, or it named an error of ours."""
+        cause = getattr(errors, kind, None)
+        if cause is not None and issubclass(cause, MrlError) and not issubclass(cause, PeerLost | WorkerLost):
+            raise cause(f"{self.name(number)}, phase {self._clock.current}: {why}")
+        deadline = time.monotonic() + GRACE_SECONDS
+        ranks = self._ranks(number // self._dp)
+        while time.monotonic() < deadline:  # a death is told before what follows from it
+            if gone := [rank for rank in self.dead() if rank in ranks]:
+                self._lose(gone[0], self.death(gone[0]))
+                return
+            time.sleep(0.1)
+        others = ", ".join(self.name(rank) for rank in ranks if rank != number)
+        if kind == "PeerLost" and others:
+            raise WorkerLost(f"{others} kept others waiting in phase {self._clock.current}: {why}")
+        self._lose(number, f"{self.name(number)} failed in phase {self._clock.current}: {why}")
+
+    def _lose_late(self, rollouts: EngineConnections) -> None:
+        seconds = self._config.rollout.step_deadline_seconds
+        for number in rollouts.late(seconds):
+            self._lose(
+                number,
+                f"{self.name(number)} made no step within rollout.step_deadline_seconds = {seconds:g} s in phase "
+                f"{self._clock.current}",
+            )
 
     def _lose(self, number: int, cause: str) -> None:
-        """Goes on without the engine of this process, whose requests come back and whose place is taken anew; WorkerLost where
-        the run survives no more."""
+        """Go on without the engine of this process, whose requests are generated elsewhere and whose place is taken anew;
+        WorkerLost if the run survives no more."""
         engine, said = number // self._dp, last_word(self._log_folder, self.name(number))
         told = self._fleet.lose(engine, cause + (f" ({said})" if said else ""))
-        count = self._book.lose(self._ranks(engine))
-        log.warning("%s; of its requests %d are started over", told, count)
-        self._rounds[engine].clear()
+        log.warning("%s; its requests are started over", told)
+        if self._rollouts is not None:
+            for rank in self._ranks(engine):
+                self._rollouts.give_up(rank, cause)
 
     def _replace(self, engine: int) -> Start:
-        """Other processes in the place of an engine, whose first ones are ended."""
+        """Start other processes in the place of an engine, whose first ones are ended."""
         (rank,) = self._ranks(engine)
         part = self._parts[rank]
-        self._stints.forget(rank)
         self.make_anew(rank)
         for number in self.further.beside(part):
             self.further.make_anew(number)
@@ -330,16 +236,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         calls = self._start(rank, meeting)
         return calls[self.name(rank)], self.start_on(rank, RolloutActor.prepare_sync)
 
-    def _await_engine(self, timeout_seconds: float) -> None:
-        """While none serves: waits for one that is started, and has it brought in where that is possible now."""
-        self._fleet.look(timeout_seconds)
-        self.watch()
-        if self._fleet.is_up:
-            self.when_up()
-
     def bring_in(self) -> dict[int, str]:
-        """The engines that are up take part in weight syncs from here on, and serve after the next; the addresses of their
-        ranks by number. Waits for one where none serves. WeightSyncError where the plan is not theirs."""
+        """Let the engines that are up take part in weight syncs from here on, and serve after the next; return the addresses of
+        their ranks by number. Waits for one if none serves. WeightSyncError if the plan is not theirs."""
         self.watch()
         while not (self._fleet.serving or self._fleet.is_up):
             self._fleet.look(1.0)
@@ -351,88 +250,78 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 raise WeightSyncError(
                     f"{self.name(engine)}, started in the place of a lost one, holds other tensors: {digests}, before {self._digests[engine]}"
                 )
-            self._book.regain(engine)
+            if self._rollouts is not None:
+                name = self.name(engine)
+                door = self.wait({name: self.start_on(engine, RolloutActor.door)})[name]
+                self._rollouts.connect(engine, door)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
 
     @property
+    def num_lost(self) -> int:
+        """Return the number of engines lost so far."""
+        return self._fleet.num_lost
+
+    @property
     def serving(self) -> list[int]:
-        """The engines that take part in weight syncs."""
+        """Return the engines that take part in weight syncs."""
         return self._fleet.serving
 
     def without(self, engines: Collection[int]) -> list[int]:
-        """The engine ranks of all others."""
+        """Return the engine ranks of all others."""
         size = self._config.rollout.ranks
-        ranks = (range(e * size, (e + 1) * size) for e in range(len(self._rounds)) if e not in engines)
+        ranks = (range(e * size, (e + 1) * size) for e in range(self._num_engines) if e not in engines)
         return list(itertools.chain.from_iterable(ranks))
 
     def give_up(self, names: Iterable[str], why: str = "did not answer") -> None:
-        """Drops the engines of these names, as far as they serve and engines have such names."""
+        """Drop the engines of these names, as far as they serve and engines have such names."""
         by_name = {self.name(number): number for number in self.numbers()}
         for name in names:
             if name in by_name:
                 self._lose(by_name[name], f"{name} {why} in phase {self._clock.current}")
+
+    def _ranks(self, engine: int) -> range:
+        return range(engine * self._dp, (engine + 1) * self._dp)
 
     # -- weight sync ---------------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Drop weights and KV cache on all engines, if they give their memory away."""
         if self._sleeps:
-            self.on_all(lambda actor: actor.engine.sleep())
+            self.on_all(RolloutActor.on_engine, lambda engine: engine.sleep())
 
     def wake(self, tag: str) -> None:
         """Takes the memory of one kind back: "weights" or "kv_cache"."""
         if self._sleeps:
-            self.on_all(lambda actor: actor.engine.wake([tag]))
+            self.on_all(RolloutActor.on_engine, lambda engine: engine.wake([tag]))
 
     def engine_ranks(self) -> list[EngineRank]:
-        """All engine ranks, in slot order; WeightSyncError where an engine lacks tensors of the trainer, or
-        has others."""
+        """Return all engine ranks, in slot order; WeightSyncError if an engine lacks tensors of the trainer, or has others."""
         told: list[list[RankFacts]] = self.on_all(RolloutActor.prepare_sync)
         self._digests = [[digest for _, _, digest in part] for part in told]
-        manifests = self._manifests(self._digests)
+        calls = {
+            self.name(number): self.start_on(number, RolloutActor.manifests, digests)
+            for number, digests in first_with_each(self._digests).items()
+        }
+        manifests = {digest: m for part in self.wait(calls).values() for digest, m in part.items()}
         ranks = [
             EngineRank(address, device, manifests[digest])
             for part in told
             for address, device, digest in part
         ]
         if self._dp > 1:
-            self._require_whole_experts(ranks)
+            require_whole_experts(ranks, self._config)
         return ranks
 
-    def _manifests(self, digests: Sequence[Sequence[str]]) -> dict[str, RankManifest]:
-        """By digest, from the first process that has it: engines are alike, and a manifest is megabytes."""
-        first: dict[str, int] = {}
-        for number, listed in enumerate(digests):
-            for digest in listed:
-                first.setdefault(digest, number)
-        calls = {
-            self.name(n): self.start_on(n, RolloutActor.manifests, [d for d, at in first.items() if at == n])
-            for n in sorted(set(first.values()))
-        }
-        return {digest: m for part in self.wait(calls).values() for digest, m in part.items()}
-
-    def _require_whole_experts(self, ranks: Sequence[EngineRank]) -> None:
-        """The ranks of each engine together take the whole checkpoint; what one of them takes alone says nothing."""
-        config, size = read_config(self._config.model.path), self._config.rollout.ranks
-        checkpoint = as_one_rank(family_of(config).checkpoint_tensors(config))
-        manifests = [rank.manifest for rank in ranks]
-        engines = [manifests[first : first + size] for first in range(0, len(manifests), size)]
-        for engine in {tuple(m.digest for m in engine): engine for engine in engines}.values():
-            require_agreement([checkpoint], engine)
-
     def memory_use(self) -> dict[str, float]:
-        """The tightest figures of all engine ranks (observe/memory_use.py); none while one generates, because the question
-        would wait for the calls under way."""
-        if self._book.has_work(range(len(self.actors))):
-            return {}
-        calls = self.start_on_all(lambda actor: actor.engine.memory_use())
-        names = [self.name(number) for number in self.numbers()]
-        told = [
-            self._answers(number // self._dp, {name: calls[name]}, deadline_seconds=self._seconds(1))
-            for number, name in zip(self.numbers(), names, strict=True)
-        ]
-        return tightest(rank for answers in told if answers for engine in answers for rank in engine)
+        """Return the tightest figures of all engine ranks (observe/memory_use.py)."""
+        try:
+            told = self.on_all(RolloutActor.on_engine, lambda engine: engine.memory_use())
+        except WorkerLost:
+            if not self._fleet.replaces:
+                raise
+            return {}  # `watch` finds who it was
+        return tightest(rank for engine in told for rank in engine)
 
     def receive(
         self, session: Session, engines: Collection[int] | None = None
@@ -440,4 +329,28 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Starts the side of every engine, or of these, of a weight sync; the caller waits for it together with the
         trainer's."""
         asked = [n for n in self.numbers() if engines is None or n // self._dp in engines]
-        return {self.name(n): self.start_on(n, lambda actor: actor.engine.receive(session)) for n in asked}
+        return {
+            self.name(n): self.start_on(n, RolloutActor.on_engine, lambda engine: engine.receive(session))
+            for n in asked
+        }
+
+
+def first_with_each(digests: Sequence[Sequence[str]]) -> dict[int, list[str]]:
+    """Return which manifests to ask of which process: each of the first that has it. Engines are alike, and a manifest is
+    megabytes."""
+    first: dict[str, int] = {}
+    for number, listed in enumerate(digests):
+        for digest in listed:
+            first.setdefault(digest, number)
+    return {n: [d for d, at in first.items() if at == n] for n in sorted(set(first.values()))}
+
+
+def require_whole_experts(ranks: Sequence[EngineRank], config: Config) -> None:
+    """Raise WeightSyncError unless the ranks of each engine together take the whole checkpoint; what one of them takes alone says
+    nothing."""
+    hf, size = read_config(config.model.path), config.rollout.ranks
+    checkpoint = as_one_rank(family_of(hf).checkpoint_tensors(hf))
+    manifests = [rank.manifest for rank in ranks]
+    engines = [manifests[first : first + size] for first in range(0, len(manifests), size)]
+    for engine in {tuple(m.digest for m in engine): engine for engine in engines}.values():
+        require_agreement([checkpoint], engine)

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 class TwoPools(Hybrid):
     """The hybrid engine's protocol over two pools."""
 
+    _bringing_in = False
+    """True while a weight sync inside a wait for groups brings an engine in."""
+
     def _start_workers(self) -> list[EngineRank]:
         """Builds engines and trainer ranks at once."""
         deadline = self._config.launch.start_deadline_seconds
@@ -79,7 +82,11 @@ class TwoPools(Hybrid):
         return None
 
     def _bring_in(self) -> None:
-        """Has engines serve that are up, as far as the trainer still has the weights that are served."""
-        if not (self.train.pumps or self.train.has_moved):
-            self.sync(self.version)
-            self.rollout.submit([])
+        """Let engines serve that are up, if the trainer is free and still has the weights that are served."""
+        if self._clock.current == "generate" and not self.train.has_moved and not self._bringing_in:
+            self._bringing_in = True
+            try:
+                self.sync(self.version)
+                self.rollout.resume()
+            finally:
+                self._bringing_in = False

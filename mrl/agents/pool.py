@@ -204,6 +204,16 @@ class EnvironmentPool:
                 self._answers.clear()
                 return found
 
+    def descriptors(self) -> list[int]:
+        """Return what becomes readable when a host says something, or ends."""
+        lines = (host.process for host in self._hosts.values())
+        return [fd for line in lines for fd in (line.replies, line.errors) if fd is not None]
+
+    @property
+    def has_unsent(self) -> bool:
+        """Return True if a host has not taken all that it is to be told."""
+        return any(host.process.has_unsent for host in self._hosts.values())
+
     @property
     def num_open(self) -> int:
         """Episodes that are open."""

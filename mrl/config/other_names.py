@@ -207,7 +207,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "elastic_slots": "delete it; launch.engine_slots is the engines' share of the slots",
         "record": "delete it; no schedule is recorded",
         "window": "delete it; stream.max_age lets generation run further ahead",
-        ("in_flight", "drain"): "set recompute",
+        "in_flight": "set stream.kv_cache: recompute or keep",
         "update_ticks": "delete it; there is no logical clock",
         "verdict_ticks": "delete it; there is no logical clock",
     },
@@ -230,8 +230,8 @@ RENAMED_COMMANDS = {"sft": "tune", "warm-start": "tune"}
 """A former command of `mrl` -> today's."""
 
 REMOVED_WORDS = {
-    "replay": "no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
     "bench": "python -m benchmarks.schedules and python -m benchmarks.step, of the repository, measure schedules and steps",
+    "replay": "no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
     "plan --stream": "mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "watch": "mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
     "logging.trackers shows curves live",

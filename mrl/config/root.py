@@ -207,7 +207,7 @@ class Config(Section):
             f"loop.max_rollout_mismatch = {limit}: tokens over an earlier version's cache differ by what training changes; set "
             "null, and an algorithm.correction": limit is not None,
         }
-        return self._refusing("stream.in_flight = keep", without, ", or in_flight recompute")
+        return self._refusing("stream.kv_cache = keep", without, ", or kv_cache recompute")
 
     @model_validator(mode="after")
     def _lost_engines_can_be_replaced(self) -> "Config":
@@ -261,7 +261,7 @@ class Config(Section):
     @property
     def keeps_caches(self) -> bool:
         """Whether unfinished responses go on over the KV cache of the weights before a weight sync."""
-        return self.loop.schedule == "stream" and self.stream.in_flight == "keep"
+        return self.loop.schedule == "stream" and self.stream.kv_cache == "keep"
 
     @property
     def updates_per_step(self) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mrl.loops.collect import has_reward
 from mrl.samples import Group, Sample
 
 WORDS = 8
@@ -53,7 +52,7 @@ def _length_correlation(several: Sequence[Sequence[Sample]]) -> dict[str, float]
     """Pearson's, of reward and length less their group's means, so that long prompts' hardness does not count."""
     rewards, lengths = [], []
     for samples in several:
-        scored = [s for s in samples if has_reward(s)]
+        scored = [s for s in samples if s.has_reward]
         if scored:
             values = np.array([s.verdict.value for s in scored if s.verdict], np.float64)
             sizes = np.array([s.num_policy_tokens for s in scored], np.float64)

@@ -1,4 +1,4 @@
-"""The groups a step trains on: new ones from the collector, filtered, refilled within a budget, surplus kept.
+"""The groups a step trains on: new ones, filtered, refilled within a budget, surplus kept.
 
 Refills come in whole rounds and groups are chosen by prompt index, never by finishing time, so that short responses are
 not preferred.
@@ -12,11 +12,12 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.config.sections.shaping import MOST_PROMPTS
 from mrl.data.prompt_stream import PromptStream
-from mrl.loops.collect import Collector, sampling_of
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import newest_version
 from mrl.observe.ledger_log import Standing
 from mrl.pool.group_bytes import decode_group, encode_group
+from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
 
 
@@ -34,24 +35,22 @@ class Supplied:
 class GroupSupply:
     """Hands out `loop.prompts_per_step` groups a step; knows the stream's position and the surplus."""
 
-    def __init__(self, config: Config, stream: PromptStream) -> None:
-        self._config, self._stream = config, stream
+    def __init__(self, config: Config, stream: PromptStream, sampling: Sampling) -> None:
+        self._config, self._stream, self._sampling = config, stream, sampling
         self._surplus: list[Group] = []
         self._again: list[Prompt] = []
         """Of surplus groups that a checkpoint held without their routes."""
         self._screen = Screen(config)
 
-    def take(self, collector: Collector, *, version: int) -> Supplied:
+    def take(self, rollouts: RolloutThread, *, version: int) -> Supplied:
         """The groups of the step that trains `version`. RewardError where too many of its samples have no verdict,
         RolloutError where the budget is spent and the configuration says stop."""
         wanted, kept, rounds = self._config.loop.prompts_per_step, self._surplus, 0
         section = self._config.algorithm.filter
         while len(kept) < wanted and self._within_budget(rounds, self._screen.num_booked):
             missing = wanted - len(kept)
-            fresh = collector.round(
-                self._prompts(missing if section is None else wanted), sampling_of(self._config)
-            )
-            with collector.clock.phase("filter"):
+            fresh = rollouts.groups(self._prompts(missing if section is None else wanted), self._sampling)
+            with rollouts.clock.phase("filter"):
                 screened = self._screen.look(fresh)
                 self._screen.book(screened)
                 kept = kept + screened.kept

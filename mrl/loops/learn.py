@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,10 +62,6 @@ class TrainerRanks(Protocol):
 
     def commit_checkpoint(self) -> None: ...
 
-    def meanwhile(self, pump: Callable[[], Iterable[Any]]) -> AbstractContextManager[None]:
-        """While it lasts, waiting for the ranks pumps; it waits for what a pump returns, too."""
-        ...
-
 
 @dataclasses.dataclass
 class TrainingStep:
@@ -77,8 +72,6 @@ class TrainingStep:
     version: int
     """Of the weights that the step trains."""
     started: float = dataclasses.field(default_factory=time.monotonic)
-    worked: float = dataclasses.field(default_factory=time.thread_time)
-    """Seconds that the driver's thread had computed when the step began."""
     groups: Sequence[Group] = ()
     served_version: int = -1
     """Of the weights that the engines say they made the step's new samples with."""

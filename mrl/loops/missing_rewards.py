@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mrl.loops.collect import has_reward
 from mrl.samples import Group, Sample, Status
 
 STEPS = 8
@@ -34,7 +33,7 @@ class _Seen(NamedTuple):
     @classmethod
     def of(cls, sample: Sample) -> _Seen:
         kinds = (sample.status.value, sample.domain, sample.tag)
-        return cls(not has_reward(sample), sample.num_policy_tokens, kinds)
+        return cls(not sample.has_reward, sample.num_policy_tokens, kinds)
 
 
 class MissingRewards:

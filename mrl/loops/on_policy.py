@@ -2,7 +2,7 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| generate, reward | prompts of the stream | scored groups | Collector (engines, reward pool) |
+| generate, reward | prompts of the stream | scored groups | RolloutThread (engines, reward workers) |
 | filter | scored groups | groups to train on, surplus for the next step | GroupSupply |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner (learn.py) |
 | save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, Checkpoints |
@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Any
 
 from mrl.config.root import Config
-from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.learn import TrainingStep
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.schedule import Schedule, TrainerAndEngines
 
 
@@ -33,13 +33,13 @@ class OnPolicyLoop(Schedule):
         self,
         config: Config,
         engines: TrainerAndEngines,
-        collector: Collector,
+        rollouts: RolloutThread,
         supply: GroupSupply,
         *rest: Any,
         **more: Any,
     ) -> None:
         """The further arguments are a Schedule's."""
-        super().__init__(config, engines, collector, supply, *rest, **more)
+        super().__init__(config, engines, rollouts, supply, *rest, **more)
         self._supply = supply
 
     def step(self) -> None:
@@ -49,14 +49,16 @@ class OnPolicyLoop(Schedule):
             self._commit_pending()
             self._learner.learn(step)
         self.next_step += 1
-        self._save(step)
+        self._save(step, saves=self._save_due(step.number))
         self._sync(step)
         self._measure(step)
         self._write_row(step.number, step.metrics)
 
     def _collect(self, step: TrainingStep) -> None:
         """Phases generate, reward and filter: the step's groups, after which the engines rest."""
-        supplied = self._supply.take(self._collector, version=step.version)
+        self._rollouts.resume()
+        supplied = self._supply.take(self._rollouts, version=step.version)
+        self._rollouts.pause()
         self._engines.rest()
         step.groups, step.served_version = supplied.groups, supplied.served_version
         step.metrics |= supplied.metrics

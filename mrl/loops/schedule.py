@@ -16,9 +16,9 @@ import numpy as np
 from mrl.config.root import Config
 from mrl.loops import nan_guard, resuming
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
 from mrl.loops.learn import Learner, TrainerRanks, TrainingStep
 from mrl.loops.recorder import Recorder
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.validate import validate
 from mrl.observe.ledger_log import Standing
@@ -58,7 +58,7 @@ class Schedule(abc.ABC):
         self,
         config: Config,
         engines: TrainerAndEngines,
-        collector: Collector,
+        rollouts: RolloutThread,
         supply: Supply,
         validation_prompts: Sequence[Prompt],
         recorder: Recorder,
@@ -71,13 +71,15 @@ class Schedule(abc.ABC):
         ] = lambda lengths, metrics: {},
     ) -> None:
         self._config, self._engines, self._train = config, engines, engines.train
-        self._collector, self._validation_prompts, self._source = collector, validation_prompts, supply
+        self._rollouts, self._validation_prompts, self._source = rollouts, validation_prompts, supply
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
         self._checkpoints, self._throughput, self._stop_rules = checkpoints, throughput, stop_rules
         self._learner = Learner(config, self._train, self._clock)
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
         self._row_seconds, self._newer_groups = 0.0, 0
+        self._computed = (0.0, 0.0)
+        """Processor seconds of the driver's two threads when the step began."""
         self._unwritten: dict[str, float] = {}
         """The row of the step that this run resumes behind, where the run before died between its checkpoint and its row."""
         self._resumed: dict[str, float] = {}
@@ -137,7 +139,7 @@ class Schedule(abc.ABC):
         if self.version == 0:
             return self._validate(0) if self._config.loop.validation.before_training else None
         row, self._unwritten = self._unwritten, {}
-        if row and self._validation_due(self.version):
+        if row and self._validation_due(self.version):  # the validation behind the checkpoint was not made
             row = row | self._validate(self.version)
         return row or None
 
@@ -146,6 +148,7 @@ class Schedule(abc.ABC):
     def _begin(self) -> TrainingStep:
         self._clock.step = self.next_step
         self._clock.take_waited()
+        self._computed = time.thread_time(), self._rollouts.cpu_seconds()
         resumed, self._resumed = self._resumed, {}
         return TrainingStep(self.next_step, self.version, metrics=resumed)
 
@@ -164,13 +167,13 @@ class Schedule(abc.ABC):
             with self._clock.phase("save"):
                 self._checkpoints.poll(self._train)
 
-    def _save(self, step: TrainingStep) -> None:
-        """The ledger's line, samples, and then a checkpoint where one is due: before the sync, because the trainer's memory may
-        be the engines' after it."""
+    def _save(self, step: TrainingStep, *, saves: bool) -> None:
+        """The ledger's line, samples, and then a checkpoint if it `saves`: before the sync, because the trainer's memory may be
+        the engines' after it."""
         with self._clock.phase("save"):
             self._recorder.prompts(step.number, step.groups, self._source.take_standing())
             self._recorder.samples(step.number, step.groups, batch=step.batch)
-            if self._save_due(step.number):
+            if saves:
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 
     def _measure(self, step: TrainingStep) -> None:
@@ -180,17 +183,20 @@ class Schedule(abc.ABC):
             step.metrics |= self._validate(step.number)
 
     def _measure_time(self, step: TrainingStep) -> None:
-        """Seconds of the phases and of the step, without saving; rates; and what the driver's thread did itself: a step,
-        saving and the row before it included, less the waits for others."""
+        """Note the seconds of the phases and of the step, without saving; rates; and what the driver did itself: its main thread,
+        saving and the row before the step included, less its waits for others, and the processor seconds of the rollout
+        thread."""
         metrics, seconds = step.metrics, time.monotonic() - step.started
         metrics |= self._clock.take()
         metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
         lengths = step.batch.lengths() if step.batch is not None else np.zeros(0, np.int64)
         metrics |= self._throughput(lengths, metrics)
-        own = seconds + self._row_seconds - self._clock.take_waited()
+        computed = time.thread_time(), self._rollouts.cpu_seconds()
+        main, rollouts = (now - before for now, before in zip(computed, self._computed, strict=True))
+        own = seconds + self._row_seconds - self._clock.take_waited() + rollouts
         metrics["perf/driver_seconds"] = own
         metrics["perf/driver_frac"] = own / (seconds + self._row_seconds)
-        metrics["perf/driver_cpu_seconds"] = time.thread_time() - step.worked
+        metrics["perf/driver_cpu_seconds"] = main + rollouts
 
     def _write_row(self, number: int, metrics: dict[str, float]) -> None:
         start = time.monotonic()
@@ -222,7 +228,9 @@ class Schedule(abc.ABC):
         if not self._validation_prompts:
             return {}
         start = time.monotonic()
-        metrics, groups = validate(self._collector, self._validation_prompts, self._config)
+        self._rollouts.resume(training=False)
+        metrics, groups = validate(self._rollouts, self._validation_prompts, self._config)
+        self._rollouts.pause()
         self._recorder.samples(number, groups, kind="validation")
         self._clock.take()
         return metrics | {"time/validate_seconds": time.monotonic() - start}

@@ -15,7 +15,6 @@ from mrl.config.sections.algorithm import FilterSection
 from mrl.errors import RewardError
 from mrl.loops import nan_guard
 from mrl.loops.alikeness import alikeness
-from mrl.loops.collect import has_reward, trainable
 from mrl.loops.episode_metrics import episode_metrics
 from mrl.loops.missing_rewards import MissingRewards
 from mrl.loops.staleness import newest_version, oldest
@@ -45,6 +44,12 @@ class Screened:
         kept, scored = ({group.prompt.index for group in groups} for groups in (self.kept, self.scored))
         left = [group.prompt.index for group in self.judged if group.prompt.index not in kept]
         return {index: GroupEnd.FILTERED if index in scored else GroupEnd.GIVEN_UP for index in left}
+
+
+def trainable(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with only the samples that have a reward; groups left empty are gone."""
+    kept = [Group(g.prompt, tuple(s for s in g.samples if s.has_reward)) for g in groups]
+    return [group for group in kept if group.samples]
 
 
 class Screen:
@@ -161,7 +166,7 @@ def _values(group: Group) -> np.ndarray:
 def _statistics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards and lengths of all scored samples generated for the step, before filtering."""
     samples = [s for g in groups for s in g.samples]
-    scored = [s for s in samples if has_reward(s)]
+    scored = [s for s in samples if s.has_reward]
     counts = {"rollout/samples": float(len(samples)), **_routes(samples), **episode_metrics(samples)}
     if not scored:
         return counts

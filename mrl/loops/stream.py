@@ -2,15 +2,15 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| generate | prompts of the stream, parked responses | the next groups in order | Producer, pumped |
-| park (shared slots) | unfinished responses | free engines, which rest | Producer, Hybrid |
-| recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines with slots of their own go on, pumped |
-| park (own slots) | unfinished responses | a consistent cut: weights v + 1, tokens of versions up to v | Producer |
-| save | groups, state of the cut | samples, checkpoint where one is due | Books |
-| sync | weights v + 1 | engines at version v + 1, slots of the trained groups | Hybrid, Producer |
+| generate | prompts of the stream, interrupted responses | the next groups in order | RolloutThread |
+| park (shared slots) | unfinished responses | engines that stand still, and rest | RolloutThread, Hybrid |
+| recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines with slots of their own go on meanwhile |
+| park (own slots) | unfinished responses | a consistent cut: weights v + 1, tokens of versions up to v | RolloutThread |
+| save | groups, state of the cut | samples, checkpoint where one is due | Recorder, Checkpoints |
+| sync | weights v + 1 | engines at version v + 1, slots of the trained groups | Hybrid, RolloutThread |
 
-After the sync a validation that is due runs on exactly one version, while the unfinished responses stay parked; then they go
-on. With stream.sync_every above 1 steps follow each other without park and sync while the next groups are there.
+After the sync a validation that is due runs on exactly one version, while the unfinished responses wait; then they continue.
+With stream.sync_every above 1 steps follow each other without park and sync while the next groups are there.
 
 Every wait inside has a deadline, which names the oldest group; so does the loss of a worker.
 """
@@ -24,10 +24,13 @@ from typing import Any
 
 from mrl.config.root import Config
 from mrl.errors import RolloutError, WorkerLost
-from mrl.loops.collect import Collector
+from mrl.loops.event_thread import LOOK_SECONDS
 from mrl.loops.learn import TrainingStep
-from mrl.loops.produce import Producer
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.schedule import Schedule, TrainerAndEngines
+
+COUNTS: tuple[str, ...] = ("stream/parked", "stream/park_seconds", "stream/reprefill_tokens")
+"""Added up from one step's groups to the next."""
 
 
 class StreamLoop(Schedule):
@@ -37,14 +40,14 @@ class StreamLoop(Schedule):
         self,
         config: Config,
         engines: TrainerAndEngines,
-        collector: Collector,
-        producer: Producer,
+        rollouts: RolloutThread,
         *rest: Any,
         **more: Any,
     ) -> None:
-        """The further arguments are a Schedule's."""
-        super().__init__(config, engines, collector, producer, *rest, **more)
-        self._producer, self._steps_since_sync = producer, 0
+        """`rollouts` has a buffer; the further arguments are a Schedule's."""
+        super().__init__(config, engines, rollouts, rollouts, *rest, **more)
+        self._steps_since_sync = 0
+        self._counts = dict.fromkeys(COUNTS, 0.0)
 
     @property
     def _shares_slots(self) -> bool:
@@ -52,7 +55,7 @@ class StreamLoop(Schedule):
 
     def start(self) -> None:
         super().start()
-        self._producer.commit(self.version)
+        self._rollouts.commit(self.version)
 
     def step(self) -> None:
         step = self._begin()
@@ -65,85 +68,96 @@ class StreamLoop(Schedule):
         try:
             yield
         except WorkerLost as error:
-            raise WorkerLost(f"{error}; {self._producer.waiting_for()}") from error
+            raise WorkerLost(f"{error}; {self._rollouts.waiting_for()}") from error
 
     def _step(self, step: TrainingStep) -> None:
+        saves = self._save_due(step.number)
         with self._bad_samples_named(step):
             self._take(step)
             self._commit_pending()
-            self._learn(step)
+            self._learn(step, saves=saves)
         self.next_step += 1
         self._steps_since_sync += 1
-        syncs = self._sync_due(step.number)
+        syncs = saves or self._sync_due(step.number)
         if syncs:
-            self._park()
-        self._save(step)
+            self._park(saves=saves)
+        self._save(step, saves=saves)
         if syncs:
             self._sync(step)
         self._measure(step)
         if step.number < self._config.loop.steps:
-            self._go_on()
+            self._resume()
         self._write_row(step.number, step.metrics)
 
     def _take(self, step: TrainingStep) -> None:
-        """Phase generate: pumps until the next groups are there, in order."""
-        self._go_on()
+        """Phase generate: waits until the next groups are there, in order."""
+        self._resume()
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
         step.metrics["stream/waited"] = 0.0
         with self._clock.phase("generate"):
-            while (batch := self._producer.take(step.version)) is None:
+            while (batch := self._rollouts.take(step.version, min(LOOK_SECONDS, limit))) is None:
                 if time.monotonic() - start > limit:
                     raise RolloutError(
                         f"the next groups are not there after loop.phase_deadline_seconds = {limit:g} s in phase generate: "
-                        f"{self._producer.waiting_for()}"
+                        f"{self._rollouts.waiting_for()}"
                     )
                 step.metrics["stream/waited"] = 1.0
-                self._producer.pump(1.0)
-                if self._steps_since_sync and self._producer.stranded:
+                if self._steps_since_sync and self._rollouts.is_stranded:
                     self._sync_early(step)
         step.groups, step.served_version = batch.groups, batch.served_version
         step.metrics |= batch.metrics | {"stream/wait_for_groups_seconds": time.monotonic() - start}
+        step.metrics |= self._counts
+        self._counts = dict.fromkeys(COUNTS, 0.0)
         self.on_batch(step.groups)
 
     def _sync_early(self, step: TrainingStep) -> None:
         """Sync the weights inside phase generate, which brings in the engines that are started again after every engine was
         lost since the last weight sync."""
-        self._producer.pause()
+        self._pause(snapshot=False)
         step.metrics |= self._engines.sync(self.version)
-        self._producer.commit(self.version)
+        self._rollouts.commit(self.version)
         self._steps_since_sync = 0
-        self._producer.resume()
+        self._resume()
 
-    def _learn(self, step: TrainingStep) -> None:
+    def _learn(self, step: TrainingStep, *, saves: bool) -> None:
         """The engines rest where they share the trainer's slots, and go on where they have their own."""
         if self._shares_slots:
-            self._leave_engines()
-            self._learner.learn(step)
-        else:
-            with self._train.meanwhile(self._producer.pump):
-                self._learner.learn(step)
+            self._rest(saves=saves)
+        self._learner.learn(step)
 
     def _sync_due(self, number: int) -> bool:
-        """By stream.sync_every; earlier for a cut or a validation, and where the engines must go on for the next groups."""
-        due = self._producer.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
-        return due or self._save_due(number) or self._validation_due(number)
+        """By stream.sync_every; earlier for a validation, and where the engines must go on for the next groups."""
+        due = self._rollouts.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
+        return due or self._validation_due(number)
 
     def _sync(self, step: TrainingStep) -> None:
         with self._clock.phase("sync"):
             step.metrics |= self._engines.sync(self.version)
-        self._producer.commit(self.version)
+        self._rollouts.commit(self.version)
         self._steps_since_sync = 0
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """The engines work again where they have the newest weights they are to have, and the slots."""
         if self._steps_since_sync == 0:
-            self._producer.resume()
+            start = time.monotonic()
+            self._rollouts.resume()
+            self._counts["stream/park_seconds"] += time.monotonic() - start
 
-    def _park(self) -> None:
+    def _park(self, *, saves: bool) -> None:
         with self._clock.phase("park"):
-            self._producer.pause()
+            self._pause(snapshot=saves or self._config.rollout.replace > 0)
+
+    def _pause(self, *, snapshot: bool) -> None:
+        start = time.monotonic()
+        interrupted = self._rollouts.pause(snapshot=snapshot)
+        self._counts["stream/parked"] += interrupted.num_requests
+        self._counts["stream/reprefill_tokens"] += interrupted.num_tokens
+        self._counts["stream/park_seconds"] += time.monotonic() - start
 
     def _leave_engines(self) -> None:
-        self._park()
+        self._rest(saves=True)
+
+    def _rest(self, *, saves: bool) -> None:
+        self._park(saves=saves)
         if self._steps_since_sync == 0:  # else they rest since the step before
             self._engines.rest()

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from mrl.config.root import Config
-from mrl.loops.collect import Collector, has_reward, sampling_of
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
@@ -38,12 +38,12 @@ class Scores:
 
 
 def validate(
-    collector: Collector, prompts: Sequence[Prompt], config: Config
+    rollouts: RolloutThread, prompts: Sequence[Prompt], config: Config
 ) -> tuple[dict[str, float], list[Group]]:
     """The `validation_metrics` of the prompts, and the greedy groups."""
     sampling, reward = validation_sampling_of(config), config.reward
-    groups = collector.round(prompts, greedy(sampling))
-    sampled = collector.round(prompts, sampling) if sampling.num_samples else []
+    groups = rollouts.groups(prompts, greedy(sampling))
+    sampled = rollouts.groups(prompts, sampling) if sampling.num_samples else []
     scores = [[Scores.of(group, reward) for group in each] for each in (groups, sampled)]
     return validation_metrics(*scores, reward=reward), groups
 
@@ -85,7 +85,7 @@ def validation_sampling_of(config: Config) -> Sampling:
     section = config.loop.validation
     own = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k")}
     return dataclasses.replace(
-        sampling_of(config),
+        Sampling.of(config),
         num_samples=section.num_samples,
         **{name: value for name, value in own.items() if value is not None},
     )
@@ -93,7 +93,7 @@ def validation_sampling_of(config: Config) -> Sampling:
 
 def score_of(sample: Sample, *, has_parts: bool) -> float | None:
     """The verdict's value, or that of the first of several verifiers (format bonuses aside); None without a reward."""
-    if not has_reward(sample):
+    if not sample.has_reward:
         return None
     verdict = sample.verdict
     assert verdict is not None and verdict.value is not None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Sequence
 
-from mrl.loops.collect import has_reward
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.trials.agreement import wilson
 from mrl.samples import Group, Sample
@@ -30,7 +29,7 @@ class Witnesses:
 
     def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], str]:
         """Metrics after one more step, and in words that agreement fell; none of either where no witness looked."""
-        seen = [pair for g in groups for s in g.samples if has_reward(s) for pair in self._seen(s)]
+        seen = [pair for g in groups for s in g.samples if s.has_reward for pair in self._seen(s)]
         if not seen:
             return {}, ""
         self._newest.append(seen)

@@ -170,10 +170,12 @@ METRICS = {
     "stream/segments_per_sample": Metric(
         "segments", "Mean number of segments of a trained sample; 1 is a response that no weight sync met."
     ),
-    "stream/parked": Metric("samples", "Unfinished responses parked since the step before took its groups."),
-    "stream/park_seconds": Metric("s", "Seconds of the driver for parking them and for going on with them."),
+    "stream/parked": Metric(
+        "samples", "Responses interrupted by weight syncs since the step before took its groups."
+    ),
+    "stream/park_seconds": Metric("s", "Seconds until all engines had stopped, and to let them step again."),
     "stream/reprefill_tokens": Metric(
-        "tokens", "Tokens of prompts and responses that engines compute again to go on with them."
+        "tokens", "Tokens of prompts and responses that engines compute again to continue them."
     ),
     "stream/held_by/<holder>": Metric(
         "share",
@@ -339,9 +341,12 @@ METRICS = {
     "perf/<step or update>_mfu": Metric(
         "share", "The same as a share of the device's peak; left out where the peak is unknown."
     ),
-    "perf/driver_seconds": Metric("s", "Seconds of the step in which the driver's thread worked itself."),
+    "perf/driver_seconds": Metric(
+        "s",
+        "Seconds that the driver's main thread worked itself, and processor seconds of its rollout thread.",
+    ),
     "perf/driver_frac": Metric("share", "The same as a share of the step."),
-    "perf/driver_cpu_seconds": Metric("s", "Processor time of the driver's thread in the step."),
+    "perf/driver_cpu_seconds": Metric("s", "Processor time of both threads in the step."),
     "mem/driver_bytes": Metric("bytes", "Resident memory of the driver."),
     "mem/gpu_free/<trainer|engine>/<phase>": Metric(
         "bytes", "Free bytes of the fullest GPU at the end of the phase, whoever holds the rest."

@@ -6,6 +6,7 @@ Seconds are of the monotonic clock.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
@@ -31,6 +32,7 @@ class PhaseClock:
         self._seconds: dict[str, float] = {}
         self._noted: dict[str, float] = {}
         self._waited = 0.0
+        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -49,7 +51,11 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The driver's thread does nothing here but wait for workers or reward workers; what waits inside counts once."""
+        """The driver's thread does nothing here but wait for workers or reward workers; what waits inside counts once. In any other
+        thread it counts nothing and tells nobody."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
         start, waited = time.monotonic(), self._waited
         try:
             yield

@@ -1,15 +1,18 @@
-"""One vLLM engine by single requests: submit, poll, abort. A plain class; its process is its caller's.
+"""One vLLM engine by single requests: submit, step, pause, resume. A plain class, for one thread.
 
 Token in, token out. We step the engine ourselves, in this process; with tensor parallelism vLLM starts its own workers,
 which die with this process. Weights come by weight sync only (`receive`): an engine that has no committed version serves
-nothing. Does not own prompts, groups or retries.
+nothing.
+
+A request outlives weight updates. `pause` takes the running requests out of vLLM at a token boundary and keeps them with
+their tokens; `resume` continues them, with new weights, as further segments of the same completion. Prompts, groups and
+retries are the caller's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,15 +20,12 @@ from typing import Any
 from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
-from mrl.models.tensors import CheckpointTensor
-from mrl.resharding.planner.agreement import as_one_rank, require_agreement, require_written_once
-from mrl.resharding.planner.manifest import RankManifest, replicas
 from mrl.resharding.transfer.session import Session
 from mrl.rollout import engine_routes, exchange, lockstep, scratch, vllm_start
-from mrl.rollout.kept import Kept
+from mrl.rollout.engine_workers import EngineWorkers
 from mrl.rollout.part import Part
-from mrl.rollout.request import GenerationRequest, Response, sample_of
-from mrl.rollout.waiting import WaitingQueue
+from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
+from mrl.rollout.waiting import ALL, NOTHING, TRAINING, WaitingQueue
 from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
@@ -33,22 +33,33 @@ WHOLE = Part()
 """An engine of one process."""
 _MEMORY = ("weights", "kv_cache")
 """vLLM's tags of what sleeps and wakes."""
-_RECEIVE_DEADLINES = 20
-"""Longest weight sync, in units of sync.deadline_seconds (which bounds each single wait)."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    asked: GenerationRequest
+    """As the caller made it."""
+    request: GenerationRequest
+    """As it runs, or will run next: after a pause its own tokens are those that came before."""
+    so_far: Completion | None = None
+    """What came of it before the last pause."""
+    name: str = ""
+    """vLLM's name of it; empty while vLLM does not have it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Running:
-    """A request that vLLM has."""
+class Paused:
+    """What a pause interrupted."""
 
-    name: str
-    """vLLM's."""
-    request: GenerationRequest
-    first: int = 0
-    """Tokens of it that vLLM had drawn for the requests before this one."""
+    num_requests: int = 0
+    """Requests taken out of vLLM with their tokens."""
+    num_tokens: int = 0
+    """Tokens of their contexts, which vLLM computes again after it."""
 
 
-class RolloutEngine:
+class RolloutEngine(EngineWorkers):
     """An engine of a run, or one dp rank of it; its worker i lies on the i-th of its slots."""
 
     def __init__(
@@ -66,25 +77,31 @@ class RolloutEngine:
         real_weights: bool = False,
         trust_remote_code: bool = False,
         routes: bool = False,
-        keeps: bool = False,
+        keeps_caches: bool = False,
         on_worker_lost: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`part`, `meeting`: which process of an engine of several this is, and where they find each other.
-        `stop_token_ids`: the folder's end-of-text (`end_of_text_ids.end_of_text`). `deterministic`: no prefix cache, and requests are taken only
-        while the engine is empty. `real_weights`: load the folder's weights as version 0 (tools, measurements).
-        `trust_remote_code`: the folder's tokenizer, which the engine needs for `rollout.stop`, may be the folder's own code.
-        `routes`: responses bring theirs. `keeps`: what a park takes back stays in vLLM with its cache, to go on where it is asked
-        again before anything else is.
-        `on_worker_lost`: called with its name, in a thread of its own, when one of vLLM's worker processes ended by itself."""
+        """Start vLLM.
+
+        Args:
+            part, meeting: Which process of an engine of several this is, and where they find each other.
+            seed: Seed of the run, from which requests that continue get theirs.
+            stop_token_ids: The folder's end-of-text tokens (`stop_tokens.end_of_text`).
+            deterministic: No prefix cache, and requests are taken only while the engine is empty.
+            real_weights: Load the folder's weights as version 0 (tools, measurements).
+            trust_remote_code: The folder's tokenizer, which `rollout.stop` needs, may be the folder's own code.
+            routes: Record the experts that tokens visit.
+            keeps_caches: A pause leaves requests in vLLM, over the KV cache of earlier weights (stream.kv_cache: keep).
+            on_worker_lost: Called with its name, in a thread of its own, when a worker process of vLLM ended by itself.
+        """
         started = time.monotonic()
-        self.part = part
-        self._rollout, self._sync = rollout, sync or SyncSection()
-        self._deterministic = deterministic
+        super().__init__(part, sync or SyncSection())
+        self._rollout, self._seed = rollout, seed
+        self._deterministic, self._keeps_caches = deterministic, keeps_caches
         self._stop = tuple(dict.fromkeys((*stop_token_ids, *rollout.stop_token_ids)))
         self._max_length = max_length
         self._scratch = scratch.Scratch()
         with self._scratch.in_use():
-            self._engine: Any = vllm_start.start_engine(
+            self._engine = vllm_start.start_engine(
                 rollout,
                 model_path,
                 max_length=max_length,
@@ -103,13 +120,13 @@ class RolloutEngine:
         """The last version of the weights that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
         """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
+        self._open: dict[str, _Open] = {}
         self._waiting = WaitingQueue()
-        self._running: dict[str, _Running] = {}
-        """What vLLM works at, by its id; at most rollout.max_num_seqs."""
-        self._keeps, self._kept = keeps, Kept()
-        self._ended: list[Response] = []
+        self._running: dict[str, _Open] = {}
+        """What vLLM has, by request id; at most rollout.max_num_seqs."""
+        self._ended: list[Completion] = []
         """What ended outside of a step, for the next one."""
-        self._round_started = self._busy = False
+        self._round_started = False
         self._awake = set(_MEMORY)
         if real_weights:
             self._become_visible(0)
@@ -118,185 +135,171 @@ class RolloutEngine:
     # -- requests ------------------------------------------------------------------------------------------------
 
     @property
-    def num_unfinished(self) -> int:
-        """Requests to work at: those that wait for `go_on` are not among them."""
-        return len(self._running) + len(self._waiting)
+    def has_work(self) -> bool:
+        """Return True if a step has something to do; requests that are held do not count."""
+        return bool(self._running or len(self._waiting) or self._ended)
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        """Takes requests, which are begun in the order of prompts where vLLM has room; RolloutError when the engine may not
-        serve or a request cannot be run."""
+        """Take requests, which begin in the order of prompts when vLLM has room.
+
+        Raises:
+            RolloutError: A request cannot be run, or the engine is deterministic and has begun.
+        """
         requests = list(requests)
-        self._require_serving()
         if self._deterministic and self._round_started:
             raise RolloutError(
-                f"{self.part.name} is deterministic: a round's requests are all submitted before its first "
-                f"poll; {self.num_unfinished} of the running round are unfinished"
+                f"{self.part.name} is deterministic: a round's requests are all submitted before its first step; "
+                f"{len(self._open)} of the running round are unfinished"
             )
         for request in requests:
             self._check(request)
+            self._open[request.request_id] = _Open(request, request)
         self._waiting.add(requests)
 
+    def step(self) -> list[Completion]:
+        """Run one step of vLLM, if there is work; return what ended. All dp ranks of an engine step together
+        (`vote`)."""
+        ended = self.take_ended()
+        with lockstep.in_lockstep(self.part.name, alone=self.part.is_whole):
+            if self._running or len(self._waiting):
+                self._require_serving()
+                self._begin()
+            if self._running or self._engine.should_execute_dummy_batch:
+                self._round_started = True
+                ended += self._step()
+        return ended
+
+    def take_ended(self) -> list[Completion]:
+        """Return what ended outside of a step, once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def vote(self, *, wants_pause: bool) -> tuple[bool, bool]:
+        """Return (whether any dp rank has work, whether all want to pause), once all ranks of the engine have asked."""
+        if self.part.dp == 1:
+            return self.has_work, wants_pause
+        with lockstep.in_lockstep(self.part.name, alone=False):
+            works, goes_on = lockstep.most((int(self.has_work), int(not wants_pause)), self._engine.dp_group)
+        # A rank without requests takes part in the forward pass of the others with an empty batch.
+        idle = not (self._running or len(self._waiting))
+        self._engine.should_execute_dummy_batch = bool(works) and idle and bool(goes_on)
+        return bool(works), not goes_on
+
+    def pause(self) -> Paused:
+        """Stop at a token boundary: running requests leave vLLM with their tokens and wait, as everything else does, for
+        `resume`. With `keeps_caches` they stay in vLLM. What ended on the way comes from the next step."""
+        self._waiting.hold(ALL)
+        self._engine.should_execute_dummy_batch = False
+        self._ended += self._settle()
+        interrupted, self._round_started = list(self._running.values()), False
+        if self._keeps_caches:
+            return Paused(len(interrupted))
+        outputs = [exchange.unfinished(self._state(own.name)) for own in interrupted]
+        parts = self._completions(outputs)
+        self._engine.abort_request([own.name for own in interrupted], internal=True)
+        self._running.clear()
+        for own, part in zip(interrupted, parts, strict=True):
+            own.so_far, own.name = join_completions(own.so_far, part), ""
+            own.request = next_request(own.asked, own.so_far, self._seed)
+        self._waiting.add(own.request for own in interrupted)
+        contexts = (len(own.request.prompt_tokens) + len(own.request.own_tokens) for own in interrupted)
+        return Paused(len(interrupted), sum(contexts))
+
+    def snapshot(self) -> list[Completion]:
+        """Return what has come so far of each open request that has a token, as PARKED; while paused."""
+        begun = {name: own.so_far for name, own in self._open.items() if own.so_far is not None}
+        if self._running:
+            outputs = [exchange.unfinished(self._state(own.name)) for own in self._running.values()]
+            for part in self._completions(outputs):
+                begun[part.request_id] = join_completions(begun.get(part.request_id), part)
+        return [
+            dataclasses.replace(part, status=Status.PARKED) for part in begun.values() if len(part.tokens)
+        ]
+
+    def resume(self, *, training: bool = True) -> None:
+        """Let requests run again; with `training` False only those of a validation."""
+        self._waiting.hold(NOTHING if training else TRAINING)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Stop requests and forget them; unknown ids are ignored."""
+        request_ids = [request_id for request_id in request_ids if self._open.pop(request_id, None)]
+        running = [self._running.pop(i).name for i in request_ids if i in self._running]
+        self._engine.abort_request(running, internal=True)
+        self._waiting.remove(request_ids)
+        self._round_started &= bool(self._open)
+
+    def generate(self, requests: Sequence[GenerationRequest], *, deadline: float) -> list[Completion]:
+        """Return all completions in the order of the requests; those unfinished at the deadline (monotonic) are ABORTED.
+        All dp ranks of an engine call it, also without requests."""
+        self.submit(requests)
+        done: dict[str, Completion] = {}
+        while self.vote(wants_pause=False)[0]:
+            if time.monotonic() >= deadline:
+                late = [r.request_id for r in requests if r.request_id not in done]
+                self.abort(late)
+                done |= {name: Completion.empty(name, Status.ABORTED) for name in late}
+            done |= {each.request_id: each for each in self.step()}
+        return [done[r.request_id] for r in requests]
+
     def _begin(self) -> None:
-        """Hands vLLM as many of the waiting requests as it can run beside those that it has; what it kept and is not among
-        them it loses."""
+        """Hand vLLM as many of the waiting requests as it can run beside those that it has."""
         for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
-            again = self._kept.again(request)
-            name, first = again or (self._add(request), 0)
-            self._running[request.request_id] = _Running(name, request, first)
-        if self._kept:
-            self._engine.abort_request(self._kept.drop(), internal=True)
+            own = self._open[request.request_id]
+            own.name = self._add(request)
+            self._running[request.request_id] = own
 
     def _add(self, request: GenerationRequest) -> str:
-        """vLLM's name of a request that is new to it."""
+        """Return vLLM's name of a request that is new to it."""
         parameters = exchange.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
-        salt = str(self.policy_version) if self._keeps else ""
+        salt = str(self.policy_version) if self._keeps_caches else ""
         name = self._engine.add_request(request.request_id, exchange.engine_prompt(request, salt), parameters)
         if parameters.stop and len(request.own_tokens):
             exchange.remember_text(self._state(name), self._engine.tokenizer, parameters, request)
         return name
 
-    def poll(self, max_seconds: float = 0.0) -> list[Response]:
-        """Steps the engine until something finished or the time is over (at least one step); finished responses. Not for dp
-        ranks, whose clocks differ."""
-        if self.part.dp > 1:
-            raise RolloutError(f"{self.part.name} steps together with the others: ask for a number of steps")
-        deadline = time.monotonic() + max_seconds
-        finished = self.step()
-        while self.num_unfinished and not finished and time.monotonic() < deadline:
-            finished = self.step()
-        return finished
-
-    def step(self, max_steps: int = 1) -> list[Response]:
-        """At most so many steps of the engine, fewer where nothing is left to do; what finished in them. All dp ranks of an
-        engine call it equally often with the same number."""
-        finished, self._ended = self._ended, []
-        with lockstep.in_lockstep(self.part.name, alone=self.part.is_whole):
-            for _ in range(max_steps):
-                if self.num_unfinished:
-                    self._require_serving()
-                    self._begin()
-                if not self._any_busy():
-                    break
-                self._round_started |= bool(self._running)
-                finished += self._step()
-        if not self._running:
-            finished += self._settle()
-        return finished
-
-    def works_for(self, prompt: int) -> bool:
-        """Whether it has requests of prompts up to this index, those of a validation aside."""
-        names = itertools.chain(self._running, self._waiting.first())
-        return any(0 <= sample_of(name)[0] <= prompt for name in names)
-
-    def goes_on_working(self, wanted: bool) -> bool:
-        """Whether there is work for another step() and that is wanted; the dp ranks of an engine all call it, and agree."""
-        if self.part.dp == 1:
-            return wanted and bool(self.num_unfinished)
-        with lockstep.in_lockstep(self.part.name, alone=False):
-            return self._busy and not lockstep.largest(int(not wanted), self._engine.dp_group)
-
-    def park(self, max_steps: int = 0) -> list[Response]:
-        """Takes every request out of vLLM, in the order they came; each comes back PARKED with its tokens so far, none where
-        nothing was drawn yet; before them what had ended and not been polled. Those that vLLM does not have wait for `go_on`.
-
-        Where so many steps surely end all of them they end instead: that costs less than computing their tokens again. All dp
-        ranks of an engine call it together with the same number, and decide that together.
-        """
-        self._waiting.hold()
-        left = max((exchange.num_left(self._state(own.name)) for own in self._running.values()), default=0)
-        if self.part.dp > 1:
-            with lockstep.in_lockstep(self.part.name, alone=False):
-                left = lockstep.largest(left, self._engine.dp_group)
-        ended = self.step(max_steps if left <= max_steps else 0) + self._settle()
-        outputs = [exchange.unfinished(self._state(own.name)) for own in self._running.values()]
-        parked = self._take(outputs)
-        if self._keeps:
-            for (request_id, own), output in zip(self._running.items(), outputs, strict=True):
-                drawn = output.outputs[0].token_ids
-                self._kept.keep(request_id, own.name, output.prompt_token_ids, drawn)
-        else:
-            self._engine.abort_request([own.name for own in self._running.values()], internal=True)
-        self._running.clear()
-        self._round_started = False
-        return ended + [dataclasses.replace(response, status=Status.PARKED) for response in parked]
-
-    def go_on(self) -> None:
-        """What waited since a park may be begun again."""
-        self._waiting.go_on()
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Stops requests; each comes back from the next poll as ABORTED without tokens. Unknown ids are ignored."""
-        request_ids = list(request_ids)
-        running = [i for i in request_ids if i in self._running]
-        self._engine.abort_request([self._running.pop(i).name for i in running], internal=True)
-        stopped = running + self._waiting.remove(request_ids)
-        self._ended += [Response.empty(i, Status.ABORTED) for i in stopped]
-        self._round_started &= bool(self.num_unfinished)
-
-    def generate(self, requests: Sequence[GenerationRequest], *, deadline: float) -> list[Response]:
-        """All responses in the order of the requests; those unfinished at the deadline (monotonic) are aborted. All dp ranks of
-        an engine call it, also with no requests."""
-        self.submit(requests)
-        ids, done = {r.request_id for r in requests}, {}
-        self._busy = True
-        while len(done) < len(requests) or (self.part.dp > 1 and self._busy):
-            if time.monotonic() >= deadline:
-                self.abort([i for i in ids if i not in done])
-            done.update((r.request_id, r) for r in self.step() if r.request_id in ids)
-        return [done[r.request_id] for r in requests]
-
-    def _any_busy(self) -> bool:
-        """Whether this rank has requests, or another dp rank; where only others have, vLLM's next step is an empty batch."""
-        own = bool(self._running)
-        self._busy = self._engine.has_unfinished_requests() if self.part.dp > 1 else own
-        return self._busy
-
     def _check(self, request: GenerationRequest) -> None:
-        if request.request_id in self._running or request.request_id in self._waiting:
+        if request.request_id in self._open:
             raise RolloutError(f"request {request.request_id} is already running on {self.part.name}")
         request.require_fits(self._max_length)
 
     def _state(self, internal: str) -> Any:
-        """What vLLM's output processor knows of a request."""
+        """Return what vLLM's output processor knows of a request."""
         return self._engine.output_processor.request_states[internal]
 
-    def _step(self) -> list[Response]:
+    def _step(self) -> list[Completion]:
         outputs = [output for output in self._engine.step() if output.finished]
-        finished = self._take(outputs)
-        for output in outputs:
-            del self._running[output.request_id]
-        self._round_started &= bool(self.num_unfinished)
-        return finished
+        ended = []
+        for part in self._completions(outputs):
+            own = self._open.pop(part.request_id)
+            del self._running[part.request_id]
+            ended.append(join_completions(own.so_far, part))
+        self._round_started &= bool(self._open)
+        return ended
 
-    def _take(self, outputs: Sequence[Any]) -> list[Response]:
-        """What came of requests, by vLLM's outputs."""
+    def _completions(self, outputs: Sequence[Any]) -> list[Completion]:
+        """Return what came of running requests, by vLLM's outputs."""
         running = [self._running[output.request_id] for output in outputs]
-        responses = [
-            exchange.response(
-                output,
-                version=self.policy_version,
-                engine=self.part.engine,
-                attempt=own.request.attempt,
-                first=own.first,
-            )
+        version = None if self._keeps_caches else self.policy_version
+        parts = [
+            exchange.completion(output, version=version, engine=self.part.engine, attempt=own.request.attempt)
             for output, own in zip(outputs, running, strict=True)
         ]
         if self._routes is None:
-            return responses
+            return parts
         asked = [(own.name, own.request.first_row, out) for own, out in zip(running, outputs, strict=True)]
         routes = self._routes.take(asked)
-        return [dataclasses.replace(r, routes=own) for r, own in zip(responses, routes, strict=True)]
+        return [dataclasses.replace(part, routes=own) for part, own in zip(parts, routes, strict=True)]
 
-    def _settle(self) -> list[Response]:
-        """Takes the tokens of the batches that vLLM's asynchronous scheduling has in flight and begins no further one; what
-        finished in them. Without that scheduling (on CPU) nothing is in flight between two steps."""
-        core, finished = self._engine.engine_core.engine_core, []
+    def _settle(self) -> list[Completion]:
+        """Take the tokens of the batches that vLLM's asynchronous scheduling has in flight and begin no further one; return
+        what ended in them. Without that scheduling (on CPU) nothing is in flight between two steps."""
+        core, ended = self._engine.engine_core.engine_core, []
         if core.batch_queue:
             core.pause_scheduler("keep", clear_cache=False)
             while core.batch_queue:
-                finished += self._step()
+                ended += self._step()
             core.resume_scheduler()
-        return finished
+        return ended
 
     def _require_serving(self) -> None:
         if self._awake != set(_MEMORY):
@@ -309,44 +312,14 @@ class RolloutEngine:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def prepare_sync(self, host: str | None = None) -> list[str]:
-        """The addresses of this engine's workers, by tensor-parallel rank; the same at every call.
-
-        `host`: this machine's address, needed where sync.transport is not auto.
-        """
-        answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
-        return [a["address"] for a in answers]
-
-    def devices(self) -> list[str]:
-        """The UUID of each worker's GPU, by tensor-parallel rank; "cpu" without one."""
-        return [a["device"] for a in self._on_workers("mrl_device")]
-
-    def memory_use(self) -> list[dict[str, float]]:
-        """What each worker's process has of its GPU and host, by tensor-parallel rank (observe/memory_use.py)."""
-        return [a["use"] for a in self._on_workers("mrl_memory_use")]
-
-    def engine_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
-        """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
-
-        WeightSyncError names the tensors that engine and checkpoint do not both have, or not in one shape.
-        """
-        rows = [(t.name, t.shape, t.dtype, t.stack) for t in checkpoint]
-        manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
-        if self.part.dp == 1:  # else each dp rank has a part of the experts (RolloutGroup.engine_ranks)
-            require_agreement([as_one_rank(checkpoint)], manifests)
-        for group in replicas(manifests):
-            require_written_once(group)
-        return manifests
-
     def receive(self, session: Session) -> dict[str, Any]:
         """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.
 
         WeightSyncError carries the remote tracebacks; the engine then serves nothing until a later session commits.
         """
-        if self._running:
+        if self._running and not self._keeps_caches:
             raise RolloutError(
-                f"{self.part.name} has {self.num_unfinished} unfinished requests; finish or abort them before "
-                "a weight sync: a response never mixes versions"
+                f"{self.part.name} has {len(self._running)} running requests; pause it before a weight sync"
             )
         if "weights" not in self._awake:
             raise RolloutError(f"{self.part.name} sleeps; wake its weights before a weight sync")
@@ -361,33 +334,13 @@ class RolloutEngine:
         stats = {k: [a[k] for a in answers] for k in ("num_tensors", "num_bytes", "seconds")}
         return {**stats, "total_seconds": time.monotonic() - started}
 
-    def release_sync(self) -> None:
-        """Unmaps the trainer's buffers on all workers; the trainer may free them afterwards."""
-        self._on_workers("mrl_release_sync")
-
     def _become_visible(self, version: int) -> None:
         """The engine serves what its workers committed. While vLLM keeps requests its prefix cache cannot be emptied; new
         requests do not find what stands there, because theirs is salted with another version."""
-        if not self._kept and not self._engine.reset_prefix_cache():
+        if not self._running and not self._engine.reset_prefix_cache():
             raise RolloutError(f"{self.part.name}: the prefix cache of the old version could not be reset")
         self._engine.set_weight_version(str(version))
         self.policy_version, self._not_serving = version, ""
-
-    def _on_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
-        """One call on every worker; WeightSyncError with every failing worker's traceback."""
-        answers = self._ask_workers(call, *arguments)
-        if error := self._errors(call, answers):
-            raise WeightSyncError(error)
-        return answers
-
-    def _ask_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Every worker's answer to a call of its extension, which vLLM reaches by name; an error is an answer too."""
-        timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
-        return self._engine.collective_rpc(call, timeout=timeout, args=arguments)
-
-    def _errors(self, call: str, answers: Sequence[dict[str, Any]]) -> str:
-        errors = [f"worker {i}: {a['error']}" for i, a in enumerate(answers) if "error" in a]
-        return f"{self.part.name}, {call}: " + "\n".join(errors) if errors else ""
 
     # -- memory and end ------------------------------------------------------------------------------------------
 
@@ -402,7 +355,7 @@ class RolloutEngine:
         """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""
         if self._running:
             raise RolloutError(
-                f"{self.part.name} has {self.num_unfinished} unfinished requests; it cannot sleep"
+                f"{self.part.name} has {len(self._running)} running requests; pause it before it sleeps"
             )
         if self.can_sleep and self._awake:
             self._engine.sleep(level=2)

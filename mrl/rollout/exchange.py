@@ -1,4 +1,4 @@
-"""A request as vLLM takes it, and a response out of what vLLM gives, checked against what vLLM itself says of it.
+"""A request as vLLM takes it, and a completion from what vLLM returns, checked against what vLLM itself says of it.
 
 vLLM 0.32. Functions of its objects (`SamplingParams`, `RequestOutput`, the output processor's `RequestState`); knows no engine.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mrl.errors import RolloutError
-from mrl.rollout.request import GenerationRequest, Response, prompt_digest
+from mrl.rollout.request import Completion, GenerationRequest, prompt_digest
 from mrl.samples import ResponseSegment, Status
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
@@ -84,31 +84,38 @@ def unfinished(state: Any) -> Any:
     return state.make_request_output([], None, FinishReason.ABORT, None)
 
 
-def num_left(state: Any) -> int:
-    """Tokens that a request may still have."""
-    return state.max_tokens_param - state.detokenizer.num_output_tokens()
+def completion(output: Any, *, version: int | None, engine: int, attempt: int) -> Completion:
+    """Return what came of one request, with a segment for each version that vLLM names.
 
-
-def response(output: Any, *, version: int, engine: int, attempt: int, first: int = 0) -> Response:
-    """What came of one request: the tokens from `first` on. RolloutError where vLLM's log-probs are not those of the tokens, or
-    where vLLM says that other weights than `version` produced some of them."""
-    result = output.outputs[0]
-    drawn = np.asarray(result.token_ids, np.int32)
-    _require_version(output.request_id, result.weight_versions or [], first, len(drawn), version)
-    before = np.concatenate([np.asarray(output.prompt_token_ids, np.int32), drawn[:first]])
-    tokens, digest = drawn[first:], prompt_digest(before)
-    segment = ResponseSegment(0, len(tokens), version, attempt, engine, digest)
-    return Response(
+    Raises:
+        RolloutError: vLLM's log-probs are not those of the tokens, or other weights than `version` generated some of them
+            (None: any may have).
+    """
+    result, drawn = output.outputs[0], np.asarray(output.outputs[0].token_ids, np.int32)
+    spans = _spans(output.request_id, result.weight_versions or [], len(drawn), version)
+    prompt = np.asarray(output.prompt_token_ids, np.int32)
+    segments = (
+        ResponseSegment(
+            start,
+            end,
+            own,
+            attempt,
+            engine,
+            prompt_digest(np.concatenate([prompt, drawn[:start]]) if start else prompt),
+        )
+        for own, start, end in spans
+    )
+    return Completion(
         output.request_id,
-        tokens,
-        _logprobs(output.request_id, result.logprobs, drawn)[first:],
-        (segment,) if len(tokens) else (),
+        drawn,
+        _logprobs(output.request_id, result.logprobs, drawn),
+        tuple(segments),
         _STATUS.get(result.finish_reason, Status.FAILED),
     )
 
 
 def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
-    """[T] float32; logprobs=0: one entry a position, the sampled token's."""
+    """Return [T] float32; logprobs=0: one entry a position, the sampled token's."""
     logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], np.float32)
     if len(logprobs) != len(tokens) or any(
         flat.token_ids[i] != t for i, t in zip(flat.start_indices, tokens, strict=True)
@@ -117,11 +124,16 @@ def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
     return logprobs
 
 
-def _require_version(request_id: str, spans: Sequence[Any], first: int, end: int, version: int) -> None:
-    """vLLM's spans (version, first token, one past the last) say that `version` made the tokens `first` to `end`."""
-    made = [(s.version, max(s.start, first), s.end) for s in spans if max(s.start, first) < s.end]
-    if made != ([(str(version), first, end)] if first < end else []):
+def _spans(
+    request_id: str, named: Sequence[Any], count: int, version: int | None
+) -> list[tuple[int, int, int]]:
+    """Return (version, first token, one past the last) of all `count` tokens, in order, by vLLM's own account."""
+    spans = [(int(s.version), s.start, s.end) for s in named if s.start < s.end]
+    bounds = [0, *(end for _, _, end in spans)]
+    follows = [start for _, start, _ in spans] == bounds[:-1] and bounds[-1] == count
+    if not follows or (version is not None and any(own != version for own, *_ in spans)):
         raise RolloutError(
-            f"request {request_id}: its {end - first} tokens from {first} were to be of version {version}, and vLLM says (version, from, to): "
-            f"{made or 'nothing'}"
+            f"request {request_id}: its {count} tokens were to be of version {version}, and vLLM says (version, from, to): "
+            f"{spans or 'nothing'}"
         )
+    return spans

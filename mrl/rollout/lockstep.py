@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mrl.errors import PeerLost
@@ -32,13 +32,13 @@ def in_lockstep(name: str, *, alone: bool) -> Iterator[None]:
         ) from error
 
 
-def largest(value: int, group: Any) -> int:
-    """The largest of the values of all ranks of a group of torch's, all of which ask."""
+def most(values: Sequence[int], group: Any) -> list[int]:
+    """Return the largest of each of the values [n] over all ranks of a group of torch's, all of which ask."""
     import torch
 
-    asked = torch.tensor(value, dtype=torch.int64)
+    asked = torch.tensor(values, dtype=torch.int64)
     torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX, group=group)
-    return int(asked)
+    return asked.tolist()
 
 
 def _is_broken(error: BaseException) -> bool:

@@ -1,48 +1,33 @@
-"""What is asked of an engine and what comes back, token in and token out. Pure: imports no engine.
-
-Also the seeds: samples of one run never share one (`sample_seed`).
-"""
+"""What an engine is asked for and what it returns, token in and token out. Pure: imports no engine."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import itertools
-import operator
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
 import xxhash
 
-from mrl.errors import ConfigError, RolloutError
-from mrl.rollout.stint import Address
-from mrl.routes import Keep, Routes, in_one_block
-from mrl.samples import Prompt, ResponseSegment, Status
-
-MAX_ATTEMPTS = 1 << 10
-"""Requests that one sample may take: each has a seed of its own."""
-
-_PROMPT_LOW_BITS, _SAMPLE_LOW_BITS = 20, 12
-_PROMPT_HIGH_BITS, _SAMPLE_HIGH_BITS, _ATTEMPT_BITS = 17, 4, MAX_ATTEMPTS.bit_length() - 1
-_LOW_BITS = _PROMPT_LOW_BITS + _SAMPLE_LOW_BITS
-_MASK_32 = (1 << 32) - 1
+from mrl.config.root import Config
+from mrl.errors import RolloutError
+from mrl.rollout.seeds import MAX_ATTEMPTS, request_id, seed_of_request
+from mrl.routes import Routes, one_after_other
+from mrl.samples import Prompt, ResponseSegment, Sample, Status
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One response to produce, or to go on with."""
+    """One response to generate, or to continue."""
 
     request_id: str
-    """Of its prompt and sample (`request_id`): unique among the requests an engine holds."""
+    """Name of the sample (`seeds.request_id`); unique among the requests that an engine holds."""
     prompt_tokens: np.ndarray
     """[T_prompt] int32."""
     seed: int
-    """Of this request's own random stream (`sample_seed`); unused when greedy."""
+    """Seed of the request's own random stream (`seeds.sample_seed`); unused if greedy."""
     max_tokens: int
-    """Tokens that may still be produced; those of `own_tokens` are not among them."""
+    """Tokens that may still be generated; those of `own_tokens` do not count."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -52,145 +37,112 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the response besides the engine's own."""
     ignore_stop: bool = False
-    """Run to max_tokens whatever is produced (measurements, fixed-length tests)."""
+    """Run to max_tokens whatever is generated (measurements, fixed-length tests)."""
     own_tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-    """[T] int32: the response's tokens so far, of earlier requests; the engine goes on after them."""
+    """[T] int32: tokens of the response that earlier requests generated; the engine continues after them."""
     attempt: int = 0
     """Number of this request among those made for its sample, from 0."""
+    urgent: bool = False
+    """Send the completion at once: another turn follows it."""
 
     def require_fits(self, max_length: int) -> None:
-        """RolloutError where a model of this length cannot run it."""
-        require_fits(
-            self.request_id, len(self.prompt_tokens) + len(self.own_tokens), self.max_tokens, max_length
-        )
+        """Raise RolloutError if a model of this length cannot run the request."""
+        length = len(self.prompt_tokens) + len(self.own_tokens)
+        if length == 0 or self.max_tokens < 1 or length + self.max_tokens > max_length:
+            raise RolloutError(
+                f"request {self.request_id}: prompt of {length} and {self.max_tokens} new tokens; both must be at least 1 "
+                f"and together at most model.max_length = {max_length}"
+            )
 
     @property
     def first_row(self) -> int:
-        """The first position whose route belongs to its response: the one before the first token that it draws, or
-        the prompt's first one where no earlier request has these."""
+        """First position whose route belongs to the response: the one before its first new token, or the prompt's first
+        one if no earlier request has these."""
         return len(self.prompt_tokens) + len(self.own_tokens) - 1 if len(self.own_tokens) else 0
 
     def engine_prompt(self) -> np.ndarray:
-        """[T_prompt + T_own] int32: all that the engine computes before it draws a token."""
+        """Return [T_prompt + T_own] int32: all that the engine computes before it draws a token."""
+        if not len(self.own_tokens):
+            return self.prompt_tokens
         return np.concatenate([self.prompt_tokens, self.own_tokens]).astype(np.int32, copy=False)
 
 
 Lengths = Callable[[int, int], int]
-"""(prompt index, sample index) -> tokens of the response, at least 1. Travels to the engines (pickled)."""
+"""(prompt index, sample index) -> tokens of the response, at least 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the responses of a round are drawn."""
+    """How responses are drawn."""
 
     num_samples: int
     """Responses to each prompt."""
     temperature: float
     max_tokens: int
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     greedy: bool = False
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     lengths: Lengths | None = None
-    """Each response runs to its own length, but not over max_tokens, whatever is produced (measurements)."""
-
-    def budget(self, prompt_index: int, sample_index: int) -> int:
-        """Tokens that a sample's response may have, or with `lengths` has."""
-        if self.lengths is None:
-            return self.max_tokens
-        return min(self.lengths(prompt_index, sample_index), self.max_tokens)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Round:
-    """Prompts with the same sampling; what travels to an engine, which makes the single requests of it."""
-
-    prompts: tuple[tuple[int, np.ndarray], ...]
-    """(index, tokens [T] int32) of each."""
-    sampling: Sampling
+    """Each response runs to its own length, but not over max_tokens, whatever is generated (measurements)."""
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], sampling: Sampling) -> Round:
-        return cls(tuple((prompt.index, prompt.tokens) for prompt in prompts), sampling)
+    def of(cls, config: Config, lengths: Lengths | None = None) -> Sampling:
+        """Return how the samples of a run's training are drawn."""
+        return cls(
+            num_samples=config.loop.samples_per_prompt,
+            temperature=config.rollout.temperature,
+            max_tokens=config.rollout.max_response_tokens,
+            seed=config.run.seed,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            min_p=config.rollout.min_p,
+            lengths=lengths,
+        )
 
-    def require_fits(self, max_length: int) -> None:
-        """RolloutError where a model of this length cannot run one of its requests."""
-        for index, tokens in self.prompts:
-            require_fits(request_id(index, 0), len(tokens), self.sampling.max_tokens, max_length)
-
-    def __len__(self) -> int:
-        """The number of requests."""
-        return len(self.prompts) * self.sampling.num_samples
-
-    def requests(self) -> list[GenerationRequest]:
-        """One for each response, each with a seed of its own."""
-        return [self.request(*place) for _, *place in self.places()]
-
-    def places(self) -> Iterator[tuple[Self, int, int]]:
-        """This, and what `request` takes, in the order of `requests`."""
-        return itertools.product((self,), range(len(self.prompts)), range(self.sampling.num_samples))
-
-    def request(self, place: int, number: int) -> GenerationRequest:
-        """That of a sample of the prompt at a place."""
-        (index, tokens), s = self.prompts[place], self.sampling
-        name = request_id(index, number)
+    def request(self, prompt: Prompt, number: int) -> GenerationRequest:
+        """Return the first request of a prompt's sample."""
+        name, most = request_id(prompt.index, number), self.max_tokens
+        if self.lengths is not None:
+            most = min(self.lengths(prompt.index, number), most)
         return GenerationRequest(
             request_id=name,
-            prompt_tokens=tokens,
-            seed=seed_of_request(s.seed, name),
-            temperature=s.temperature,
-            max_tokens=s.budget(index, number),
-            ignore_stop=s.lengths is not None,
-            greedy=s.greedy,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
+            prompt_tokens=prompt.tokens,
+            seed=seed_of_request(self.seed, name),
+            temperature=self.temperature,
+            max_tokens=most,
+            ignore_stop=self.lengths is not None,
+            greedy=self.greedy,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
         )
 
-    def request_ids(self) -> list[str]:
-        """In the order of `requests`."""
-        return [request_id(index, n) for index, _ in self.prompts for n in range(self.sampling.num_samples)]
-
-
-def require_fits(request_id: str, length: int, max_tokens: int, max_length: int) -> None:
-    """RolloutError where there is nothing to go on from or nothing to produce, or where both are too long together."""
-    if length == 0 or max_tokens < 1 or length + max_tokens > max_length:
-        raise RolloutError(
-            f"request {request_id}: prompt of {length} and {max_tokens} new tokens; both must be at least 1 and together at "
-            f"most model.max_length = {max_length}"
-        )
-
-
-def request_id(prompt_index: int, sample_index: int) -> str:
-    """Unique in a run, like the sample it becomes."""
-    return f"{prompt_index}.{sample_index}"
-
-
-def sample_of(request_id: str) -> tuple[int, int]:
-    """(prompt index, sample index) of a request's id."""
-    prompt_index, sample_index = request_id.split(".")
-    return int(prompt_index), int(sample_index)
+    def requests(self, prompts: Sequence[Prompt]) -> list[GenerationRequest]:
+        """Return the first request of each sample, in the order of prompts and samples."""
+        return [self.request(prompt, number) for prompt in prompts for number in range(self.num_samples)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Response:
-    """What came of one request, or of all that were made for a sample (mrl/rollout/drafts.py)."""
+class Completion:
+    """What came of a request: tokens of one or more versions of the weights."""
 
     request_id: str
     tokens: np.ndarray
-    """[T] int32, the stopping token included when the policy produced it."""
+    """[T] int32, the stopping token included if the policy drew it."""
     logprobs: np.ndarray
-    """[T] float32, of the whole vocabulary at the sampling temperature (what top_p, top_k and min_p leave out included)."""
+    """[T] float32, over the whole vocabulary at the sampling temperature (before top_p, top_k and min_p)."""
     segments: tuple[ResponseSegment, ...]
-    """Whose tokens these are; one segment out of an engine, none where there is no token."""
+    """Which engine and version generated which tokens, in order; empty without tokens."""
     status: Status
+    """PARKED: not ended, a snapshot of what has come so far."""
     text: str = ""
-    """Of all tokens, those of earlier requests too, where the response ended (mrl/rollout/texts.py)."""
+    """Text of all tokens, those of earlier requests included, if the response has ended."""
     routes: Routes | None = None
-    """Of the positions that led to these tokens, of the prompt's before them too where it answers a first request; None where
-    nobody asked for them."""
+    """Routes of the positions that led to these tokens, and of the prompt's if no earlier request has them; None if the
+    engine does not record them."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -198,7 +150,7 @@ class Response:
 
     @property
     def policy_versions(self) -> np.ndarray:
-        """[T] int32: the version of the weights that produced each token."""
+        """Return [T] int32: the version of the weights that generated each token."""
         if len(self.segments) == 1:  # as most have
             (only,) = self.segments
             return np.full(only.end - only.start, only.version, np.int32)
@@ -206,132 +158,97 @@ class Response:
         return np.repeat(versions, [s.end - s.start for s in self.segments])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResponseBatch:
-    """Many responses in few arrays: between processes each small array costs more than its bytes."""
-
-    request_ids: tuple[str, ...]
-    statuses: tuple[Status, ...]
-    lengths: np.ndarray
-    """[R] tokens of each response."""
-    tokens: np.ndarray
-    """[sum of lengths], as are the log-probs."""
-    logprobs: np.ndarray
-    num_segments: np.ndarray
-    """[R] segments of each response."""
-    segments: np.ndarray
-    """[sum of num_segments, fields of a ResponseSegment] int64."""
-    texts: tuple[str, ...]
-    routes: tuple[Routes | None, ...]
-    """[R] in one block."""
-    bell: Address = ("", 0, b"")
-    """Of the process that they came from."""
-
-    @classmethod
-    def of(cls, responses: Sequence[Response], keep: Keep = lambda block: block) -> ResponseBatch:
-        """`keep`: takes the block of all routes, and gives what stands for it on its way."""
-
-        def join(arrays: list[np.ndarray], kind: type) -> np.ndarray:
-            return np.concatenate(arrays) if arrays else np.zeros(0, kind)
-
-        return cls(
-            request_ids=tuple(r.request_id for r in responses),
-            statuses=tuple(r.status for r in responses),
-            lengths=np.array([len(r.tokens) for r in responses], np.int64),
-            tokens=join([r.tokens for r in responses], np.int32),
-            logprobs=join([r.logprobs for r in responses], np.float32),
-            num_segments=np.array([len(r.segments) for r in responses], np.int64),
-            segments=np.array([_segment_fields(s) for r in responses for s in r.segments], np.int64).reshape(
-                -1, len(dataclasses.fields(ResponseSegment))
-            ),
-            texts=tuple(r.text for r in responses),
-            routes=in_one_block([r.routes for r in responses], keep),
-        )
-
-    def __len__(self) -> int:
-        """The number of responses."""
-        return len(self.request_ids)
-
-    def responses(self) -> list[Response]:
-        """The same responses, each in memory of its own: one that is kept keeps no other."""
-        ends, lengths, counts = (
-            np.cumsum(self.lengths).tolist(),
-            self.lengths.tolist(),
-            self.num_segments.tolist(),
-        )
-        segments = iter([ResponseSegment(*row) for row in self.segments.tolist()])
-        return [
-            Response(
-                request_id,
-                self.tokens[end - length : end].copy(),
-                self.logprobs[end - length : end].copy(),
-                tuple(itertools.islice(segments, count)),
-                status,
-                text,
-                own_routes,
-            )
-            for request_id, status, length, end, count, text, own_routes in zip(
-                self.request_ids,
-                self.statuses,
-                lengths,
-                ends,
-                counts,
-                self.texts,
-                self.routes,
-                strict=True,
-            )
-        ]
-
-
-_segment_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(ResponseSegment)))
-
-
 def prompt_digest(tokens: np.ndarray) -> int:
-    """63 bits of the xxh3 of the tokens [T] as int32."""
+    """Return 63 bits of the xxh3 of the tokens [T] as int32."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, np.int32)) >> 1
 
 
-def seed_of_request(run_seed: int, request_id: str, attempt: int = 0) -> int:
-    """`sample_seed` of the sample that a request is for. Validation prompts have negative indices; their seeds lie above
-    those of any training prompt."""
-    index, number = sample_of(request_id)
-    return sample_seed(run_seed, index if index >= 0 else (1 << 36) - index, number, attempt)
+def next_request(asked: GenerationRequest, so_far: Completion, run_seed: int) -> GenerationRequest:
+    """Return the request that continues where `so_far` stopped: its tokens are own tokens, the rest of the budget is left.
 
+    Before the first token the request stays as it was: nothing was drawn from its stream.
 
-def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: int = 0) -> int:
-    """The seed of one sample's random stream, in 63 bits; no two samples or attempts of a run share one.
-
-    One to one by construction: the low 32 bits are a keyed permutation of (prompt modulo 2^20, sample modulo 2^12),
-    the high 31 bits name the rest. The low half matters by itself because torch's CPU generator uses only the
-    low 32 bits of a seed: samples of 2^20 neighbouring prompts differ there too.
+    Raises:
+        RolloutError: The sample has used up MAX_ATTEMPTS requests.
     """
-    limits = (
-        ("prompt_index", prompt_index, _PROMPT_LOW_BITS + _PROMPT_HIGH_BITS),
-        ("sample_index", sample_index, _SAMPLE_LOW_BITS + _SAMPLE_HIGH_BITS),
-        ("attempt", attempt, _ATTEMPT_BITS),
+    attempt = so_far.segments[-1].attempt + 1 if so_far.segments else asked.attempt
+    if attempt >= MAX_ATTEMPTS:
+        raise RolloutError(
+            f"request {asked.request_id} was interrupted {MAX_ATTEMPTS} times after {len(so_far.tokens)} tokens; no seed is left "
+            "to continue with: a response must not take that many versions"
+        )
+    return dataclasses.replace(
+        asked,
+        own_tokens=np.concatenate([asked.own_tokens, so_far.tokens]),
+        max_tokens=asked.max_tokens - len(so_far.tokens),
+        attempt=attempt,
+        seed=seed_of_request(run_seed, asked.request_id, attempt),
     )
-    for name, value, bits in limits:
-        if not 0 <= value < 1 << bits:
-            raise ConfigError(f"{name} = {value} has no seed of its own; it must lie in 0..2^{bits} - 1")
-    prompt_high, prompt_low = divmod(prompt_index, 1 << _PROMPT_LOW_BITS)
-    sample_high, sample_low = divmod(sample_index, 1 << _SAMPLE_LOW_BITS)
-    high = (prompt_high << _SAMPLE_HIGH_BITS | sample_high) << _ATTEMPT_BITS | attempt
-    return high << _LOW_BITS | _permute_32(prompt_low << _SAMPLE_LOW_BITS | sample_low, _keys(run_seed, high))
 
 
-@functools.lru_cache(maxsize=1024)
-def _keys(run_seed: int, high: int) -> tuple[int, ...]:
-    """Four words of 32 bits."""
-    digest = hashlib.blake2b(f"{run_seed}.{high}".encode(), digest_size=16).digest()
-    return struct.unpack("<4I", digest)
+def join_completions(so_far: Completion | None, more: Completion) -> Completion:
+    """Return one completion of an earlier part and what continued it; it ended as the later part did."""
+    if so_far is None or not len(so_far.tokens):
+        return more
+    length = len(so_far.tokens)
+    moved = tuple(dataclasses.replace(s, start=s.start + length, end=s.end + length) for s in more.segments)
+    return Completion(
+        more.request_id,
+        np.concatenate([so_far.tokens, more.tokens]),
+        np.concatenate([so_far.logprobs, more.logprobs]),
+        so_far.segments + moved,
+        more.status,
+        more.text,
+        one_after_other(so_far.routes, more.routes),
+    )
 
 
-def _permute_32(value: int, keys: tuple[int, ...]) -> int:
-    """A permutation of 0..2^32 - 1: xor, odd multiplication and shift-xor are each invertible."""
-    for key in keys:
-        value ^= key
-        value = value * 0x9E3779B1 & _MASK_32
-        value ^= value >> 15
-        value = value * 0x85EBCA77 & _MASK_32
-        value ^= value >> 13
-    return value
+def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> Sample:
+    """Return the sample of a completion to a prompt; FAILED if a row of its routes is missing.
+
+    Raises:
+        RolloutError: An engine ran other tokens than those before a segment.
+    """
+    require_ran(prompt.tokens, completion)
+    is_whole = completion.status is not Status.PARKED
+    failed = is_whole and completion.routes is not None and completion.routes.missing > 0
+    return Sample(
+        prompt_index=prompt.index,
+        sample_index=sample_index,
+        prompt_tokens=prompt.tokens,
+        response_tokens=completion.tokens,
+        loss_mask=np.ones(len(completion.tokens), dtype=np.bool_),
+        rollout_logprobs=completion.logprobs,
+        policy_versions=completion.policy_versions,
+        status=Status.FAILED if failed else completion.status,
+        response_text=completion.text,
+        domain=prompt.domain,
+        tag=prompt.tag,
+        segments=completion.segments,
+        routes=completion.routes,
+    )
+
+
+def completion_of(sample: Sample) -> Completion:
+    """Return the completion that `whole_sample` made the sample of."""
+    return Completion(
+        sample.sample_id,
+        sample.response_tokens,
+        sample.rollout_logprobs,
+        sample.segments,
+        sample.status,
+        sample.response_text,
+        sample.routes,
+    )
+
+
+def require_ran(before: np.ndarray, completion: Completion) -> None:
+    """Raise RolloutError if an engine ran other tokens before a segment than `before` [T] int32 and the completion's own up
+    to there."""
+    for segment in completion.segments:
+        context = np.concatenate([before, completion.tokens[: segment.start]]) if segment.start else before
+        if prompt_digest(context) != segment.prompt_digest:
+            raise RolloutError(
+                f"sample {completion.request_id}: engine {segment.engine} ran other tokens before position {segment.start} of "
+                f"the response than the {len(context)} of its prompt and earlier segments (request {segment.attempt})"
+            )

@@ -1,29 +1,32 @@
-"""Requests that an engine has taken and not begun: vLLM gets as many as it runs at once, the rest wait here. Pure.
-
-What waits has no token, so that it need not leave the engine for a weight sync: only what is running is parked.
-"""
+"""Requests that an engine has taken and not begun: vLLM gets as many as it runs at once, the rest wait here. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable
 
-from mrl.rollout.request import GenerationRequest, sample_of
+from mrl.rollout.request import GenerationRequest
+from mrl.rollout.seeds import sample_of
+
+ALL, TRAINING, NOTHING = -(1 << 62), 0, 1 << 62
+"""First prompt index that is held: every request, those of training, none."""
+_Entry = tuple[tuple[int, int], int, GenerationRequest]
 
 
 class WaitingQueue:
-    """In the order of prompts and samples, whenever they came: a request that goes on comes before those that begin, and
-    a validation's, whose prompts have negative indices, before all."""
+    """Orders requests by prompt and sample, whenever they came: one that continues comes before those that begin, and a
+    validation's, whose prompts have negative indices, before all."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], int, GenerationRequest]] = []
-        self._held: list[tuple[tuple[int, int], int, GenerationRequest]] = []
+        self._ready: list[_Entry] = []
+        self._held: list[_Entry] = []
         self._ids: set[str] = set()
         self._num_added = 0
+        self._held_from = NOTHING
 
     def __len__(self) -> int:
-        """Those that may be begun."""
-        return len(self._heap)
+        """Number of requests that may begin."""
+        return len(self._ready)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ids
@@ -32,35 +35,34 @@ class WaitingQueue:
         for request in requests:
             self._num_added += 1
             self._ids.add(request.request_id)
-            heapq.heappush(self._heap, (sample_of(request.request_id), self._num_added, request))
-
-    def first(self) -> list[str]:
-        """The next one's id, where there is one."""
-        return [request.request_id for *_, request in self._heap[:1]]
+            self._push((sample_of(request.request_id), self._num_added, request))
 
     def take(self, count: int) -> list[GenerationRequest]:
-        """The next `count`, fewer where fewer may be begun."""
-        taken = [heapq.heappop(self._heap)[-1] for _ in range(min(count, len(self._heap)))]
+        """Remove and return the next `count` requests, fewer if fewer may begin."""
+        taken = [heapq.heappop(self._ready)[-1] for _ in range(min(count, len(self._ready)))]
         self._ids.difference_update(request.request_id for request in taken)
         return taken
 
-    def hold(self) -> None:
-        """None that is there now may be begun before `go_on`."""
-        self._held += self._heap
-        self._heap = []
-
-    def go_on(self) -> None:
-        self._heap += self._held
-        self._held = []
-        heapq.heapify(self._heap)
+    def hold(self, from_prompt: int) -> None:
+        """Hold the requests of prompts from this index on, those that come later too; others may begin."""
+        self._held_from = from_prompt
+        entries, self._ready, self._held = self._ready + self._held, [], []
+        for entry in entries:
+            self._push(entry)
 
     def remove(self, request_ids: Collection[str]) -> list[str]:
-        """Forgets requests; the ids of those that were there."""
+        """Forget requests; return the ids of those that were here."""
         gone = [request_id for request_id in request_ids if request_id in self._ids]
         self._ids.difference_update(gone)
-        self._heap, self._held = (
+        self._ready, self._held = (
             [entry for entry in entries if entry[-1].request_id in self._ids]
-            for entries in (self._heap, self._held)
+            for entries in (self._ready, self._held)
         )
-        heapq.heapify(self._heap)
+        heapq.heapify(self._ready)
         return gone
+
+    def _push(self, entry: _Entry) -> None:
+        if entry[0][0] >= self._held_from:
+            self._held.append(entry)
+        else:
+            heapq.heappush(self._ready, entry)

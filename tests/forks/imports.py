@@ -45,4 +45,6 @@ def preload(kind: str) -> None:
     import mrl.cpu.vllm_worker
     import mrl.data.tokenise
     import mrl.resharding.vllm.plugin
-    import mrl.rollout.engine  # noqa: F401
+    import mrl.rollout.engine
+    import mrl.rollout.engine_loop
+    import mrl.rollout.engine_server  # noqa: F401

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +18,24 @@ import pytest
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.errors import MrlError
-from mrl.launch.commands.assemble import hybrid_engine
+from mrl.launch.commands.assemble import hybrid_engine, rollout_thread
 from mrl.launch.workers.colocated import Hybrid
+from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.loops.learn import denominators
 from mrl.loops.mismatch import measure_mismatch
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import DTYPE_BYTES
-from mrl.rollout.request import Response, Round, Sampling
-from mrl.samples import Group
+from mrl.rollout.engine_pool import Interrupted
+from mrl.rollout.request import Completion, GenerationRequest, Sampling
+from mrl.samples import Group, Prompt, Sample, TrainBatch
 from mrl.training.batch import ages, pack
 from mrl.training.hf import export_folder
 from mrl.training.hf.hf_folder import read_config
 from mrl.training.pass_options import PassOptions
+from mrl.trajectories.rewards import Deliver, RewardWorkers
 from tests.forks.servers import VARIABLE, shared, starting_workers
 from tests.support.samples import make_groups, make_sample, verdict_of
 from tests.tiny_models import reference_logprobs
@@ -56,41 +62,120 @@ def tiny_config(model: Path, folder: Path, *words: str) -> Config:
     )  # fmt: skip
 
 
+Future = concurrent.futures.Future[list[Completion]]
+"""What comes of requests, in order."""
 MEMORY_CAP = 1500 << 20
 """Bytes of a run's trainer ranks and engines (shared pages counted once), for each slot."""
 
 
+class ChangingRewards:
+    """Reward workers that may be others from one run over the same engines to the next; at first there are none."""
+
+    workers: RewardWorkers | None = None
+
+    def deliver_to(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    @contextlib.contextmanager
+    def using(self, workers: RewardWorkers) -> Iterator[None]:
+        workers.deliver_to(self._deliver)
+        self.workers = workers
+        yield
+        self.workers = None
+
+    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
+        assert self.workers is not None
+        self.workers.submit_all(pairs)
+
+    def flush_groups(self, prompts: Collection[int]) -> None:
+        assert self.workers is not None
+        self.workers.flush_groups(prompts)
+
+    def check(self) -> None: ...
+
+
 @contextlib.contextmanager
-def running(config: Config, log_folder: Path, clock: PhaseClock | None = None) -> Iterator[Hybrid]:
-    """Workers up, before the first weight sync. Needs a connected Ray with enough slots."""
+def running(
+    config: Config, log_folder: Path, clock: PhaseClock | None = None, rewards: ChangingRewards | None = None
+) -> Iterator[Hybrid]:
+    """Workers up, before the first weight sync, with what generates over them. Needs a connected Ray with enough slots."""
+    clock = clock or PhaseClock()
     with (
         starting_workers(shared().offer[VARIABLE]),
-        hybrid_engine(config, clock or PhaseClock(), log_folder) as hybrid,
+        hybrid_engine(config, clock, log_folder) as hybrid,
+        contextlib.closing(
+            rollout_thread(config, hybrid, rewards or ChangingRewards(), None, None, clock)
+        ) as rollouts,
     ):
+        hybrid.rollout.attach(rollouts)
         yield hybrid
 
 
-def sampled(
-    hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False, seconds: float = 180.0
-) -> list[Response]:
-    """One response to each prompt, in order."""
-    wanted = Round(
-        tuple(enumerate(prompts)),
-        Sampling(num_samples=1, temperature=1.0, max_tokens=6, seed=7, greedy=greedy),
-    )
-    hybrid.rollout.submit(wanted)
-    found: dict[str, Response] = {}
-    deadline = time.monotonic() + seconds
-    while len(found) < len(prompts):
-        found |= {r.request_id: r for r in hybrid.rollout.take(hybrid.rollout.ended(1.0))}
-        assert time.monotonic() < deadline, f"{len(found)} of {len(prompts)} responses after {seconds} s"
-    return [found[name] for name in wanted.request_ids()]
+def rollouts_of(hybrid: Hybrid) -> RolloutThread:
+    """Return what generates over the engines."""
+    found = hybrid.rollout._rollouts
+    assert isinstance(found, RolloutThread)
+    return found
 
 
-def poll_to_the_end(hybrid: Hybrid) -> None:
-    """Takes all that engines have to give."""
-    while hybrid.rollout.under_way():
-        hybrid.rollout.take(hybrid.rollout.ended(60.0))
+def requests_for(
+    prompts: Sequence[np.ndarray], sampling: Sampling, first: int = 0
+) -> list[GenerationRequest]:
+    """Return the requests of all samples of prompts, which are numbered from `first`."""
+    return sampling.requests([Prompt(n, tokens, "", None) for n, tokens in enumerate(prompts, first)])
+
+
+def asked(hybrid: Hybrid, requests: Sequence[GenerationRequest]) -> Future:
+    """Hand requests to the engines, which may stand still; return the future of what comes of them, in order."""
+    rollouts = rollouts_of(hybrid)
+
+    async def all_of_them() -> list[Completion]:
+        return await asyncio.gather(*map(rollouts.engines.generate, requests))
+
+    return asyncio.run_coroutine_threadsafe(all_of_them(), rollouts._aio)
+
+
+def come(hybrid: Hybrid, future: Future, seconds: float = 180.0) -> list[Completion]:
+    """Let the engines step until all of it has come; then they stand still."""
+
+    async def awaited() -> list[Completion]:
+        return await asyncio.wrap_future(future)
+
+    rollouts = rollouts_of(hybrid)
+    rollouts.resume()
+    found = rollouts.do(awaited(), seconds)
+    rollouts.pause()
+    return found
+
+
+def paused_after(hybrid: Hybrid, steps: int) -> Interrupted:
+    """Let the engines make so many steps, or one more or less; return what the pause interrupts."""
+    rollouts, group = rollouts_of(hybrid), hybrid.rollout
+
+    def pause(actor: RolloutActor, target: int) -> tuple[int, int]:
+        while actor.loop.num_steps < target:
+            time.sleep(0.001)
+        paused = actor.loop.pause().result()
+        return paused.num_requests, paused.num_tokens
+
+    targets = [steps + made for made in group.on_all(lambda actor: actor.loop.num_steps)]
+    calls = {group.name(n): group.start_on(n, pause, target) for n, target in enumerate(targets)}
+    rollouts.resume()
+    told = group.wait(calls).values()
+    rollouts.pause(snapshot=True)
+    return Interrupted(*map(sum, zip(*told, strict=True)))
+
+
+def sampled(hybrid: Hybrid, prompts: list[np.ndarray], *, greedy: bool = False) -> list[Completion]:
+    """One completion of each prompt, in order."""
+    sampling = Sampling(num_samples=1, temperature=1.0, max_tokens=6, seed=7, greedy=greedy)
+    return come(hybrid, asked(hybrid, requests_for(prompts, sampling)))
+
+
+def long_requests() -> list[GenerationRequest]:
+    """Return requests that keep engines busy for a while."""
+    sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
+    return requests_for(pairs_of_prompts(), sampling)
 
 
 def pairs_of_prompts() -> list[np.ndarray]:
@@ -114,10 +199,7 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
         margins = None if replays else forward["router_margin"]
         found = measure_mismatch(batch, forward["logprobs"], margins, served=served, margin=1e-5)
         assert found["policy/rollout_logprob_diff_max"] < limit, found
-        batch = batch.with_arrays(old_logprobs=forward["logprobs"])
-        batch, _ = shape_and_estimate(config.algorithm, batch, groups)
-        metrics = hybrid.train.update(batch, denominators(batch), PassOptions())
-        assert metrics["grad_norm"] > 0
+        update(hybrid, config, batch.with_arrays(old_logprobs=forward["logprobs"]), groups)
         moved = hybrid.sync(version + 1)
         least = least_bytes(config)
         assert (moved["sync/bytes"], moved["sync/whole_bytes"]) == (least, 0), moved
@@ -150,6 +232,12 @@ def agree(hybrid: Hybrid, config: Config, tmp_path: Path) -> None:
     )
 
 
+def update(hybrid: Hybrid, config: Config, batch: TrainBatch, groups: list[Group]) -> None:
+    """Update the trainer's weights by packed groups, which have the log-probs before it."""
+    batch, _ = shape_and_estimate(config.algorithm, batch, groups)
+    assert hybrid.train.update(batch, denominators(batch), PassOptions())["grad_norm"] > 0
+
+
 def workers(hybrid: Hybrid) -> list[psutil.Process]:
     """Return the processes of trainer ranks and engines, and those that these started."""
     pids = [*hybrid.train.on_all(lambda _: os.getpid()), *hybrid.rollout.on_all(lambda _: os.getpid())]
@@ -172,7 +260,7 @@ def least_bytes(config: Config) -> int:
     )
 
 
-def groups_of(prompts: list[np.ndarray], responses: list[Response], version: int) -> list[Group]:
+def groups_of(prompts: list[np.ndarray], responses: list[Completion], version: int) -> list[Group]:
     """Groups of two samples, of each pair of equal prompts; the second one is right."""
     samples = [
         make_sample(

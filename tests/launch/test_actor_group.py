@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 from pathlib import Path
 
 import pytest
@@ -36,56 +35,6 @@ def test_no_method_of_a_worker_is_named_by_a_string(path: Path) -> None:
             assert "worker" not in ast.unparse(node) and "actor" not in ast.unparse(node), (
                 f"{path}:{node.lineno}"
             )
-
-
-class Waits:
-    """ray.wait of calls that are words; the trainer's is done after three waits that do not return at once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.waited: list[list[str]] = []
-        monkeypatch.setattr(ray, "wait", self.wait)
-        monkeypatch.setattr(ray, "get", lambda call, timeout: call.upper())
-
-    def wait(self, calls: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
-        if timeout:
-            self.waited.append(calls)
-        done = [call for call in calls if call == "forward" and len(self.waited) == 3]
-        return done, [call for call in calls if call not in done]
-
-
-def test_whoever_waits_pumps_and_waits_for_what_the_pump_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, polls = Waits(monkeypatch), iter(["poll 0", "poll 1", "poll 2"])
-    calls = {"trainer rank 0": "forward"}
-    found = wait_all(calls, deadline_seconds=60, clock=PhaseClock(), meanwhile=lambda: [next(polls)])  # type: ignore[arg-type] words
-    assert found == {"trainer rank 0": "FORWARD"}
-    assert waits.waited == [["forward", f"poll {number}"] for number in range(3)]
-
-
-def test_a_call_that_the_pump_leaves_where_it_ended_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ray.wait gives any one of those that have ended; here the pump's before the trainer's."""
-    monkeypatch.setattr(
-        ray, "wait", lambda calls, num_returns, timeout: (sorted(calls)[:1], sorted(calls)[1:])
-    )
-    pumps: list[str] = []
-
-    def pump() -> list[str]:
-        pumps.append("a tick that nobody takes")
-        assert len(pumps) < 5, "the trainer's call has ended and is never seen"
-        return pumps[:1]
-
-    limit = time.monotonic() + 60
-    assert actor_group._one_ends(["forward"], limit, PhaseClock(), pump)
-    assert len(pumps) == 2
-
-
-def test_what_the_pump_raises_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pump() -> list:
-        raise WorkerLost("engine 0 died in phase update")
-
-    Waits(monkeypatch)
-    calls = {"trainer rank 0": "forward"}
-    with pytest.raises(WorkerLost, match="engine 0 died"):
-        wait_all(calls, deadline_seconds=60, clock=PhaseClock(), meanwhile=pump)  # type: ignore[arg-type] words
 
 
 class Ended:

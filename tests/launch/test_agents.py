@@ -41,8 +41,8 @@ def test_episodes_are_trained_on_policy(acting: Path, tmp_path: Path) -> None:
 
 
 def test_rows_with_and_without_an_environment_in_one_stream(acting: Path, tmp_path: Path) -> None:
-    """Single responses beside episodes of two environments on all nodes, of which four are open at most; each in its domain's curves;
-    by an engine of two dp ranks."""
+    """Single responses beside episodes of two environments on all nodes, of which four are open at most; each in its domain's curves.
+    The engine has two dp ranks."""
     file = Path(__file__).parent / "environments.py"
     sets = [
         f"{{path: {acting}/{name}.jsonl, domain: {domain}}}"
@@ -73,22 +73,17 @@ AHEAD = ("loop.schedule=stream", "stream.max_age=2", "loop.steps=6", "logging.sa
 AHEAD += ("loop.checkpoint={every_steps: 1, keep: 9}", "rollout.max_num_seqs=6")
 
 
-def killed_in_sync(more: list[str], folder: Path) -> None:
-    """A run whose driver dies in its third sync."""
+@pytest.mark.slow
+def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path) -> None:
+    """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""
+    more = words(acting, tmp_path, "run", *AHEAD, "agent.options={seconds: 0.2}")
     fault = {"MRL_FAULT": "sync:driver:3"}
-    killed = Command("train", *more, log=folder / "killed.log", environment=fault)
+    killed = Command("train", *more, log=tmp_path / "killed.log", environment=fault)
     try:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
     finally:
         killed.end()
-
-
-@pytest.mark.slow
-def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path) -> None:
-    """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""
-    more = words(acting, tmp_path, "run", *AHEAD, "agent.options={seconds: 0.2}")
-    killed_in_sync(more, tmp_path)
     run("train", *more, log=tmp_path / "run.log", seconds=500)
     assert "resuming at step 4" in (tmp_path / "run.log").read_text()
     rows = read(tmp_path / "run/metrics.jsonl")

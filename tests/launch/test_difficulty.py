@@ -20,7 +20,6 @@ from mrl.errors import ConfigError, RewardError
 from mrl.launch.commands import difficulty
 from mrl.launch.commands.contents import model_digest
 from mrl.launch.commands.difficulty import PROMPTS_A_WRITE, Survey, measure_difficulty, reward_digest, summary
-from mrl.loops.collect import sampling_of
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
@@ -60,7 +59,7 @@ def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_pa
 
 def about_of(config: Config) -> dict[str, Any]:
     """Return what the first line of a file says of its samples, without stops and reward."""
-    drawn = dataclasses.asdict(sampling_of(config))
+    drawn = dataclasses.asdict(Sampling.of(config))
     about = {n: drawn[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")}
     return about | {"model": model_digest(config.model.path)}
 

@@ -19,18 +19,24 @@ import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
-from mrl.errors import PeerLost, WorkerLost
+from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.commands import assemble
 from mrl.launch.workers import placement
 from mrl.launch.workers.actor_log import last_words
 from mrl.launch.workers.colocated import Hybrid
-from mrl.rollout.request import Round, Sampling
+from mrl.rollout.request import Sampling
 from tests.engines import ENGINE_SHAPE
 from tests.launch.hybrid_runs import (
+    Future,
     agree,
+    asked,
+    come,
+    long_requests,
     pairs_of_prompts,
-    poll_to_the_end,
+    paused_after,
+    requests_for,
+    rollouts_of,
     running,
     sampled,
     tiny_config,
@@ -106,6 +112,22 @@ def test_engines_over_nodes_agree_in_other_layouts(layout, task, ray_cluster, tm
         agree(hybrid, config, tmp_path)
 
 
+def test_paused_requests_continue_and_a_lost_process_of_a_further_node_is_named(
+    task: Path, ray_cluster: None, tmp_path: Path
+) -> None:
+    """It is the one that keeps its node's workers, which go with it."""
+    config, logs = tiny_config(task / "model", task, *TP2), tmp_path / "logs"
+    with running_on([0, 1], config, logs) as hybrid:
+        hybrid.sync(0)
+        pause_and_continue(hybrid)
+        (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
+        own = psutil.Process(pid).children(recursive=True)
+        lose(hybrid, pid)
+        _, alive = psutil.wait_procs(own, timeout=SECONDS)
+        assert workers(pid) == [] and not [each for each in alive if "Worker" in each.name()]
+    assert "engine 0 lost its process engine 0, node 1" in last_words(logs)
+
+
 @pytest.mark.slow
 def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_cluster, tmp_path) -> None:
     """After rollout.step_deadline_seconds, well before the phase's deadline."""
@@ -113,11 +135,12 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_clust
     with running_on([0, 1], config, tmp_path / "logs") as hybrid:
         (pid,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
         (worker,) = workers(pid)
-        generate(hybrid)
+        future = generate(hybrid)
         worker.suspend()
         begun = time.monotonic()
-        with pytest.raises(PeerLost, match="engine 0 could not go on without the other ranks"):
-            poll_to_the_end(hybrid)
+        said = "engine 0 failed in phase .*engine 0 could not go on without the other ranks"
+        with pytest.raises(WorkerLost, match=said):
+            come(hybrid, future)
         worker.kill()
     assert time.monotonic() - begun < 60
 
@@ -139,9 +162,21 @@ def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_
             hybrid.rollout.watch()
         hybrid.sync(1)
         (second,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
-        assert hybrid.rollout._fleet.num_lost == 1 and second != first and workers(first) == []
+        assert hybrid.rollout.num_lost == 1 and second != first and workers(first) == []
         after = sampled(hybrid, prompts, greedy=True)
     assert [list(r.tokens) for r in after] == [list(r.tokens) for r in before]
+
+
+def pause_and_continue(hybrid: Hybrid) -> None:
+    """Greedy responses that are paused in the middle have the tokens of those that are not."""
+    sampling = Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7, greedy=True)
+    requests = requests_for(pairs_of_prompts(), sampling)
+    at_once = come(hybrid, asked(hybrid, requests))
+    future = asked(hybrid, requests)
+    assert paused_after(hybrid, 8).num_requests
+    in_parts = come(hybrid, future)
+    assert max(len(found.segments) for found in in_parts) == 2
+    assert [list(found.tokens) for found in in_parts] == [list(found.tokens) for found in at_once]
 
 
 def workers(pid: int) -> list[psutil.Process]:
@@ -150,19 +185,20 @@ def workers(pid: int) -> list[psutil.Process]:
     return [each for each in own if each.name().startswith("VLLM::Worker")]
 
 
-def generate(hybrid: Hybrid) -> None:
+def generate(hybrid: Hybrid) -> Future:
     """The engine is in the middle of it."""
-    sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
     hybrid.sync(3)
-    hybrid.rollout.submit(Round(tuple(enumerate(pairs_of_prompts())), sampling))
+    future = asked(hybrid, long_requests())
+    rollouts_of(hybrid).resume()
     time.sleep(0.1)
+    return future
 
 
 def lose(hybrid: Hybrid, pid: int) -> None:
     """This process is killed while the engine generates; the driver hears of it."""
-    generate(hybrid)
+    future = generate(hybrid)
     os.kill(pid, signal.SIGKILL)
     begun = time.monotonic()
     with pytest.raises(WorkerLost, match="engine 0 died in phase"):
-        poll_to_the_end(hybrid)
+        come(hybrid, future)
     assert time.monotonic() - begun < SECONDS

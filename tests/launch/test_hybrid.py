@@ -15,8 +15,7 @@ from mrl.config.sections.launch import LaunchSection
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
-from mrl.rollout.request import Round, Sampling
-from tests.launch.hybrid_runs import agree, pairs_of_prompts, poll_to_the_end, running, tiny_config
+from tests.launch.hybrid_runs import agree, asked, come, long_requests, rollouts_of, running, tiny_config
 from tests.mrl.training.layouts import CORRECTION
 from tests.tiny_models import write_model
 
@@ -116,12 +115,12 @@ def check_agreement(config: Config, folder: Path) -> None:
 def lose_a_rank(hybrid: Hybrid, how: signal.Signals, said: str) -> None:
     """The second dp rank of the first engine gets a signal while it generates; the driver names it."""
     pid = hybrid.rollout.on_all(lambda actor: os.getpid())[1]
-    sampling = Sampling(num_samples=4, temperature=1.0, max_tokens=16, seed=7)
-    hybrid.rollout.submit(Round(tuple(enumerate(pairs_of_prompts())), sampling))
+    future = asked(hybrid, long_requests())
+    rollouts_of(hybrid).resume()
     os.kill(pid, how)
     try:
         with pytest.raises(WorkerLost, match=said):
-            poll_to_the_end(hybrid)
+            come(hybrid, future)
     finally:
         if how is signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Collection, Iterable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
+from mrl.config.sections.loop import LoopSection
 from mrl.data.load_rows import load_data
 from mrl.errors import WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
-from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.prepare import arithmetic_rows
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.samples import Prompt, Sample, Verdict
+from mrl.rollout.request import Sampling
+from mrl.samples import Verdict
 from mrl.tokenizer_folder import load_tokenizer
+from mrl.trajectories.rewards import Deliver, RewardWorkers
 from tests.launch import command
-from tests.launch.hybrid_runs import running
+from tests.launch.hybrid_runs import ChangingRewards, rollouts_of, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -41,8 +43,11 @@ NUM_ROWS = 400
 """Of validation: one reading has a standard error of at most 0.025."""
 
 
+Started = tuple[Config, Hybrid, ChangingRewards]
+
+
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, Hybrid]]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A model after a short supervised start (sums up to 34 + 34), and the hybrid engine serving it."""
     from mrl.config.load import load
 
@@ -70,36 +75,38 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, 
     config = load([quickstart], [*words, f"model.path={folder}/sft"])
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
-        running(config, folder / "logs") as hybrid,
+        running(config, folder / "logs", rewards=(rewards := ChangingRewards())) as hybrid,
     ):
-        yield config, hybrid
+        yield config, hybrid, rewards
 
 
 class ShuffledRewards:
     """Verdicts of the real verifiers, dealt out at random, but in each run alike, among the samples of a round."""
 
-    def __init__(self, pool: RewardPool) -> None:
-        self._pool, self._random = pool, random.Random(0)
+    def __init__(self, pool: RewardPool, section: LoopSection) -> None:
+        self._pool, self._random, self._lock = pool, random.Random(0), threading.Lock()
+        self._size = section.prompts_per_step * section.samples_per_prompt
         self._held: list[tuple[str, Verdict]] = []
-        self._whole = False
-        """Whether all samples of the round were handed in."""
+        self.submit_all, self.flush_groups, self.check = pool.submit_all, pool.flush_groups, pool.check
 
-    def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
-        self._whole = False
-        self._pool.submit_all(pairs)
+    def deliver_to(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._pool.deliver_to(self._hold)
 
-    def flush_groups(self, prompts: Collection[int]) -> None:
-        self._whole = True
-        self._pool.flush_groups(prompts)
-
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        self._held += self._pool.collect(timeout_seconds)
-        if self._pool.num_open or not self._whole:
-            return []
-        held, self._held = sorted(self._held, key=lambda named: named[0]), []  # not in the order of arrival
-        values = [v for _, v in held]
-        self._random.shuffle(values)
-        return [(name, value) for (name, _), value in zip(held, values, strict=True)]
+    def _hold(self, name: str, verdict: Verdict) -> None:
+        """Deal out once the round is whole; a validation's prompts have negative indices."""
+        with self._lock:
+            self._held.append((name, verdict))
+            if len(self._held) < (NUM_ROWS if name.startswith("-") else self._size):
+                return
+            held, self._held = (
+                sorted(self._held, key=lambda named: named[0]),
+                [],
+            )  # not in the order of arrival
+            values = [v for _, v in held]
+            self._random.shuffle(values)
+        for (each, _), value in zip(held, values, strict=True):
+            self._deliver(each, value)
 
 
 class LazyEngines:
@@ -116,36 +123,32 @@ class LazyEngines:
 
 
 def run(
-    config: Config, hybrid: Hybrid, name: str, *, shuffled: bool = False, skipped: int = -1
+    config: Config,
+    hybrid: Hybrid,
+    rewards: ChangingRewards,
+    name: str,
+    *,
+    shuffled: bool = False,
+    skipped: int = -1,
 ) -> list[dict[str, float]]:
     """The loop from the supervised model on; its metrics rows."""
-    path = config.model.path
+    path, rollouts = config.model.path, rollouts_of(hybrid)
     hybrid.train.on_all(lambda actor: actor.worker.policy.load_hf(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
-    folder, clock, tokenizer = RunFolder(config.run_folder), PhaseClock(), load_tokenizer(config.model.path)
+    folder, tokenizer = RunFolder(config.run_folder), load_tokenizer(config.model.path)
     dataset = load_data(config.data, config.reward, tokenizer)
-    recorder = Recorder(config, folder, clock, first_step=0)
+    recorder = Recorder(config, folder, rollouts.clock, first_step=0)
+    engines, supply = (
+        LazyEngines(hybrid, skipped=skipped),
+        GroupSupply(config, dataset.stream(0), Sampling.of(config)),
+    )
+    prompts, checkpoints = dataset.validation_prompts(NUM_ROWS), Checkpoints(config, folder)
+    loop = OnPolicyLoop(config, engines, rollouts, supply, prompts, recorder, checkpoints)
     with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool:
-        reward_workers = ShuffledRewards(pool) if shuffled else pool
-        in_flight = InFlight(hybrid.rollout, reward_workers, clock, run_seed=config.run.seed)
-        collector = Collector(in_flight, clock=clock, deadline_seconds=120)
-        supply = GroupSupply(config, dataset.stream(0))
-        prompts = dataset.validation_prompts(NUM_ROWS)
-        loop = OnPolicyLoop(
-            config,
-            LazyEngines(hybrid, skipped=skipped),
-            collector,
-            supply,
-            prompts,
-            recorder,
-            Checkpoints(config, folder),
-        )
-        try:
+        workers: RewardWorkers = ShuffledRewards(pool, config.loop) if shuffled else pool
+        with rewards.using(workers), contextlib.closing(folder), contextlib.closing(recorder):
             loop.start()
             loop.run()
-        finally:
-            recorder.close()
-            folder.close()
     return metrics_log.read(folder.metrics)
 
 
@@ -153,7 +156,7 @@ def gain(rows: list[dict[str, float]]) -> float:
     return rows[-1]["val/accuracy"] - rows[0]["val/accuracy"]
 
 
-def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid]) -> None:
+def test_rewards_teach_and_shuffled_rewards_do_not(started: Started) -> None:
     rows = run(*started, "real")
     assert 0.05 < rows[0]["val/accuracy"] < 0.9, (
         "the supervised start leaves nothing to learn, or nothing to learn from"
@@ -163,6 +166,6 @@ def test_rewards_teach_and_shuffled_rewards_do_not(started: tuple[Config, Hybrid
     assert gain(rows) - gain(control) > MARGIN and gain(control) < MARGIN / 2, readings
 
 
-def test_a_skipped_weight_sync_is_caught_by_the_mismatch_check(started: tuple[Config, Hybrid]) -> None:
+def test_a_skipped_weight_sync_is_caught_by_the_mismatch_check(started: Started) -> None:
     with pytest.raises(WeightSyncError, match="engines do not serve the trainer's weights"):
         run(*started, "skipped", skipped=2)

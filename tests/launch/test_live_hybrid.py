@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,26 +18,35 @@ from mrl.data.load_rows import load_data
 from mrl.errors import RolloutError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
-from mrl.launch.workers.rollout_group import TICK_STEPS
+from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight
 from mrl.loops.mismatch import measure_mismatch
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.observe import metrics_log
-from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.reward_pool import RewardPool
-from mrl.rollout.drafts import Drafts, whole_sample
-from mrl.rollout.request import Response, Round, Sampling
+from mrl.rollout.request import Completion, GenerationRequest, Sampling, whole_sample
+from mrl.rollout.seeds import sample_of
 from mrl.samples import Group, Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.batch import ages, first_versions, pack
 from mrl.training.pass_options import PassOptions
-from tests.launch.hybrid_runs import groups_of, running, sampled, tiny_config
+from tests.launch.hybrid_runs import (
+    ChangingRewards,
+    asked,
+    come,
+    groups_of,
+    pairs_of_prompts,
+    paused_after,
+    rollouts_of,
+    running,
+    sampled,
+    tiny_config,
+    update,
+)
 from tests.support.samples import verdict_of
 
 pytestmark = pytest.mark.integration
@@ -45,8 +54,11 @@ pytestmark = pytest.mark.integration
 REWARDS = Path(__file__).parent / "rewards.py"
 
 
+Live = tuple[Config, Hybrid, ChangingRewards]
+
+
 @pytest.fixture(scope="module")
-def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, Hybrid]]:
+def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Two data-parallel ranks, an engine on each slot; trainer and engines give their memory to each other."""
     config = tiny_config(
         task / "model",
@@ -60,18 +72,18 @@ def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     )
     with (
         cluster(LaunchSection(object_store_bytes=80 << 20), num_slots=2),
-        running(config, tmp_path_factory.mktemp("live") / "logs") as hybrid,
+        running(
+            config, tmp_path_factory.mktemp("live") / "logs", rewards=(rewards := ChangingRewards())
+        ) as hybrid,
     ):
         hybrid.sync(0)
-        yield config, hybrid
+        yield config, hybrid, rewards
 
 
-def run(
-    live: tuple[Config, Hybrid], folder: Path, reward: str, *, steps: int, **loop: object
-) -> list[dict[str, float]]:
+def run(live: Live, folder: Path, reward: str, *, steps: int, **loop: object) -> list[dict[str, float]]:
     """So many steps of the real loop, from the version that engines serve, with a reward of rewards.py and changed loop settings;
     its metrics rows."""
-    config, hybrid = live
+    config, hybrid, rewards = live
     hybrid.rest()
     loop |= {"steps": hybrid.version + steps}
     reward = RewardSection.model_validate(
@@ -80,25 +92,30 @@ def run(
     config = Config.model_validate(
         config.model_dump() | {"reward": reward.model_dump(), "loop": config.loop.model_dump() | loop}
     )
-    run_folder, clock, tokenizer = RunFolder(folder), PhaseClock(), load_tokenizer(config.model.path)
-    supply = GroupSupply(config, load_data(config.data, config.reward, tokenizer).stream(0))
-    recorder = Recorder(config, run_folder, clock, first_step=0)
-    with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as reward_workers:
-        in_flight = InFlight(hybrid.rollout, reward_workers, clock, run_seed=config.run.seed)
-        collector = Collector(in_flight, clock=clock, deadline_seconds=60)
-        try:
-            made = OnPolicyLoop(
-                config, hybrid, collector, supply, [], recorder, Checkpoints(config, run_folder)
-            )
-            made.next_step = hybrid.version + 1
-            made.run()
-        finally:
-            recorder.close()
-            run_folder.close()
+    run_folder, tokenizer, rollouts = (
+        RunFolder(folder),
+        load_tokenizer(config.model.path),
+        rollouts_of(hybrid),
+    )
+    stream = load_data(config.data, config.reward, tokenizer).stream(0)
+    supply = GroupSupply(config, stream, Sampling.of(config))
+    recorder, checkpoints = (
+        Recorder(config, run_folder, rollouts.clock, first_step=0),
+        Checkpoints(config, run_folder),
+    )
+    made = OnPolicyLoop(config, hybrid, rollouts, supply, [], recorder, checkpoints)
+    made.next_step = hybrid.version + 1
+    with (
+        RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool,
+        rewards.using(pool),
+        contextlib.closing(run_folder),
+        contextlib.closing(recorder),
+    ):
+        made.run()
     return metrics_log.read(run_folder.metrics)
 
 
-def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live, tmp_path) -> None:
+def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live: Live, tmp_path: Path) -> None:
     before = live[1].version
     rows = run(live, tmp_path, "always_right", steps=2)
     for row in rows:
@@ -107,21 +124,26 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live, t
     assert live[1].version == before + 2, "every step syncs, also one that trained nothing"
 
 
-def test_a_rank_without_samples_takes_part(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
+def test_a_rank_without_samples_takes_part(live: Live, tmp_path: Path) -> None:
     """One prompt, one sample: the group teaches nothing by itself, and one of two ranks has nothing at all."""
-    config, hybrid = live
+    config, hybrid, rewards = live
     plain = config.algorithm.model_dump() | {"filter": None, "estimator": {"name": "reinforce_pp"}}
     unfiltered = Config.model_validate(config.model_dump() | {"algorithm": plain})
     rows = run(
-        (unfiltered, hybrid), tmp_path, "even_digits", steps=2, prompts_per_step=1, samples_per_prompt=1
+        (unfiltered, hybrid, rewards),
+        tmp_path,
+        "even_digits",
+        steps=2,
+        prompts_per_step=1,
+        samples_per_prompt=1,
     )
     assert [row["rollout/samples"] for row in rows] == [1, 1]
     assert all(row["optim/skipped"] == 0 and row["optim/grad_norm"] < 1e-6 for row in rows)
 
 
-def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> None:
+def test_prompts_of_one_token_and_at_the_limit(live: Live) -> None:
     """Lengths from 1 to the longest that leaves room for a response; trainer and engines agree on all of them."""
-    config, hybrid = live
+    config, hybrid, _ = live
     longest = config.model.max_length - config.rollout.max_response_tokens
     rng = np.random.default_rng(1)
     prompts = [
@@ -137,11 +159,12 @@ def test_prompts_of_one_token_and_at_the_limit(live: tuple[Config, Hybrid]) -> N
     found = measure_mismatch(batch, forward["logprobs"], forward["router_margin"], served=served, margin=1e-5)
     assert found["policy/rollout_logprob_diff_max"] < 1e-4, found
     hybrid.sync(hybrid.version + 1)
+    too_long = GenerationRequest("0.0", rng.integers(3, 15, longest + 1).astype(np.int32), 7, 6)
     with pytest.raises(RolloutError, match="together at most model"):
-        sampled(hybrid, [rng.integers(3, 15, longest + 1).astype(np.int32)])
+        hybrid.rollout.on_all(RolloutActor.on_engine, lambda engine: engine.submit([too_long]))
 
 
-def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Path) -> None:
+def test_a_loop_learns_after_all_that(live: Live, tmp_path: Path) -> None:
     rows = run(live, tmp_path, "even_digits", steps=2)
     assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_logprob_diff_max"] < 1e-5 for row in rows)
     assert all(row["policy/rollout_logprob_near_ties"] == row["routing/rows_missing"] == 0 for row in rows)
@@ -149,41 +172,38 @@ def test_a_loop_learns_after_all_that(live: tuple[Config, Hybrid], tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(240, marks=pytest.mark.slow)])
-def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(count, live, tmp_path) -> None:
-    """Responses that two updates interrupt, while a loop of its own trains on other prompts: the weights of each version, saved
-    and loaded again, give the engine's log-probs on that version's tokens, and far others on its neighbours'. With the
-    engine's routes the tokens of responses that the version began need no near-tie left out."""
-    _, hybrid = live
+def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(
+    count: int, live: Live, tmp_path: Path
+) -> None:
+    """Responses that two updates on other prompts interrupt: the weights of each version, saved and loaded again, give the
+    engine's log-probs on that version's tokens, and far others on its neighbours'. With the engine's routes the tokens of
+    responses that the version began need no near-tie left out."""
+    config, hybrid, _ = live
     rng = np.random.default_rng(4)
     prompts = [Prompt(i, rng.integers(3, 15, 4).astype(np.int32), "", None) for i in range(100, 100 + count)]
     sampling, some = Sampling(num_samples=1, temperature=1.0, max_tokens=24, seed=7), count * 3 // 4
-    early, late = Round.of(prompts[:some], sampling), Round.of(prompts[some:], sampling).requests()
-    drafts, whole, saved = Drafts(7), [], {}
-    drafts.ask(early.requests() + late)
-    assert hybrid.rollout.park() == [], "what a run before has left is a call without requests"
-    hybrid.rollout.go_on()
-    hybrid.rollout.tick_steps = 4  # two calls are under way: eight tokens until a park
-    hybrid.rollout.submit(early)
-    hybrid.rollout.submit(late)  # these wait for the third call; the park brings them, to wait
-    assert hybrid.rollout.memory_use() == {}, "a question that waits for engines that generate"
-    for number in range(3):
-        whole += finished(hybrid, drafts) if number == 2 else drafts.take(hybrid.rollout.park())
-        hybrid.rest()
-        saved[hybrid.version] = tmp_path / str(number)
-        hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
-        if number < 2:
-            run(live, tmp_path / f"run-{number}", "even_digits", steps=1)
-            hybrid.rollout.go_on()
-            hybrid.rollout.submit(drafts.resubmit())
+    saved: dict[int, Path] = {}
+    others = groups_of(pairs_of_prompts(), sampled(hybrid, pairs_of_prompts()), hybrid.version)
+    early = late = asked(hybrid, sampling.requests(prompts[:some]))
+    for number in range(2):
+        interrupted = paused_after(hybrid, 6)
+        assert interrupted.num_requests > count // 4 and interrupted.num_tokens > 4 * count // 4
+        save(hybrid, saved, tmp_path)
+        batch = pack(others, with_routes=True)
+        logprobs = hybrid.train.forward(batch, PassOptions())["logprobs"]
+        update(hybrid, config, batch.with_arrays(old_logprobs=logprobs), others)
+        hybrid.sync(hybrid.version + 1)
+        if number == 0:
+            late = asked(hybrid, sampling.requests(prompts[some:]))
+    whole = come(hybrid, early) + come(hybrid, late)
+    save(hybrid, saved, tmp_path)
     found = gaps(hybrid, prompts, whole, saved)
-    hybrid.rollout.tick_steps = TICK_STEPS
     hybrid.sync(hybrid.version + 1)
     versions = list(saved)
-    begun = {r.request_id: r.segments[0].version for r in whole}
-    assert {begun[name] for name in early.request_ids()} == {versions[0]}
-    assert min(begun[r.request_id] for r in late) == versions[1]
-    assert max(r.segments[0].end for r in whole) == 8
-    assert np.mean([len(r.segments) > 1 for r in whole]) > 0.3 and len(whole) == count
+    assert {completion.segments[0].version for completion in early.result()} == {versions[0]}
+    assert min(completion.segments[0].version for completion in late.result()) == versions[1]
+    assert np.mean([len(completion.segments) > 1 for completion in whole]) > 0.3
+    assert max(len(completion.segments) for completion in whole) == 3
     for version in versions:
         own = found[version, version]
         assert own["policy/rollout_logprob_diff_max"] < 1e-4, (version, own)
@@ -192,44 +212,20 @@ def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(count, live,
             assert shifted > 10 * own["policy/rollout_logprob_diff_mean"], (version, other, found)
 
 
-def test_a_call_lasts_until_what_is_awaited_has_ended(live: tuple[Config, Hybrid]) -> None:
-    """Two prompts of one engine: the call ends in the beat in which the first, of 5 tokens, is whole, and the next one with the other."""
-    _, hybrid = live
-    rollout = hybrid.rollout
-    before, *prompts = [Prompt(i, np.array([4, 5, 6], np.int32), "", None) for i in (198, 200, 202)]
-    assert rollout.park() == [], "what a run before has left is a call without requests"
-    rollout.go_on()
-    rollout.submit(Round.of([before], Sampling(1, 1.0, 1, seed=7)))
-    (engine,) = rollout.at_work()
-    assert len(rollout.take([engine])) == 1, "from here on the engine's bell is known"
-    assert rollout.park() == []
-    rollout.go_on()
-    lengths = {200: 5, 202: 23}
-    sampling = Sampling(1, 1.0, 24, seed=7, lengths=lambda prompt, sample: lengths[prompt])
-    rollout.be_patient(600.0, awaited=200)
-    rollout.submit(Round.of(prompts, sampling))
-    first, second = (rollout.take([engine]) for _ in range(2))
-    rollout.be_patient(0.0)
-    assert [(r.request_id, len(r.tokens)) for r in first] == [("200.0", 5)]
-    assert [(r.request_id, len(r.tokens)) for r in second] == [("202.0", 23)]
-
-
-def finished(hybrid: Hybrid, drafts: Drafts) -> list[Response]:
-    whole, deadline = [], time.monotonic() + 120
-    while len(drafts):
-        whole += drafts.take(hybrid.rollout.take(hybrid.rollout.ended(1.0)))
-        assert time.monotonic() < deadline
-    return whole
+def save(hybrid: Hybrid, saved: dict[int, Path], folder: Path) -> None:
+    """Bring the trainer back, and keep the weights of the version that engines serve."""
+    hybrid.rest()
+    saved[hybrid.version] = folder / str(hybrid.version)
+    hybrid.train.save_checkpoint(saved[hybrid.version], {}, beside=False)
 
 
 def gaps(
-    hybrid: Hybrid, prompts: list[Prompt], whole: list[Response], saved: dict[int, Path]
+    hybrid: Hybrid, prompts: list[Prompt], whole: list[Completion], saved: dict[int, Path]
 ) -> dict[tuple[int, int], dict[str, float]]:
     """(version of the weights, version of the tokens) -> how far Megatron is from the engines."""
     by_index = {p.index: p for p in prompts}
     samples = [
-        whole_sample(by_index[int(r.request_id.split(".")[0])], 0, r).with_verdict(verdict_of(0.0))
-        for r in whole
+        whole_sample(by_index[sample_of(r.request_id)[0]], 0, r).with_verdict(verdict_of(0.0)) for r in whole
     ]
     groups = [Group(by_index[s.prompt_index], (s,)) for s in samples]
     batch, newest, found = pack(groups), max(saved), {}
@@ -260,9 +256,9 @@ PRIVATE_GROWTH = 24 << 20
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(100, marks=pytest.mark.slow)])
-def test_weight_syncs_do_not_grow(count: int, live: tuple[Config, Hybrid]) -> None:
+def test_weight_syncs_do_not_grow(count: int, live: Live) -> None:
     """Trainer back, update's room, weights over, trainer away, engines serve: again and again."""
-    _, hybrid = live
+    _, hybrid, _ = live
     processes = [psutil.Process(pid) for pid in pids_of(hybrid)]
     prompts = [np.arange(3, 3 + n, dtype=np.int32) for n in (1, 4, 7)]
     before: dict[int, dict[str, int]] = {}

@@ -81,13 +81,9 @@ def test_a_worker_of_an_engine_of_two_ends_the_whole_engine(chain: Chain) -> Non
 
 @pytest.mark.slow
 def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
-    """In a call for samples, or when it is asked for its memory after the last one."""
     more = (ONE, "rollout={tp: 1, replace: 1, step_deadline_seconds: 20}")
     output, rows = finished(chain, 3, "generate:engine-0:1:stop@0.01", *more)
-    assert re.search(
-        r"engine 0 did not answer within 2\d(\.\d+)? s (\(rollout.step_deadline_seconds, .*\) )?in phase",
-        output,
-    )
+    assert "engine 0 made no step within rollout.step_deadline_seconds = 20 s in phase" in output
     assert rows[-1]["rollout/engines_lost"] == 1
 
 

@@ -62,13 +62,21 @@ def pairs(index: int) -> list[tuple[Sample, Prompt]]:
     ]
 
 
-def collect(rewards: RewardGroup, count: int) -> dict[str, Verdict]:
-    verdicts: dict[str, Verdict] = {}
-    deadline = time.monotonic() + 120.0
-    while len(verdicts) < count:
-        assert time.monotonic() < deadline, f"{len(verdicts)} of {count} verdicts"
-        verdicts.update(rewards.collect(1.0))
-    return verdicts
+class Verdicts(dict[str, Verdict]):
+    """What has come, by sample."""
+
+    def __init__(self, rewards: RewardGroup) -> None:
+        self._rewards = rewards
+        rewards.deliver_to(self.__setitem__)
+
+    def take(self, count: int) -> dict[str, Verdict]:
+        """Return the next ones."""
+        deadline = time.monotonic() + 120.0
+        while len(self) < count:
+            self._rewards.check()
+            assert time.monotonic() < deadline, f"{len(self)} of {count} verdicts"
+            time.sleep(0.05)
+        return {name: self.pop(name) for name in list(self)}
 
 
 def processes(*words: str) -> list[psutil.Process]:
@@ -86,22 +94,22 @@ def _command(process: psutil.Process) -> list[Any]:
 
 def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path: Path) -> None:
     with group(tmp_path) as rewards:
+        verdicts = Verdicts(rewards)
         assert processes("raylet")
         assert not processes("dashboard.py", "monitor.py"), "services of Ray that nobody here uses"
         rewards.submit_all(pair for index in range(6) for pair in pairs(index))
         rewards.submit_all(pairs(6)[:2])
-        verdicts = collect(rewards, 24)
-        assert {k for k, v in verdicts.items() if v.value == 1.0} == {f"{n}.3" for n in range(6)}
-        assert rewards.collect(0.1) == [], "the seventh group is not whole"
+        assert {k for k, v in verdicts.take(24).items() if v.value == 1.0} == {f"{n}.3" for n in range(6)}
+        assert not verdicts, "the seventh group is not whole"
         rewards.flush_groups([6])
-        assert {k: v.value for k, v in collect(rewards, 2).items()} == {"6.0": 0.0, "6.1": 1.0}
+        assert {k: v.value for k, v in verdicts.take(2).items()} == {"6.0": 0.0, "6.1": 1.0}
         (reward,) = processes("mrl.rewards.pool.reward_worker")
         actor = reward.parent()
         assert actor is not None
         rewards.submit_all(pairs(7))
         os.kill(actor.pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="rewards of node 0 died"):
-            collect(rewards, 4)
+            verdicts.take(4)
     assert not psutil.wait_procs([reward], timeout=60)[1]
 
 

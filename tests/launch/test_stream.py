@@ -70,10 +70,9 @@ SPLITS = {
 
 
 LONG = ("model.max_length=32", "rollout={max_response_tokens: 24, max_num_seqs: 4}")
-"""Responses that a tick does not end."""
+"""Responses that a sync interrupts."""
 BUSY = ("loop={prompts_per_step: 16, samples_per_prompt: 8}", "rollout.max_num_seqs=16")
-"""An engine has ten times the work of an update, so that it is busy when a sync comes, however the machine shares out its processors.
-What it ends within a tick of 16 steps it does not park: 16 responses at a time, of up to 24 tokens."""
+"""An engine has ten times the work of an update, so that it is busy when a sync comes, however the machine shares out its processors."""
 STREAM_OF_SIX = (
     "loop.schedule=stream",
     "stream={max_age: 2, pool: {memory_bytes: 0}}",
@@ -90,8 +89,8 @@ def samples_of(run_folder: Path, *, after: int) -> list[dict[str, Any]]:
 
 
 def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
-    """Parked in every sync and gone on with after it, over the cache as it is: several versions in one sample, none computed again."""
-    more = ("stream={max_age: 2, in_flight: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
+    """Paused in every sync and continued after it, over the cache as it is: several versions in one sample, none computed again."""
+    more = ("stream={max_age: 2, kv_cache: keep}", "loop.schedule=stream", "loop.steps=4", *LONG, *BUSY)
     more += ("logging.samples_per_step=1000",)
     rows = trained(task, tmp_path, "run", *more, *SPLITS["own"], "loop.max_rollout_mismatch=null")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and all(row["optim/grad_norm"] > 0 for row in rows)
@@ -103,23 +102,22 @@ def test_kept_responses_are_trained_on(task: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("split", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_a_killed_stream_goes_on_with_what_it_had_begun(split: str, task: Path, tmp_path: Path) -> None:
-    """Responses that were parked in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
+    """Responses that were begun in the checkpoint before the death begin with the tokens there. Whether any was is a matter of time:
     engines may be done with all that was admitted, so there are three runs at most; with slots of their own they often are."""
     for attempt in range(3 if split == "shared" else 1):
         gone_on = killed_and_resumed(task, tmp_path / str(attempt), *SPLITS[split])
         if gone_on:
             break
-    assert gone_on or split == "own", "no response that was parked was trained on"
+    assert gone_on or split == "own", "no response that was begun was trained on"
     for begun, line in gone_on:
         assert line["response"].startswith(begun)
         assert line["policy_versions"][0] < 3 <= line["policy_versions"][1]
 
 
 def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in its third sync.
+    """What a checkpoint had of responses, and their lines in samples.jsonl once the run had gone on. The driver dies in the third sync.
 
     Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
     more = (*STREAM_OF_SIX, *settings)
@@ -145,8 +143,7 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     assert list((folder / "run/pool").iterdir()) == [], "files outlived the run"
     found = audit(folder / "run")
     assert found.holds and found.attempts == 2, audit_text(found)
-    lines = map(json.loads, (folder / "run/samples.jsonl").read_text().splitlines())
-    later = {line["sample_id"]: line for line in lines if line["step"] > 3 and line["kind"] == "train"}
+    later = {line["sample_id"]: line for line in samples_of(folder / "run", after=3)}
     return [(text, later[name]) for name, text in begun.items() if name in later]
 
 
@@ -170,7 +167,7 @@ def test_a_stream_takes_the_routes_of_its_engines(split: str, task: Path, tmp_pa
 
 
 def begun_in(checkpoint: Path, task: Path) -> dict[str, str]:
-    """What a checkpoint has of the responses that were parked with some tokens, as text by sample."""
+    """What a checkpoint has of responses that were begun, as text by sample."""
     from transformers import AutoTokenizer
 
     supply = read_extra(checkpoint)["user"]["supply"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mrl.rollout.request import GenerationRequest, Response, prompt_digest
+from mrl.rollout.request import Completion, GenerationRequest, prompt_digest
 from mrl.samples import Group, Prompt, ResponseSegment, Sample, Status, TrainBatch, Verdict, VerdictKind
 from mrl.training.batch import pack
 
@@ -31,7 +31,7 @@ def make_sample(
     return dataclasses.replace(sample, **fields)
 
 
-def make_response(
+def make_completion(
     request: GenerationRequest,
     tokens: Sequence[int],
     *,
@@ -39,11 +39,11 @@ def make_response(
     version: int = 0,
     status: Status = Status.FINISHED,
     text: str = "",
-) -> Response:
-    """What an engine answers to the request; log-probs are -0.5 unless given."""
+) -> Completion:
+    """What an engine returns of the request; log-probs are -0.5 unless given."""
     digest = prompt_digest(request.engine_prompt())
     segment = ResponseSegment(0, len(tokens), version, request.attempt, 0, digest)
-    return Response(
+    return Completion(
         request.request_id,
         np.array(tokens, np.int32),
         np.array([-0.5] * len(tokens) if logprobs is None else logprobs, np.float32),

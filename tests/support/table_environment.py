@@ -5,20 +5,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mrl.agents.answer import EnvironmentAnswer
+from mrl.agents.environment_client import Environments
 from mrl.agents.episode import EndedBy, Limits
 from mrl.agents.render import Observation
 from mrl.agents.tool_calls import ToolCall
-from mrl.loops.episodes import Episodes, Rules
-from mrl.loops.protocols import Environments
 from mrl.rewards.contract import no_reward
 from mrl.rewards.kinds.environment_return import return_of
 from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
+from mrl.trajectories.environment_rollout import Rules
 
 
 @dataclasses.dataclass
@@ -75,6 +75,12 @@ class TableEnvironments:
         self._answers = [(due, answer) for due, answer in self._answers if due > self._polls]
         return ready
 
+    has_unsent = True
+    """Somebody is about to answer: looks follow each other at once."""
+
+    def descriptors(self) -> list[int]:
+        return []
+
     def _say(self, answer: EnvironmentAnswer) -> None:
         self._answers.append((self._polls + self._lateness, answer))
 
@@ -101,8 +107,8 @@ def digits(tokens: Sequence[int]) -> str:
 class Returns:
     """The rewards that environments gave."""
 
-    def __init__(self) -> None:
-        self._verdicts: list[tuple[str, Verdict]] = []
+    def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
+        self._deliver = deliver
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
         for sample, _ in pairs:
@@ -112,13 +118,12 @@ class Returns:
             else:
                 verdict = no_reward("failed") if failed else return_of(sample)
             assert verdict is not None
-            self._verdicts.append((sample.sample_id, verdict))
-
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        verdicts, self._verdicts = self._verdicts, []
-        return verdicts
+            self._deliver(sample.sample_id, verdict)
 
     def flush_groups(self, prompts: Collection[int]) -> None:
+        pass
+
+    def check(self) -> None:
         pass
 
 
@@ -126,7 +131,9 @@ LIMITS = Limits(max_turns=8, max_context=200, max_tokens=200, max_turn_tokens=4,
 RULES = Rules("table", DigitRenderer(), LIMITS, retries=2, format="json", tools={})
 
 
-def table_episodes(environments: Environments, *, max_open: int | None = None, **rules: Any) -> Episodes:
-    """Episodes by RULES, some of them changed."""
+def table_episodes(
+    environments: Environments, *, max_open: int | None = None, **rules: Any
+) -> dict[str, Any]:
+    """Return what a RolloutThread is told of episodes by RULES, some of them changed."""
     changed = dataclasses.replace(RULES, **rules)
-    return Episodes(environments, lambda _: changed, run_seed=0, max_open=max_open)
+    return {"environments": environments, "rules_of": lambda _: changed, "max_open": max_open}

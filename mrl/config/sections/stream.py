@@ -29,9 +29,8 @@ class StreamSection(Section):
     sync_every: int = Field(default=1, ge=1)
     """Most steps between two weight syncs; n adds n - 1 versions to the largest age. A checkpoint, a validation and, on shared
     slots, a batch that is not complete bring the sync forward."""
-    in_flight: Literal["recompute", "keep"] = "recompute"
-    """What a weight sync does to unfinished responses. recompute: they are parked and go on after it, over a KV cache that the
-    new version computes; keep: they go on over the cache as it is, of earlier versions in part, so that their log-probs are of no
-    version exactly."""
+    kv_cache: Literal["recompute", "keep"] = "recompute"
+    """What a weight sync does to unfinished responses. recompute: they continue over a KV cache that the new version computes;
+    keep: they continue over the cache as it is, of earlier versions in part, so that their log-probs are of no version exactly."""
     pool: PoolSection = PoolSection()
     """Where judged groups wait for their step."""

@@ -2,7 +2,8 @@
 come.
 
 consumes      submit(sample, prompt), from one thread
-produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion
+produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion; or calls of what
+              `deliver_to` was given, in the dispatcher's thread or in submit
 waits for     room in the queue (submit) and verdicts (collect), both with a deadline
 unblocked by  the dispatcher's thread
 """
@@ -75,6 +76,7 @@ class RewardPool:
             collections.defaultdict(list)
         )
         self._verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
+        self._deliver: Callable[[str, Verdict], None] | None = None
         self._room = threading.Condition()
         self._kinds: collections.Counter[str] = collections.Counter()
         self._causes = CauseLog(_log)
@@ -96,7 +98,7 @@ class RewardPool:
         The dispatcher is woken once, after the last: woken by the first it would compete with the caller for
         the interpreter, and send the verifiers many small batches.
         """
-        self._check_alive()
+        self.check()
         deadline = time.monotonic() + deadline_seconds
         pairs = list(pairs)
         specs = [self._spec(prompt) for _, prompt in pairs]
@@ -109,7 +111,7 @@ class RewardPool:
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
         """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
-        self._check_alive()
+        self.check()
         verdicts: list[tuple[str, Verdict]] = []
         deadline = time.monotonic() + timeout_seconds
         try:
@@ -120,11 +122,23 @@ class RewardPool:
             self._uncollected.difference_update(sample_id for sample_id, _ in verdicts)
             return verdicts
 
+    def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
+        """Hand every verdict to `deliver` instead of `collect`, as it comes."""
+        self._deliver = deliver
+
     def flush_groups(self, prompts: Collection[int]) -> None:
         """Start group verifiers on the incomplete groups of these prompts: no more of their samples will come."""
         for key in [key for key in self._waiting_groups if key[0] in prompts]:
             self._start_group(key)
         self._dispatcher.wake()
+
+    def check(self) -> None:
+        """Raise RewardError, or what the caller's check raises, if no verdict can come any more."""
+        if self._closed:
+            raise RewardError("rewards: the pool is closed")
+        if self._dispatcher.failure is not None:
+            raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
+        self._check()
 
     @property
     def num_open(self) -> int:
@@ -258,7 +272,11 @@ class RewardPool:
             if not self._is_quiet:
                 self._causes.note(f"rewards: sample {ticket.sample_id} has no reward", verdict.reason)
             self._alarm()
-        self._verdicts.put((ticket.sample_id, verdict))
+        if self._deliver is None:
+            self._verdicts.put((ticket.sample_id, verdict))
+        else:
+            self._uncollected.discard(ticket.sample_id)
+            self._deliver(ticket.sample_id, verdict)
 
     def _alarm(self) -> None:
         total = sum(self._kinds.values())
@@ -268,13 +286,6 @@ class RewardPool:
             _log.error(
                 "rewards: %.1f%% of %d samples have no reward; a verifier is failing", 100 * share, total
             )
-
-    def _check_alive(self) -> None:
-        if self._closed:
-            raise RewardError("rewards: the pool is closed")
-        if self._dispatcher.failure is not None:
-            raise RewardError(f"rewards: the dispatcher failed: {self._dispatcher.failure!r}") from None
-        self._check()
 
 
 def _why(sample: Sample) -> str:

@@ -30,8 +30,8 @@ from mrl.config.other_names import (
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
-from mrl.loops.collect import sampling_of
 from mrl.loops.validate import validation_sampling_of
+from mrl.rollout.request import Sampling
 from mrl.section import Section
 
 ROOT = Path(__file__).parents[3]
@@ -181,7 +181,7 @@ def test_what_cannot_work_is_said_before_anything_starts(minimal, words, expecte
 
 def test_validation_samples_as_training_does_where_it_says_nothing_else(minimal: Path) -> None:
     config = load([minimal], ["rollout.top_p=0.9", "rollout.top_k=50", "loop.validation.num_samples=4"])
-    assert validation_sampling_of(config) == dataclasses.replace(sampling_of(config), num_samples=4)
+    assert validation_sampling_of(config) == dataclasses.replace(Sampling.of(config), num_samples=4)
     own = ["loop.validation.temperature=0.6", "loop.validation.top_p=0.95", "loop.validation.top_k=0"]
     sampling = validation_sampling_of(load([minimal], ["rollout.top_k=50", *own]))
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.95, 0, 0.0)
@@ -513,7 +513,7 @@ OLD_NAMES = {
     "stream.clock=wall": "stream.clock: the setting is removed; delete it; loop.deterministic repeats a run",
     "stream.record=false": "stream.record: the setting is removed; delete it; no schedule is recorded",
     "stream.window=4": "stream.window: the setting is removed; delete it; stream.max_age lets",
-    "stream.in_flight=drain": "stream.in_flight: 'drain' is removed; set recompute",
+    "stream.in_flight=drain": "stream.in_flight: the setting is removed; set stream.kv_cache: recompute or keep",
     "stream.elastic_slots=true": "stream.elastic_slots: the setting is removed; delete it; launch.engine_slots is",
 }
 """Override with a name of the last release -> what its error says."""

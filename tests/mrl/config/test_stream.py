@@ -38,19 +38,19 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*OWN, "rollout.replace=1", "routing.replay=engine"),
         "rollout.replace = 1 with routing.replay = engine",
     ),
-    "mode": (("stream.in_flight=wait",), "Input should be 'recompute' or 'keep'"),
+    "mode": (("stream.kv_cache=wait",), "Input should be 'recompute' or 'keep'"),
     "kept on the trainer's slots": (
-        ("stream.in_flight=keep",),
-        "stream.in_flight = keep with engines on the trainer's slots.*set launch.engine_slots",
+        ("stream.kv_cache=keep",),
+        "stream.kv_cache = keep with engines on the trainer's slots.*set launch.engine_slots",
     ),
     "kept and compared with one version": (
-        (*OWN, "stream.in_flight=keep", "loop.max_rollout_mismatch=1e-3"),
-        "stream.in_flight = keep with loop.max_rollout_mismatch = 0.001: .*set null",
+        (*OWN, "stream.kv_cache=keep", "loop.max_rollout_mismatch=1e-3"),
+        "stream.kv_cache = keep with loop.max_rollout_mismatch = 0.001: .*set null",
     ),
     "age": (("stream.max_age=-1",), "greater than or equal to 0"),
 }
 ALLOWED = {
-    "kept": (*OWN, "stream.in_flight=keep", "loop.max_rollout_mismatch=null"),
+    "kept": (*OWN, "stream.kv_cache=keep", "loop.max_rollout_mismatch=null"),
     "mode b": ("stream={max_age: 0, sync_every: 2}", *OWN),
     "decoupled": (
         "algorithm={loss: {name: reinforce}, old_logprobs: decoupled, correction: {kind: truncated}}",

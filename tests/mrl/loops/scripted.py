@@ -1,25 +1,26 @@
-"""Engines and reward workers that follow a script: who answers when, with which reward, and who dies."""
+"""A supply over engines and reward workers that answer as a test says."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
 
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
-from mrl.loops.collect import Collector
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight
-from mrl.loops.protocols import Rollout
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.observe.phases import PhaseClock
-from mrl.rollout.request import GenerationRequest, Response, Round
+from mrl.rollout.engine_pool import Engines, Interrupted
+from mrl.rollout.request import Completion, GenerationRequest, Sampling
+from mrl.rollout.seeds import sample_of
 from mrl.routes import Routes
-from mrl.samples import Prompt, Sample, Status, Verdict
-from tests.mrl.loops.table_policy import config_of
-from tests.support.samples import make_response, verdict_of
+from mrl.samples import Prompt, Sample, Verdict
+from tests.mrl.loops.table_policy import config_of, thread_over
+from tests.support.samples import make_completion, verdict_of
 
 Reward = Callable[[int, int], float | None]
 """The reward of (prompt index, sample index)."""
@@ -35,66 +36,63 @@ def useful(*prompts: int) -> Reward:
     return lambda prompt, sample: float(sample % 2) if prompt in prompts else 1.0
 
 
-class ScriptedRollout(Rollout):
-    """Answers a few requests at each poll, the last requested first."""
+class ScriptedEngines(Engines):
+    """Answers a request at once, two tokens long."""
 
-    def __init__(self, *, at_once: int = 3, status: Status = Status.FINISHED) -> None:
-        self.rounds: list[Round] = []
-        self.version = 0
-        self.dies_at: int | None = None
-        """Number of the poll, from 1, that raises."""
-        self.error: Exception = RuntimeError("an engine died")
-        self.polls = 0
-        self.silent = False
+    def __init__(self) -> None:
+        self.asked: list[GenerationRequest] = []
+        self.version, self.newest_version = 0, -1
+        self.answers: Callable[[GenerationRequest], bool] = lambda asked: True
+        """Whether a request is answered at all."""
+        self.error: Exception | None = None
         self.routes: Routes | None = None
-        """What every response brings."""
-        self._at_once, self._status = at_once, status
-        self._open: list[GenerationRequest] = []
+        """What every completion brings."""
 
-    def submit(self, asked: Iterable[Round]) -> None:
-        assert not self._open, "a round is handed in while another one runs"
-        (requested,) = asked
-        self.rounds.append(requested)
-        self._open = requested.requests()
-
-    def ended(self, timeout_seconds: float) -> list[int]:
-        return [0]
-
-    def take(self, engines: Sequence[int]) -> list[Response]:
-        self.polls += 1
-        if self.polls == self.dies_at:
+    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        self.asked.append(asked)
+        if self.error is not None:
             raise self.error
-        return [] if self.silent else [self._answer() for _ in range(min(self._at_once, len(self._open)))]
+        if not self.answers(asked):
+            await asyncio.Event().wait()
+        completion = make_completion(asked, [1, 2], version=self.version, text="text")
+        return dataclasses.replace(completion, routes=self.routes)
 
-    def where(self, prompt: int) -> str:
-        return "the script"
+    async def pause(self, *, snapshot: bool) -> Interrupted:
+        return Interrupted()
 
-    def _answer(self) -> Response:
-        asked, drawn = self._open.pop(), [1, 2]
-        response = make_response(asked, drawn, version=self.version, status=self._status, text="text")
-        return dataclasses.replace(response, routes=self.routes)
+    def resume(self, *, training: bool = True) -> None: ...
+
+    def so_far(self, request_id: str) -> Completion | None:
+        return None
+
+    def where(self, request_id: str) -> str:
+        return "on the script"
+
+    @property
+    def is_stranded(self) -> bool:
+        return False
 
 
 class ScriptedRewards:
-    """Gives its verdicts one at a time, the last submitted first, and all only after flush_groups()."""
+    """Gives each verdict at once, if `answers` says so."""
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.silent = reward, False
-        self._waiting: list[Sample] = []
-        self._flushed = False
+        self.reward, self.flushed = reward, set[int]()
+        self.answers: Callable[[str], bool] = lambda sample_id: True
+
+    def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
+        self._deliver = deliver
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
-        self._waiting += [sample for sample, _ in pairs]
-        self._flushed = False
-
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        if self.silent or not self._waiting or (len(self._waiting) == 1 and not self._flushed):
-            return []
-        sample = self._waiting.pop()
-        return [(sample.sample_id, verdict_of(self.reward(sample.prompt_index, sample.sample_index)))]
+        for sample, _ in reversed(list(pairs)):
+            if self.answers(sample.sample_id):
+                value = self.reward(sample.prompt_index, sample.sample_index)
+                self._deliver(sample.sample_id, verdict_of(value))
 
     def flush_groups(self, prompts: Collection[int]) -> None:
-        self._flushed = True
+        self.flushed |= set(prompts)
+
+    def check(self) -> None: ...
 
 
 class Scripted:
@@ -104,24 +102,28 @@ class Scripted:
         self, folder: Path, algorithm: dict[str, object], *words: str, reward: Reward = mixed
     ) -> None:
         self.config: Config = config_of(folder, algorithm, *words)
-        self.rollout, self.rewards = ScriptedRollout(), ScriptedRewards(reward)
+        self.sampling = Sampling.of(self.config)
+        self.engines, self.rewards = ScriptedEngines(), ScriptedRewards(reward)
         self.clock = PhaseClock()
-        self.collector = self.collector_of(deadline_seconds=60.0)
+        self.rollouts = self.thread(deadline_seconds=60.0)
         prompts = [Prompt(n, np.array([n], np.int32), "", None) for n in range(40)]
-        self.supply = GroupSupply(self.config, PromptStream(prompts, seed=1))
+        self.supply = GroupSupply(self.config, PromptStream(prompts, seed=1), self.sampling)
 
-    def in_flight(self) -> InFlight:
-        return InFlight(self.rollout, self.rewards, self.clock, run_seed=0)
-
-    def collector_of(self, *, deadline_seconds: float) -> Collector:
-        return Collector(self.in_flight(), clock=self.clock, deadline_seconds=deadline_seconds)
+    def thread(self, *, deadline_seconds: float) -> RolloutThread:
+        return thread_over(self.engines, self.rewards, self.clock, deadline_seconds=deadline_seconds)
 
     def asked(self) -> list[list[int]]:
-        """The prompt indices of each round so far."""
-        return [[index for index, _ in requested.prompts] for requested in self.rollout.rounds]
+        """The prompt indices of each round so far: samples of a prompt are asked together, by index."""
+        rounds: list[list[int]] = []
+        for index in dict.fromkeys(sample_of(request.request_id)[0] for request in self.engines.asked):
+            size = self.config.loop.prompts_per_step
+            if not rounds or len(rounds[-1]) == size:
+                rounds.append([])
+            rounds[-1].append(index)
+        return rounds
 
     def step(self, version: int = 0) -> tuple[list[int], dict[str, float]]:
         """(prompt indices, metrics) of the next step's groups, with new samples of this version."""
-        self.rollout.version = version
-        supplied = self.supply.take(self.collector, version=version)
+        self.engines.version = version
+        supplied = self.supply.take(self.rollouts, version=version)
         return [group.prompt.index for group in supplied.groups], supplied.metrics

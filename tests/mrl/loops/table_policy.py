@@ -5,12 +5,13 @@ It samples, computes log-probs and takes gradient steps for real; only the engin
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import dataclasses
 import functools
 import math
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,18 @@ from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
-from mrl.loops.collect import Collector
-from mrl.loops.episodes import Episodes
 from mrl.loops.group_supply import GroupSupply
-from mrl.loops.in_flight import InFlight
 from mrl.loops.on_policy import OnPolicyLoop
-from mrl.loops.produce import Producer
 from mrl.loops.recorder import Recorder
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
-from mrl.rollout.request import GenerationRequest, Response, Round, sample_of, seed_of_request
+from mrl.rollout.engine_pool import Engines, Interrupted
+from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_completions, next_request
+from mrl.rollout.seeds import sample_of, seed_of_request
 from mrl.routes import RouteRows, Routes
 from mrl.samples import (
     Group,
@@ -50,7 +50,8 @@ from mrl.samples import (
     VerdictKind,
 )
 from mrl.training.pass_options import PassOptions
-from tests.support.samples import make_response
+from mrl.trajectories.rewards import RewardWorkers
+from tests.support.samples import make_completion
 from tests.support.table_environment import Returns, digits
 
 VOCAB, LONGEST = 6, 4
@@ -95,7 +96,7 @@ class TableRanks:
         self._saving: Any = None
         self.called: list[str] = []
         """The passes over the model, in order."""
-        self._pump: Callable[[], Any] | None = None
+        self.update_seconds = 0.0
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
         role = options.role
@@ -136,9 +137,7 @@ class TableRanks:
             raise self.dies
         self.called.append("update")
         batch = batch.with_arrays(**(said := self._said(batch, options.with_reference)))
-        if self._pump is not None:
-            for _ in range(3):
-                self._pump()
+        time.sleep(self.update_seconds)
         self.batches.append(batch)
         logprobs, entropy = _both(self.table, batch)
         found = {"logprobs": logprobs.detach().numpy()} | said
@@ -163,12 +162,6 @@ class TableRanks:
             self.table -= self._lr * self._gradient
         return {"grad_norm": norm, "skipped": float(not math.isfinite(norm))}
 
-    @contextlib.contextmanager
-    def meanwhile(self, pump: Callable[[], Any]) -> Iterator[None]:
-        self._pump = pump
-        yield
-        self._pump = None
-
     def save_checkpoint(self, path: Path, state: Mapping[str, Any], *, beside: bool) -> None:
         self._saving = path, (dict(state), self.table.detach().clone())
         if not beside:
@@ -186,39 +179,55 @@ class TableRanks:
 
 @dataclasses.dataclass
 class _Open:
-    """A request that the engines hold."""
+    """A request that the engines have."""
 
-    request: GenerationRequest
-    rng: np.random.Generator
+    asked: GenerationRequest
+    so_far: Completion | None
+    """What came before the last pause."""
+    done: asyncio.Future[Completion]
+    request: GenerationRequest = dataclasses.field(init=False)
+    rng: np.random.Generator = dataclasses.field(init=False)
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
 
+    def begin(self) -> None:
+        """Continue after what came before."""
+        self.request = self.asked if self.so_far is None else next_request(self.asked, self.so_far, 0)
+        self.rng = np.random.default_rng(self.request.seed)
+        self.tokens, self.logprobs = [], []
 
-class TableEngines:
+
+class TableEngines(Engines):
     """The trainer's table, and the copy that responses are sampled from until the next sync."""
 
     def __init__(self, config: Config) -> None:
         self.train = TableRanks(config)
         self.version, self._table = -1, self.train.table
+        self.newest_version = -1
         self.open: dict[str, _Open] = {}
-        self._waiting: dict[str, _Open] = {}
-        """Since a park."""
-        self.tokens_per_poll = LONGEST
-        """Of every request that is at work; below LONGEST responses finish at different polls."""
+        self.step_seconds = 0.0
+        self.tokens_per_step = LONGEST
+        """Of every request that is at work; below LONGEST responses finish at different steps."""
         self.at_once = 1 << 30
         """Requests at work; the others wait."""
+        self.stops_after: int | None = None
+        """Steps after which it stands still by itself."""
         self.speaks: Callable[[Sequence[int]], str] = lambda tokens: ""
         """The text of a response's tokens."""
         self.damage = torch.zeros(VOCAB, VOCAB)
         """Added to what a sync moves."""
         self.dies: Exception | None = None
         """What the next sync raises."""
-        self.rests = False
+        self.rests, self.paused, self._trains = False, True, True
         self.synced: list[int] = []
         """Versions, in order."""
+        self.num_steps = 0
+        self._stepping: asyncio.Task[None] | None = None
+
+    # -- as the schedule's thread sees it ------------------------------------------------------------------------
 
     def sync(self, version: int) -> dict[str, float]:
-        assert not self.open, "a response would mix versions"
+        assert self.paused, "a response would mix versions"
         if self.dies is not None:
             raise self.dies
         self.version, self._table = version, self.train.table.detach().clone() + self.damage
@@ -227,71 +236,83 @@ class TableEngines:
         return {}
 
     def rest(self) -> None:
-        assert not self.open and not self.rests, "the trainer takes its memory back once"
+        assert self.paused and not self.rests, "the trainer takes its memory back once"
         self.rests = True
 
-    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None:
+    # -- as rollouts see it --------------------------------------------------------------------------------------
+
+    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        own = _Open(asked, so_far, asyncio.get_running_loop().create_future())
+        own.begin()
+        self.open = dict(sorted([*self.open.items(), (asked.request_id, own)], key=lambda i: sample_of(i[0])))
+        self._work()
+        try:
+            return await own.done
+        finally:
+            self.open.pop(asked.request_id, None)
+
+    async def pause(self, *, snapshot: bool) -> Interrupted:
+        self.paused, begun = True, [own for own in self.open.values() if own.tokens]
+        for own in begun:
+            own.so_far = join_completions(own.so_far, self._completion(own, Status.PARKED))
+            own.begin()
+        return Interrupted(len(begun), sum(len(own.request.engine_prompt()) for own in begun))
+
+    def resume(self, *, training: bool = True) -> None:
         assert not self.rests, "the engines gave their memory away"
-        for each in requested:
-            for request in each.requests() if isinstance(each, Round) else [each]:
-                self.open[request.request_id] = _Open(request, np.random.default_rng(request.seed))
-        self.open = dict(sorted(self.open.items(), key=lambda item: sample_of(item[0])))
+        self.paused, self._trains = False, training
+        self._work()
 
-    def at_work(self) -> Sequence[int]:
-        return [0] if self.open else []
+    def so_far(self, request_id: str) -> Completion | None:
+        own = self.open.get(request_id)
+        return None if own is None else own.so_far
 
-    def ended(self, timeout_seconds: float) -> Sequence[int]:
-        return [0]
+    def where(self, request_id: str) -> str:
+        return "on the table"
 
-    def take(self, engines: Sequence[int]) -> list[Response]:
-        if not engines:
-            return []
-        for _ in range(self.tokens_per_poll):
-            for opened in [o for o in self.open.values() if not self._has_ended(o)][: self.at_once]:
-                self._step(opened)
-        ended = [name for name, opened in self.open.items() if self._has_ended(opened)]
-        return [self._response(self.open.pop(name), Status.FINISHED) for name in ended]
+    @property
+    def is_stranded(self) -> bool:
+        return False
 
-    def be_patient(self, seconds: float, awaited: int = -1) -> None: ...
+    def _work(self) -> None:
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.ensure_future(self._steps())
 
-    def park(self) -> list[Response]:
-        """Those that have a token now leave; the others wait."""
-        begun = [opened for opened in self.open.values() if opened.tokens]
-        self._waiting |= {name: opened for name, opened in self.open.items() if not opened.tokens}
-        self.open.clear()
-        return [self._response(opened, Status.PARKED) for opened in begun]
+    async def _steps(self) -> None:
+        while not self.paused and self.num_steps != self.stops_after and self._ready():
+            await asyncio.sleep(self.step_seconds)
+            if not self.paused:
+                self._step()
+                self.num_steps += 1
 
-    def go_on(self) -> None:
-        self.open |= self._waiting
-        self._waiting.clear()
+    def _ready(self) -> list[_Open]:
+        ready = (own for own in self.open.values() if not own.done.done())
+        return [own for own in ready if self._trains or sample_of(own.asked.request_id)[0] < 0]
 
-    def under_way(self) -> Sequence[Any]:
-        return ()
+    def _step(self) -> None:
+        for own in self._ready()[: self.at_once]:
+            for _ in range(self.tokens_per_step):
+                if not self._has_ended(own):
+                    self._draw(own)
+            if self._has_ended(own):
+                self.newest_version = max(self.newest_version, self.version)
+                own.done.set_result(join_completions(own.so_far, self._completion(own, Status.FINISHED)))
 
-    def where(self, prompt: int) -> str:
-        return "the table"
+    def _has_ended(self, own: _Open) -> bool:
+        return len(own.request.own_tokens) + len(own.tokens) >= _length_of(own.asked.request_id)
 
-    def _has_ended(self, opened: _Open) -> bool:
-        request = opened.request
-        return len(request.own_tokens) + len(opened.tokens) >= _length_of(request.request_id)
-
-    def _step(self, opened: _Open) -> None:
-        last = opened.tokens[-1] if opened.tokens else int(opened.request.engine_prompt()[-1])
+    def _draw(self, own: _Open) -> None:
+        last = own.tokens[-1] if own.tokens else int(own.request.engine_prompt()[-1])
         row = self._table[last].log_softmax(-1).double()
         probabilities = row.exp().numpy()
-        token = int(opened.rng.choice(VOCAB, p=probabilities / probabilities.sum()))
-        opened.tokens.append(token)
-        opened.logprobs.append(float(row[token]))
+        token = int(own.rng.choice(VOCAB, p=probabilities / probabilities.sum()))
+        own.tokens.append(token)
+        own.logprobs.append(float(row[token]))
 
-    def _response(self, opened: _Open, status: Status) -> Response:
-        text = "" if status is Status.PARKED else self.speaks([*opened.request.own_tokens, *opened.tokens])
-        return make_response(
-            opened.request,
-            opened.tokens,
-            logprobs=opened.logprobs,
-            version=self.version,
-            status=status,
-            text=text,
+    def _completion(self, own: _Open, status: Status) -> Completion:
+        text = "" if status is Status.PARKED else self.speaks([*own.request.own_tokens, *own.tokens])
+        return make_completion(
+            own.request, own.tokens, logprobs=own.logprobs, version=self.version, status=status, text=text
         )
 
 
@@ -304,20 +325,43 @@ def _length_of(request_id: str) -> int:
 class EvenIsRight:
     """Reward 1 for a response whose first token is even."""
 
-    def __init__(self) -> None:
-        self._verdicts: list[tuple[str, Verdict]] = []
+    keeps_back: Callable[[str], bool] = staticmethod(lambda sample_id: False)
+    """Samples whose verdict does not come."""
+
+    def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
+        self._deliver = deliver
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None:
-        self._verdicts += [
-            (s.sample_id, Verdict(VerdictKind.SCORED, float(s.response_tokens[0] % 2 == 0))) for s, _ in pairs
-        ]
-
-    def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        verdicts, self._verdicts = self._verdicts, []
-        return verdicts
+        for sample, _ in pairs:
+            if not self.keeps_back(sample.sample_id):
+                value = float(sample.response_tokens[0] % 2 == 0)
+                self._deliver(sample.sample_id, Verdict(VerdictKind.SCORED, value))
 
     def flush_groups(self, prompts: Collection[int]) -> None:
         pass
+
+    def check(self) -> None:
+        pass
+
+
+THREADS: list[RolloutThread] = []
+"""Those of the test that runs, closed at its end (conftest.py)."""
+
+
+def thread_over(
+    engines: Engines,
+    rewards: RewardWorkers,
+    clock: PhaseClock,
+    *,
+    deadline_seconds: float = 60.0,
+    **acts: Any,
+) -> RolloutThread:
+    """Rollouts over engines and reward workers of this process; `acts`: where turns are answered."""
+    thread = RolloutThread(
+        lambda _: engines, rewards, clock, run_seed=0, deadline_seconds=deadline_seconds, **acts
+    )
+    THREADS.append(thread)
+    return thread
 
 
 class TableRun:
@@ -329,25 +373,26 @@ class TableRun:
         *,
         first_step: int = 0,
         should_stop: Callable[[], str | None] = lambda: None,
-        episodes: Callable[[], Episodes] | None = None,
+        acts: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """`episodes`: makes what answers the policy's turns, whose rewards are then the run's."""
+        """`acts`: makes what answers the policy's turns (table_environment.py, table_episodes), whose rewards are then the run's."""
         self.engines, clock, self._config = TableEngines(config), PhaseClock(), config
-        self.rewards, self._episodes = EvenIsRight() if episodes is None else Returns(), episodes
+        self.rewards, self._acts = EvenIsRight() if acts is None else Returns(), acts
         self.train = self.engines.train
         self.groups: list[Sequence[Group]] = []
         """Of each step."""
+        self._first_version = max(0, first_step - 1)
         self._folder = RunFolder(config.run_folder)
-        if episodes is not None:
+        if acts is not None:
             self.engines.speaks = digits
-        in_flight = InFlight(
+        deadline = config.loop.phase_deadline_seconds
+        self.rollouts = thread_over(
             self.engines,
             self.rewards,
             clock,
-            run_seed=0,
-            episodes=None if episodes is None else episodes(),
+            deadline_seconds=deadline,
+            **({} if acts is None else acts()),
         )
-        collector = Collector(in_flight, clock=clock, deadline_seconds=60)
         self.prompts = prompts = PromptStream(ROWS, seed=1)
         recorder = Recorder(
             config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
@@ -359,13 +404,14 @@ class TableRun:
         common = held_out, recorder, Checkpoints(config, self._folder)
         more: dict[str, Any] = {"should_stop": should_stop, "stop_rules": rules}
         self.loop: OnPolicyLoop | StreamLoop
+        sampling = Sampling.of(config)
         if config.loop.schedule == "stream":
             self.store = group_pool.open_group_store(config, prompts)
-            self.producer = Producer(config, prompts, in_flight, self.store)
-            self.loop = StreamLoop(config, self.engines, collector, self.producer, *common, **more)
+            self.rollouts.open_buffer(config, prompts, self.store, sampling)
+            self.loop = StreamLoop(config, self.engines, self.rollouts, *common, **more)
         else:
-            supply = GroupSupply(config, prompts)
-            self.loop = OnPolicyLoop(config, self.engines, collector, supply, *common, **more)
+            supply = GroupSupply(config, prompts, sampling)
+            self.loop = OnPolicyLoop(config, self.engines, self.rollouts, supply, *common, **more)
         self.loop.on_batch = self.groups.append
 
     def finished(self) -> str:
@@ -376,13 +422,14 @@ class TableRun:
     def resumed(self, config: Config | None = None) -> TableRun:
         """A new start of the same run, from its last checkpoint; state travels as bytes. `config`: another one from here on."""
         state, table = self.train.saved[max(self.train.saved)]
-        self._folder.close()
+        self.close()
         run = TableRun(
             config or self._config,
             first_step=int(state["next_step"]),
-            episodes=self._episodes,
+            acts=self._acts,
         )
-        run.engines.tokens_per_poll, run.engines.at_once = self.engines.tokens_per_poll, self.engines.at_once
+        run.engines.tokens_per_step, run.engines.at_once = self.engines.tokens_per_step, self.engines.at_once
+        run.engines.step_seconds = self.engines.step_seconds
         with torch.no_grad():
             run.train.table.copy_(table)
         run.loop.restore(pickle.loads(pickle.dumps(state)))
@@ -390,13 +437,14 @@ class TableRun:
 
     def close(self) -> None:
         """Gives the run's folder to another start."""
+        self.rollouts.close()
         self._folder.close()
 
     def bounded_samples(self) -> list[Sample]:
         """What a stream trained on, with no token older than its settings allow and no seed used for two segments."""
         stream, samples = self._config.stream, []
         bound = stream.max_age + stream.sync_every - 1
-        for version, groups in enumerate(self.groups):
+        for version, groups in enumerate(self.groups, self._first_version):
             for sample in (sample for group in groups for sample in group.samples):
                 ages = version - np.asarray(sample.policy_versions)
                 assert ages.min() >= 0 and ages.max() <= bound

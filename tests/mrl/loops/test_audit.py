@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 
 from mrl.cli import main
 from mrl.errors import WorkerLost
-from mrl.loops.episodes import Episodes
 from mrl.observe.ledger_log import LedgerLog, Standing
 from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.report.audit import Audit, audit, audit_text
@@ -29,7 +29,7 @@ SCHEDULES = {
 }
 
 
-def episodes() -> Episodes:
+def episodes() -> dict[str, Any]:
     return table_episodes(TableEnvironments(lateness=2))
 
 
@@ -38,11 +38,11 @@ def died_thrice(
     *words: str,
     algorithm: dict[str, Any] | None = None,
     tamper: Callable[[dict[str, Any]], object] = lambda state: None,
-    acts: Callable[[], Episodes] | None = None,
+    acts: Callable[[], dict[str, Any]] | None = None,
 ) -> TableRun:
     """A run of 14 steps that saves each third and dies in its steps 6, 7 and 11; `tamper` changes the last checkpoint it resumes from."""
     saves = "loop.checkpoint={every_steps: 3, keep: 99}"
-    run = TableRun(config_of(folder, algorithm or {}, "loop.steps=14", saves, *words), episodes=acts)
+    run = TableRun(config_of(folder, algorithm or {}, "loop.steps=14", saves, *words), acts=acts)
     for steps in (5, 3, 4):
         start(run)
         for _ in range(steps):
@@ -59,7 +59,7 @@ def died_thrice(
 
 
 def start(run: TableRun) -> None:
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 20
+    run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 8, 0.001
     run.loop.start()
 
 
@@ -88,8 +88,7 @@ def test_a_run_that_stops_tells_what_was_dropped_after_its_last_line(tmp_path: P
     """Between a step's line and the checkpoint of a stop engines go on, and groups are filtered."""
 
     def stop() -> str:
-        for _ in range(8):
-            run.producer.pump()
+        time.sleep(0.3)
         return "SIGINT"
 
     config = config_of(tmp_path, FILTER, *STREAM, "launch.engine_slots=1", "rollout.tp=1", "loop.steps=9")

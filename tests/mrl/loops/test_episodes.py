@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ import pytest
 from mrl.agents.episode import EndedBy
 from mrl.agents.render import Observation
 from mrl.errors import RolloutError
-from mrl.loops.collect import sampling_of
-from mrl.loops.episodes import Episodes
-from mrl.loops.in_flight import InFlight
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.observe.phases import PhaseClock
 from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.rewards.visible import visible_text
-from mrl.rollout.request import GenerationRequest, Response, Round
+from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Group, Prompt, Sample, Status
-from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
+from mrl.trajectories.group import OpenGroup
+from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of, thread_over
 from tests.support.table_environment import (
     LIMITS,
     RULES,
@@ -35,22 +35,27 @@ from tests.support.table_environment import (
 PROMPTS = [Prompt(n, np.array([n], np.int32), "", None, metadata={"row": n}) for n in range(4)]
 
 
-def in_flight_over(
+def thread_of(
     config: Any, environments: TableEnvironments, engines: TableEngines | None = None, **rules: Any
-) -> tuple[InFlight, TableEngines]:
-    if engines is None:
-        engines = TableEngines(config)
-        engines.sync(0)
+) -> RolloutThread:
+    """Rollouts of episodes over a table that serves."""
+    engines = engines or served(config)
     engines.speaks = digits
-    episodes = table_episodes(environments, **rules)
-    return InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes), engines
+    return thread_over(engines, Returns(), PhaseClock(), **table_episodes(environments, **rules))
 
 
-def finished(in_flight: InFlight, *, polls: int = 60) -> list[Group]:
-    """All groups, whole."""
-    for _ in range(polls):
-        in_flight.poll(0.0)
-    return [in_flight.take(prompt.index) for prompt in PROMPTS]
+def served(config: Any, kind: type[TableEngines] = TableEngines) -> TableEngines:
+    engines = kind(config)
+    engines.sync(0)
+    return engines
+
+
+def groups_of(
+    thread: RolloutThread, config: Any, prompts: Sequence[Prompt] = PROMPTS, **sampling: Any
+) -> list[Group]:
+    """All groups of the prompts, whole."""
+    thread.resume()
+    return thread.groups(prompts, dataclasses.replace(Sampling.of(config), **sampling))
 
 
 def test_a_turn_that_goes_on_in_a_thought_is_marked_as_one(tmp_path: Path) -> None:
@@ -61,9 +66,8 @@ def test_a_turn_that_goes_on_in_a_thought_is_marked_as_one(tmp_path: Path) -> No
             return True
 
     config = config_of(tmp_path, {})
-    in_flight, _ = in_flight_over(config, TableEnvironments(), renderer=Thinking())
-    in_flight.ask(PROMPTS, sampling_of(config))
-    samples = [sample for group in finished(in_flight) for sample in group.samples]
+    thread = thread_of(config, TableEnvironments(), renderer=Thinking())
+    samples = [sample for group in groups_of(thread, config) for sample in group.samples]
     turns = [turn for sample in samples if sample.transcript for turn in sample.transcript.turns]
     assert max(len(sample.transcript.turns) for sample in samples if sample.transcript) > 1
     assert all(turn.text.startswith("<think>") for turn in turns) and all(
@@ -100,8 +104,8 @@ def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
     """Every token of a step is a turn's or an answer's, rewards stand on the turns' last tokens, and what ended is counted."""
     config = config_of(tmp_path, {"estimator": {"name": "grpo"}}, "loop.steps=6", *words)
     environments = TableEnvironments(lateness=2)
-    run = TableRun(config, episodes=lambda: table_episodes(environments))
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 7
+    run = TableRun(config, acts=lambda: table_episodes(environments))
+    run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 7, 0.001
     assert run.finished() == "done"
     samples = [s for groups in run.groups for group in groups for s in group.samples]
     assert len(samples) == 6 * 16
@@ -116,7 +120,7 @@ def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
     assert max(turns) == 4 and min(turns) == 1
     if words:
         assert any(len(s.segments) > len(s.transcript.turns) for s in samples if s.transcript), (
-            "none was parked"
+            "none was interrupted"
         )
         assert any(len(set(s.policy_versions[s.loss_mask])) > 1 for s in samples)
     row = run.rows()[-1]
@@ -131,9 +135,8 @@ def test_a_run_of_episodes(tmp_path: Path, words: Sequence[str]) -> None:
 
 
 def test_a_first_observation_is_the_prompt(tmp_path: Path) -> None:
-    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(opens_with="321"))
-    in_flight.ask(PROMPTS, sampling_of(config))
-    for group in finished(in_flight):
+    config = config_of(tmp_path, {})
+    for group in groups_of(thread_of(config, TableEnvironments(opens_with="321")), config):
         for sample in group.samples:
             assert sample.prompt_tokens.tolist() == [3, 2, 1]
             assert sample.transcript is not None and sample.transcript.opening == "321"
@@ -150,9 +153,9 @@ def test_a_first_observation_is_the_prompt(tmp_path: Path) -> None:
 )
 def test_limits(tmp_path: Path, limits: dict[str, int], ended_by: str, status: Status) -> None:
     rules: dict[str, Any] = {"limits": dataclasses.replace(LIMITS, **limits)}
-    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), TableEnvironments(), **rules)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    ends = {(s.transcript.ended_by, s.status) for g in finished(in_flight) for s in g.samples if s.transcript}
+    config = config_of(tmp_path, {})
+    groups = groups_of(thread_of(config, TableEnvironments(), **rules), config)
+    ends = {(s.transcript.ended_by, s.status) for g in groups for s in g.samples if s.transcript}
     assert (ended_by, status) in ends and ends <= {(ended_by, status), ("env_done", Status.FINISHED)}
 
 
@@ -162,9 +165,9 @@ def test_faults_of_ours_begin_anew_and_are_never_scored(tmp_path: Path) -> None:
         f"{name}/{n}": EndedBy.ENV_CRASHED for name, count in (("0.0", 1), ("1.2", 3)) for n in range(count)
     }
     environments = TableEnvironments(faults=faults)
-    in_flight, _ = in_flight_over(config := config_of(tmp_path, {}), environments)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    samples = {s.sample_id: s for group in finished(in_flight) for s in group.samples}
+    config = config_of(tmp_path, {})
+    groups = groups_of(thread_of(config, environments), config)
+    samples = {s.sample_id: s for group in groups for s in group.samples}
     once, always = samples["0.0"], samples["1.2"]
     assert once.transcript is not None and once.transcript.faults == 1 and once.status is Status.FINISHED
     assert once.segments[0].attempt == 1 and once.verdict is not None and once.verdict.value is not None
@@ -181,22 +184,15 @@ def test_what_another_engine_ran_is_an_error(tmp_path: Path) -> None:
     """The second turn's engine saw one token fewer than the episode has."""
 
     class Forgetful(TableEngines):
-        def submit(self, requested: Any) -> None:
-            requests = [
-                r for each in requested for r in (each.requests() if isinstance(each, Round) else [each])
-            ]
-            super().submit([self._shortened(r) if r.attempt else r for r in requests])
-
-        def _shortened(self, request: GenerationRequest) -> GenerationRequest:
-            return dataclasses.replace(request, prompt_tokens=request.prompt_tokens[1:])
+        async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+            if asked.attempt:
+                asked = dataclasses.replace(asked, prompt_tokens=asked.prompt_tokens[1:])
+            return await super().generate(asked, so_far)
 
     config = config_of(tmp_path, {})
-    engines = Forgetful(config)
-    engines.sync(0)
-    in_flight, _ = in_flight_over(config, TableEnvironments(), engines)
-    in_flight.ask(PROMPTS, sampling_of(config))
+    thread = thread_of(config, TableEnvironments(), served(config, Forgetful))
     with pytest.raises(RolloutError, match="ran other tokens before position 0 of the response"):
-        finished(in_flight)
+        groups_of(thread, config)
 
 
 def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
@@ -211,14 +207,12 @@ def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
             return super().after(last_token, observations)
 
     config = config_of(tmp_path, {})
-    environments, engines = TableEnvironments(), TableEngines(config)
-    engines.sync(0)
+    environments, engines = TableEnvironments(), served(config)
     schema = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
     renderer = Noting()
-    in_flight, _ = in_flight_over(config, environments, engines, tools={"add": schema}, renderer=renderer)
+    thread = thread_of(config, environments, engines, tools={"add": schema}, renderer=renderer)
     engines.speaks = lambda tokens: words.get(digits(tokens[:1]), digits(tokens))
-    in_flight.ask(PROMPTS, dataclasses.replace(sampling_of(config), num_samples=32))
-    samples = [s for group in finished(in_flight) for s in group.samples]
+    samples = [s for group in groups_of(thread, config, num_samples=32) for s in group.samples]
     transcripts = [s.transcript for s in samples if s.transcript is not None]
     bad = [turn for t in transcripts for turn in t.turns if turn.text == words["0"]]
     assert bad and all("no JSON" in turn.observation and turn.reward is None for turn in bad)
@@ -231,32 +225,58 @@ def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
 
 
 def halves(
-    config: Any, first_rules: Callable[[], TableEnvironments], second: TableEnvironments, **rules: Any
+    first: RolloutThread,
+    second: RolloutThread,
+    config: Any,
+    prompts: Sequence[Prompt] = PROMPTS,
+    *,
+    steps: int,
+    repeats: bool = True,
 ) -> tuple[list[Group], list[Group], list[Sample]]:
-    """Groups that go on where they were parked, those that a new process goes on with, and what it was given."""
-    sampling = sampling_of(config)
-    one, engines = in_flight_over(config, first_rules())
-    engines.tokens_per_poll, engines.at_once = 1, 5
-    one.ask(PROMPTS, sampling)
-    for _ in range(12):
-        one.poll(0.0)
-    one.park()
-    made = [one.partial(prompt.index) for prompt in PROMPTS]
-    other, _ = in_flight_over(config, second, **rules)
-    other.restore([decode_group(encode_group(group), PROMPTS.__getitem__) for group in made], sampling)
-    again = [other.partial(prompt.index) for prompt in PROMPTS]
-    assert [encode_group(g) for g in again] == [encode_group(g) for g in made] or rules, (
-        "what was restored is saved alike"
-    )
-    one.go_on([], sampling)
-    other.go_on([], sampling)
-    return finished(one), finished(other), [s for group in made for s in group.samples]
+    """Groups that continue where they were interrupted after so many steps of the engines, those that a new process continues,
+    and what it was given."""
+    sampling, engines = Sampling.of(config), first.engines
+    assert isinstance(engines, TableEngines)
+    engines.tokens_per_step, engines.at_once, engines.stops_after = 1, 5, steps
+
+    def started(thread: RolloutThread, records: Sequence[Group]) -> list[OpenGroup]:
+        samples = [group.samples for group in records] or [()] * len(prompts)
+        pairs = list(zip(prompts, samples, strict=True))
+        return thread.ask(lambda: [thread._rollouts.start(p, sampling, before) for p, before in pairs])
+
+    def saved(thread: RolloutThread, opened: Sequence[OpenGroup]) -> list[Group]:
+        thread.pause(snapshot=True)
+        return thread.ask(lambda: [thread._rollouts.saved(group) for group in opened])
+
+    first.resume()
+    ours, deadline = started(first, []), time.monotonic() + 30
+    while engines.num_steps != steps:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(0.2)  # environments answer
+    made = saved(first, ours)
+    given = [decode_group(encode_group(group), prompts.__getitem__) for group in made]
+    theirs = started(second, given)
+    again = [encode_group(group) for group in saved(second, theirs)]
+    assert not repeats or again == [encode_group(g) for g in given], "what was restored is saved alike"
+    engines.stops_after = None
+    for thread in (first, second):
+        thread.resume()
+    wholes = [
+        [thread.do(_whole(group)) for group in opened] for thread, opened in ((first, ours), (second, theirs))
+    ]
+    return wholes[0], wholes[1], [s for group in made for s in group.samples]
+
+
+async def _whole(group: OpenGroup) -> Group:
+    return await group.task
 
 
 def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None:
     """Ended, half a turn, between two turns and at the environment: each ends as where nothing was interrupted."""
     config = config_of(tmp_path, {})
-    ours, theirs, given = halves(config, TableEnvironments, TableEnvironments(lateness=3))
+    threads = thread_of(config, TableEnvironments()), thread_of(config, TableEnvironments(lateness=3))
+    ours, theirs, given = halves(*threads, config, steps=12)
     parked = [s for s in given if s.status is Status.PARKED]
     assert any(s.transcript and s.transcript.turns for s in parked) and len(parked) < len(given)
     begun = [
@@ -264,7 +284,7 @@ def test_episodes_of_a_checkpoint_go_on_from_their_bytes(tmp_path: Path) -> None
         for s in parked
         if s.transcript and s.segments and s.segments[-1].end > max([0, *(t.end for t in s.transcript.turns)])
     ]
-    assert begun, "no turn was parked"
+    assert begun, "no turn was interrupted"
     assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
     for group in theirs:
         for sample in group.samples:
@@ -279,7 +299,9 @@ def test_an_episode_whose_environment_does_not_repeat_itself_begins_anew(tmp_pat
             super().open(key, environment, task, seed + (why == "it says something else"))
 
     rules = {} if why == "it says something else" else {"replayable": False}
-    _, theirs, given = halves(config_of(tmp_path, {}), TableEnvironments, Otherwise(), **rules)
+    config = config_of(tmp_path, {})
+    threads = thread_of(config, TableEnvironments()), thread_of(config, Otherwise(), **rules)
+    _, theirs, given = halves(*threads, config, steps=12, repeats=False)
     parked = {
         s.sample_id: s for s in given if s.status is Status.PARKED and s.transcript and s.transcript.turns
     }
@@ -295,21 +317,18 @@ def test_an_episode_whose_environment_does_not_repeat_itself_begins_anew(tmp_pat
 
 def test_a_failed_generation_begins_anew(tmp_path: Path) -> None:
     class Failing(TableEngines):
-        failed = 0
+        failed = False
 
-        def take(self, engines: Sequence[int]) -> list[Response]:
-            responses = super().take(engines)
-            if responses and not self.failed:
-                self.failed += 1
-                return [Response.empty(responses[0].request_id, Status.FAILED), *responses[1:]]
-            return responses
+        async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+            completion = await super().generate(asked, so_far)
+            if self.failed:
+                return completion
+            self.failed = True
+            return Completion.empty(asked.request_id, Status.FAILED)
 
     config = config_of(tmp_path, {})
-    engines = Failing(config)
-    engines.sync(0)
-    in_flight, _ = in_flight_over(config, TableEnvironments(), engines)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    samples = [s for group in finished(in_flight) for s in group.samples]
+    groups = groups_of(thread_of(config, TableEnvironments(), served(config, Failing)), config)
+    samples = [s for group in groups for s in group.samples]
     assert sum(s.transcript.faults for s in samples if s.transcript) == 1
     assert all(s.status is Status.FINISHED for s in samples)
 
@@ -319,14 +338,12 @@ PLAIN = 2
 MIXED = [dataclasses.replace(p, domain="game" if n < PLAIN else "plain") for n, p in enumerate(PROMPTS)]
 
 
-def mixed_over(config: Any, environments: TableEnvironments, engines: TableEngines | None = None) -> InFlight:
+def mixed_over(config: Any, environments: TableEnvironments) -> RolloutThread:
     """Engines that speak digits, and episodes of the domain game alone."""
-    if engines is None:
-        engines = TableEngines(config)
-        engines.sync(0)
+    engines = served(config)
     engines.speaks = digits
-    episodes = Episodes(environments, {"game": RULES}.get, run_seed=0)
-    return InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
+    rules: dict[str, Any] = {"environments": environments, "rules_of": {"game": RULES}.get}
+    return thread_over(engines, Returns(), PhaseClock(), **rules)
 
 
 def check_mixed(groups: Sequence[Group]) -> None:
@@ -341,43 +358,20 @@ def check_mixed(groups: Sequence[Group]) -> None:
 def test_rows_without_an_environment_beside_others(tmp_path: Path) -> None:
     """Single responses are what they are in a run without episodes, token for token."""
     config = config_of(tmp_path, {})
-    mixed = mixed_over(config, environments := TableEnvironments(lateness=2))
-    mixed.ask(MIXED, sampling_of(config))
-    groups = finished(mixed)
+    groups = groups_of(mixed_over(config, environments := TableEnvironments(lateness=2)), config, MIXED)
     check_mixed(groups)
     assert {name.partition(".")[0] for name, *_ in environments.opened} == {"0", "1"}
-    engines = TableEngines(config)
-    engines.sync(0)
+    engines = served(config)
     engines.speaks = digits
-    alone = InFlight(engines, Returns(), PhaseClock(), run_seed=0)
-    alone.ask(MIXED[PLAIN:], sampling_of(config))
-    for _ in range(60):
-        alone.poll(0.0)
-    assert [encode_group(alone.take(p.index)) for p in MIXED[PLAIN:]] == [
-        encode_group(g) for g in groups[PLAIN:]
-    ]
+    alone = groups_of(thread_over(engines, Returns(), PhaseClock()), config, MIXED[PLAIN:])
+    assert [encode_group(group) for group in alone] == [encode_group(group) for group in groups[PLAIN:]]
 
 
 def test_both_kinds_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     config = config_of(tmp_path, {})
-    engines = TableEngines(config)
-    engines.sync(0)
-    engines.tokens_per_poll, engines.at_once = 1, 6
-    one = mixed_over(config, TableEnvironments(), engines)
-    one.ask(MIXED, sampling_of(config))
-    for _ in range(4):
-        one.poll(0.0)
-    one.park()
-    made = [one.partial(prompt.index) for prompt in MIXED]
-    parked = [s for group in made for s in group.samples if s.status is Status.PARKED]
-    assert {s.domain for s in parked} == {"game", "plain"}
-    other = mixed_over(config, TableEnvironments(lateness=3))
-    other.restore(
-        [decode_group(encode_group(group), MIXED.__getitem__) for group in made], sampling_of(config)
-    )
-    one.go_on([], sampling_of(config))
-    other.go_on([], sampling_of(config))
-    ours, theirs = finished(one), finished(other)
+    threads = [mixed_over(config, TableEnvironments(lateness=lateness)) for lateness in (1, 3)]
+    ours, theirs, given = halves(threads[0], threads[1], config, MIXED, steps=4)
+    assert {s.domain for s in given if s.status is Status.PARKED} == {"game", "plain"}
     check_mixed(theirs)
     assert [encode_group(group) for group in ours] == [encode_group(group) for group in theirs]
 
@@ -392,15 +386,9 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
             return super().poll(timeout_seconds)
 
     config = config_of(tmp_path, {})
-    engines = TableEngines(config)
-    engines.sync(0)
-    engines.speaks = digits
     environments = Counted(faults={"0.1/0": EndedBy.ENV_CRASHED})
-    episodes = table_episodes(environments, max_open=3)
-    in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    assert "in line for an environment (agent.max_open = 3)" in in_flight.late(3)
-    for group in finished(in_flight, polls=400):
+    thread = thread_of(config, environments, max_open=3)
+    for group in groups_of(thread, config):
         for sample in group.samples:
             check_tokens(sample)
     assert max(most) == 3 and not environments.open_games
@@ -409,22 +397,25 @@ def test_no_more_environments_are_open_than_may_be(tmp_path: Path) -> None:
     assert len(names) == len(set(names)) + 1 and begun == sorted(begun)
 
 
-def test_a_validation_does_not_wait_for_environments_of_episodes_that_rest(tmp_path: Path) -> None:
-    """All that may be open are of parked groups, whose turns are asked after it."""
+def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp_path: Path) -> None:
+    """All that may be open are of interrupted groups, whose turns are generated after it."""
     config = config_of(tmp_path, {})
-    engines = TableEngines(config)
-    engines.sync(0)
-    engines.speaks, engines.tokens_per_poll, engines.at_once = digits, 1, 3
-    episodes = table_episodes(TableEnvironments(), max_open=3)
-    in_flight = InFlight(engines, Returns(), PhaseClock(), run_seed=0, episodes=episodes)
-    in_flight.ask(PROMPTS, sampling_of(config))
-    for _ in range(2):
-        in_flight.poll(0.0)
-    in_flight.park()
+    engines = served(config)
+    engines.tokens_per_step, engines.stops_after = 1, 2
+    thread = thread_of(config, TableEnvironments(), engines, max_open=3)
+    thread.resume()
+    opened = thread.ask(
+        lambda: thread._rollouts.start_all(PROMPTS, Sampling.of(config), on_failure=thread.fail)
+    )
+    while engines.num_steps < 2:
+        time.sleep(0.005)
+    assert "in line for an environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
+    thread.pause()
+    engines.stops_after = None
     held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]
-    in_flight.ask(held_out, sampling_of(config))
-    for _ in range(200):
-        in_flight.poll(0.0)
-    assert {-1, -2} <= set(in_flight.whole()), in_flight.late(-1)
-    in_flight.go_on([], sampling_of(config))
-    finished(in_flight, polls=400)
+    thread.resume(training=False)
+    assert len(thread.groups(held_out, Sampling.of(config))) == 2
+    assert all(group.num_unanswered for group in opened)
+    thread.resume()
+    for group in opened:
+        thread.do(_whole(group))

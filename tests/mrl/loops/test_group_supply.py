@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mrl.errors import RewardError
-from mrl.loops.collect import sampling_of
 from mrl.loops.nan_guard import BadNumbers
 from mrl.routes import RouteRows, Routes
 from mrl.samples import Prompt, Status
@@ -40,7 +39,7 @@ def test_refills_are_whole_rounds_and_what_is_over_serves_the_next_step(tmp_path
 
 
 def test_groups_are_chosen_by_prompt_and_never_by_who_finished_first(tmp_path: Path) -> None:
-    """The script answers last first; the same groups are chosen as by any other order of answers."""
+    """Verdicts come last first; the same groups are chosen as by any other order."""
     script = Scripted(tmp_path, FILTER, reward=useful(1, 3, 4, 5, 6, 7))
     assert script.step()[0] == [1, 3, 4, 5]
     assert [group.prompt.index for group in script.supply._surplus] == [6, 7]
@@ -55,16 +54,16 @@ def test_a_step_of_surplus_alone_asks_nobody_and_measures_no_version(tmp_path: P
         script.supply.state() | {"surplus": script.supply.state()["surplus"] * 3}, version=9
     )
     before = len(script.asked())
-    supplied = script.supply.take(script.collector, version=2)
+    supplied = script.supply.take(script.rollouts, version=2)
     assert supplied.served_version == -1 and len(script.asked()) == before
     assert supplied.metrics["group/rounds"] == 0 and supplied.metrics["reward/no_reward_frac"] == 0
 
 
 def test_the_served_version_is_that_of_new_samples(tmp_path: Path) -> None:
     script = Scripted(tmp_path, FILTER, reward=useful(2, *range(4, 100)))
-    assert script.supply.take(script.collector, version=0).served_version == 0
-    script.rollout.version = 7
-    assert script.supply.take(script.collector, version=7).served_version == 7
+    assert script.supply.take(script.rollouts, version=0).served_version == 0
+    script.engines.version = 7
+    assert script.supply.take(script.rollouts, version=7).served_version == 7
 
 
 @pytest.mark.parametrize(("limit", "most_prompts", "rounds"), [(2, 4096, 2), (4, 9, 3)])
@@ -96,7 +95,7 @@ def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path:
     words = "routing.replay=engine"
     first, resumed, again = (Scripted(tmp_path, FILTER, words, reward=reward) for _ in range(3))
     for script in (first, resumed, again):
-        script.rollout.routes = Routes((RouteRows(object(), 0, 2),))
+        script.engines.routes = Routes((RouteRows(object(), 0, 2),))
     chosen, metrics = first.step()
     assert chosen == [2, 4, 5, 6] and metrics["routing/rows_missing"] == 0
     resumed.supply.restore(first.supply.state(), version=9)
@@ -109,10 +108,8 @@ def test_surplus_groups_with_routes_are_asked_anew_by_a_resumed_supply(tmp_path:
 
 def test_samples_whose_routes_are_not_whole_failed(tmp_path: Path) -> None:
     script = Scripted(tmp_path, {}, "loop.max_no_reward_fraction=1.0")
-    script.rollout.routes = Routes((RouteRows(object(), 0, 2),), missing=1)
-    groups = script.collector.round(
-        [Prompt(0, np.array([3], np.int32), "", None)], sampling_of(script.config)
-    )
+    script.engines.routes = Routes((RouteRows(object(), 0, 2),), missing=1)
+    groups = script.rollouts.groups([Prompt(0, np.array([3], np.int32), "", None)], script.sampling)
     assert {sample.status for group in groups for sample in group.samples} == {Status.FAILED}
     _, metrics = script.step()
     assert metrics["routing/rows_missing"] == 16

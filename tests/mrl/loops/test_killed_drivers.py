@@ -25,8 +25,8 @@ from mrl.agents.environment_limits import Deadlines
 from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import Limits
 from mrl.agents.pool import EnvironmentPool
-from mrl.loops.episodes import Episodes, Rules
 from mrl.report.audit import audit, audit_text
+from mrl.trajectories.environment_rollout import Rules
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import DigitRenderer
 
@@ -66,9 +66,9 @@ def drive(folder: Path) -> None:
         run = TableRun(
             config,
             first_step=state["next_step"],
-            episodes=lambda: Episodes(pool, lambda _: RULES, run_seed=0),
+            acts=lambda: {"environments": pool, "rules_of": lambda _: RULES},
         )
-        run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+        run.engines.tokens_per_step, run.engines.at_once = 2, 20
         if table is not None:
             with torch.no_grad():
                 run.train.table.copy_(table)

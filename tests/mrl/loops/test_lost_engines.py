@@ -4,92 +4,52 @@ version and age, and a resume knows nothing of it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from mrl.report.audit import audit, audit_text
-from mrl.rollout.request import GenerationRequest, Response, Round, sample_of
-from mrl.samples import Status
-from tests.mrl.loops.table_policy import TableRun, config_of
+from mrl.rollout.engine_client import EngineLost
+from mrl.rollout.request import Completion, GenerationRequest
+from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of
 
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
 OWN = ("loop.schedule=stream", "launch.engine_slots=1", "rollout.tp=1", "rollout.replace=99")
 
 
 class Mortal:
-    """Loses engines of a run where its dice say so, as `RolloutGroup` tells it: what they had comes back PARKED and empty; where none
-    is left, requests wait until a weight sync brings one in."""
+    """Loses requests of a run's engines where its dice say so; they begin again from what the last pause told."""
 
-    def __init__(self, run: TableRun, dice: random.Random) -> None:
-        self._engines, self._loop, self._dice = run.engines, run.loop, dice
-        self._busy = lambda: run.train._pump is not None
-        self._submit, self._take, self._park, self._sync = (
-            getattr(run.engines, name) for name in ("submit", "take", "park", "sync")
-        )
-        self._homeless: list[Round | GenerationRequest] = []
-        self.none_left, self.num_lost = False, 0
-        for name in ("submit", "take", "park", "sync", "at_work"):
-            setattr(run.engines, name, getattr(self, name))
+    def __init__(self, engines: TableEngines, dice: random.Random) -> None:
+        self._engines, self._dice, self.num_lost = engines, dice, 0
+        self._generate, self._step = engines.generate, engines._step
+        engines.generate, engines._step = self.generate, self.step  # type: ignore[method-assign]
 
-    def submit(self, requested: Iterable[Round | GenerationRequest]) -> None:
-        if self.none_left:
-            self._homeless += requested
-        else:
-            self._submit(requested)
+    async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
+        while True:
+            try:
+                return await self._generate(asked, so_far)
+            except EngineLost as lost:
+                (so_far,) = lost.args
 
-    def at_work(self) -> Sequence[int]:
-        return [0] if self._engines.open else []
-
-    def take(self, engines: Sequence[int]) -> list[Response]:
-        if self.none_left and not self._busy() and self._loop.version == self._engines.version:
-            self._come_back()
-        return self._lost() + self._take([] if self.none_left else engines)
-
-    def park(self) -> list[Response]:
-        return self._lost() + self._park()
-
-    def sync(self, version: int) -> dict[str, float]:
-        told = self._sync(version)
-        self._come_back()
-        self._engines._waiting |= self._engines.open
-        self._engines.open = {}
-        return told
-
-    def _come_back(self) -> None:
-        self.none_left, homeless, self._homeless = False, self._homeless, []
-        self._submit(homeless)
-
-    def _lost(self) -> list[Response]:
-        opened = self._engines.open
-        if not opened or self._dice.random() > 0.2:
-            return []
-        self.none_left = self._dice.random() < 0.3
-        engine = [name for name in opened if self.none_left or sample_of(name)[0] % 2]
-        self.num_lost += bool(engine)
-        for name in engine:
-            del opened[name]
-        return [Response.empty(name, Status.PARKED) for name in engine]
+    def step(self) -> None:
+        self._step()
+        if self._dice.random() < 0.1:
+            self.num_lost += 1
+            for own in self._engines.open.values():
+                if not own.done.done() and self._dice.random() < 0.5:
+                    own.done.set_exception(EngineLost(own.so_far))
 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("stream={max_age: 2, sync_every: 2}",),
-        ("stream={max_age: 1, sync_every: 3}",),
-    ],
+    [("stream={max_age: 2, sync_every: 2}",), ("stream={max_age: 1, sync_every: 3}",)],
     ids=str,
 )
-@pytest.mark.parametrize("seed", range(2))
-def test_each_prompt_once_whatever_engines_are_lost(
-    words: tuple[str, ...], seed: int, tmp_path: Path
-) -> None:
-    config = config_of(tmp_path, FILTER, "loop.steps=15", *OWN, *words)
-    dice = random.Random(seed)
-    run = TableRun(config)
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 12
-    mortal = Mortal(run, dice)
+def test_each_prompt_once_whatever_engines_are_lost(words: tuple[str, ...], tmp_path: Path) -> None:
+    run = TableRun(config_of(tmp_path, FILTER, "loop.steps=15", *OWN, *words))
+    run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 12, 0.001
+    mortal = Mortal(run.engines, random.Random(1))
     assert run.finished() == "done"
     assert mortal.num_lost > 3
     found = audit(tmp_path / "run")

@@ -14,8 +14,8 @@ import pytest
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
-from mrl.loops.collect import trainable
 from mrl.loops.nan_guard import BadNumbers, check_batch, check_finite_rewards, check_update
+from mrl.loops.screen import trainable
 from mrl.observe.samples_log import write_named
 from mrl.samples import (
     Group,

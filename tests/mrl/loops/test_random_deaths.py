@@ -31,9 +31,9 @@ class Death:
     def __init__(self, run: TableRun, at: int) -> None:
         self._left = at
         for owner, names in (
-            (run.engines, ("sync", "submit", "park", "go_on", "take")),
+            (run.engines, ("sync", "generate", "pause", "resume")),
             (run.train, ("accumulate", "step", "save_checkpoint", "commit_checkpoint")),
-            (run.rewards, ("collect", "submit_all")),
+            (run.rewards, ("submit_all",)),
         ):
             for name in names:
                 setattr(owner, name, self._mortal(name, getattr(owner, name)))
@@ -54,7 +54,7 @@ def test_each_prompt_once_over_twenty_random_deaths(name: str, tmp_path: Path) -
     config = config_of(tmp_path, FILTER, "loop.steps=30", *SETTINGS[name])
     run = TableRun(config)
     while deaths < 20:
-        run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+        run.engines.tokens_per_step, run.engines.at_once = 2, 20
         Death(run, dice.randint(1, 120))
         try:
             run.loop.start()
@@ -63,7 +63,7 @@ def test_each_prompt_once_over_twenty_random_deaths(name: str, tmp_path: Path) -
         except WorkerLost:
             deaths += 1
         run = again(run, config)
-    run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+    run.engines.tokens_per_step, run.engines.at_once = 2, 20
     if deaths == 20:
         run.loop.start()
         assert run.loop.run() == "done"

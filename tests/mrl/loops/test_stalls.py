@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mrl.agents.answer import EnvironmentAnswer
 from mrl.errors import RolloutError, WorkerLost
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
@@ -17,17 +18,20 @@ OWN = (*STREAM, "launch.engine_slots=1", "rollout.tp=1")
 
 def of_episodes(folder: Path, environments: TableEnvironments) -> TableRun:
     config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM, "loop.phase_deadline_seconds=0.2")
-    return TableRun(config, episodes=lambda: table_episodes(environments))
+    return TableRun(config, acts=lambda: table_episodes(environments))
 
 
 def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) -> None:
     environments = TableEnvironments()
     run = of_episodes(tmp_path, environments)
     run.loop.start()
-    run.producer.resume()
-    for _ in range(2):
-        run.producer.pump()
-    environments.poll = lambda timeout_seconds: []  # type: ignore[method-assign]
+    poll = environments.poll
+
+    def silent_later(timeout_seconds: float) -> list[EnvironmentAnswer]:
+        """Only what opens an episode is answered."""
+        return [answer for answer in poll(timeout_seconds) if not answer.turn]
+
+    environments.poll = silent_later  # type: ignore[method-assign]
     with pytest.raises(
         RolloutError, match=r"oldest of 8 groups is 0, making: \d responses missing"
     ) as caught:
@@ -37,7 +41,7 @@ def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) ->
 
 def test_an_engine_that_is_silent_is_named_with_the_turn(tmp_path: Path) -> None:
     run = of_episodes(tmp_path, TableEnvironments())
-    run.engines.tokens_per_poll = 0
+    run.engines.stops_after = 0
     run.loop.start()
     with pytest.raises(
         RolloutError, match=r"first: 0\.0 at turn 0, on the table; 0\.1 at turn 0, on the table"
@@ -49,7 +53,7 @@ def test_an_engine_that_is_silent_is_named_with_the_turn(tmp_path: Path) -> None
 def test_a_lost_worker_ends_the_run_with_the_oldest_group(words: tuple[str, ...], tmp_path: Path) -> None:
     """While the trainer learns: engines with slots of their own have begun a response by then, those that share them do not work."""
     run = TableRun(config_of(tmp_path, {}, *words))
-    run.engines.tokens_per_poll, run.engines.at_once = 1, 20
+    run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 20, 0.01
     run.loop.start()
     run.train.dies = WorkerLost("trainer rank 0 died in phase update")
     with pytest.raises(

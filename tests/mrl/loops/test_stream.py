@@ -1,8 +1,10 @@
-"""The stream schedule over a policy of one table: order, ages, parks, budgets, checkpoints; and that without age it is on-policy."""
+"""The stream schedule over a policy of one table: order, ages, pauses, budgets, checkpoints; and that without age it is on-policy."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import torch
 
 from mrl.errors import RolloutError, WorkerLost
 from mrl.observe.metrics_log import without_volatile
-from mrl.pool.group_bytes import decode_group, encode_group
-from mrl.samples import Prompt, Status
+from mrl.pool.group_bytes import decode_group
+from mrl.samples import Prompt, Status, Verdict, VerdictKind
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
@@ -25,12 +27,13 @@ def finished(
     folder: Path,
     *words: str,
     algorithm: dict[str, Any] | None = None,
-    per_poll: int = LONGEST,
+    per_step: int = LONGEST,
     name: str = "run",
 ) -> TableRun:
-    """A run of twelve steps; its engines produce so many tokens of each request at a poll."""
+    """A run of twelve steps; its engines generate so many tokens of each request at a step of theirs."""
     run = TableRun(config_of(folder, algorithm or {}, f"run.name={name}", "loop.steps=12", *words))
-    run.engines.tokens_per_poll, run.engines.at_once = per_poll, 10
+    run.engines.tokens_per_step, run.engines.at_once = per_step, 10
+    run.engines.step_seconds, run.train.update_seconds = 0.001, 0.01
     assert run.finished() == "done"
     return run
 
@@ -47,10 +50,10 @@ ON_POLICY: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_without_age_it_is_on_policy_to_the_bit(
     algorithm: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Weights and every figure of every row, though responses finish at different polls."""
+    """Weights and every figure of every row, though responses finish at different steps of the engines."""
     plain = finished(tmp_path, *words, algorithm=algorithm, name="plain")
     stream = finished(
-        tmp_path, STREAM, "stream.max_age=0", *words, algorithm=algorithm, name="stream", per_poll=1
+        tmp_path, STREAM, "stream.max_age=0", *words, algorithm=algorithm, name="stream", per_step=1
     )
     assert torch.equal(plain.train.table, stream.train.table)
     for ours, theirs in zip(stream.rows(), plain.rows(), strict=True):
@@ -63,7 +66,7 @@ def test_without_age_it_is_on_policy_to_the_bit(
 def test_with_the_filter_the_same_groups_are_kept_where_verdicts_agree(tmp_path: Path) -> None:
     """The reward asks for an even first token and the first version draws it, so that the first step is the same."""
     plain = finished(tmp_path, algorithm=FILTER, name="plain")
-    stream = finished(tmp_path, STREAM, "stream.max_age=0", algorithm=FILTER, name="stream", per_poll=1)
+    stream = finished(tmp_path, STREAM, "stream.max_age=0", algorithm=FILTER, name="stream", per_step=1)
     first = [[group.prompt.index for group in run.groups[0]] for run in (plain, stream)]
     assert first[0] == first[1]
     assert all(row["policy/age_steps"] == 0 for row in stream.rows())
@@ -81,7 +84,7 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
 ) -> None:
     words = [f"stream={{max_age: {max_age}, sync_every: {sync_every}}}"]
     words += ["launch.engine_slots=1", "rollout.tp=1"] if own_slots else []
-    run = finished(tmp_path, STREAM, *words, algorithm=algorithm, per_poll=1)
+    run = finished(tmp_path, STREAM, *words, algorithm=algorithm, per_step=1)
     bound, seen = max_age + sync_every - 1, 0
     for version, groups in enumerate(run.groups):
         for sample in (s for g in groups for s in g.samples):
@@ -106,7 +109,7 @@ def test_ages_stay_in_their_bound_and_order_is_that_of_prompts(
 
 def test_what_is_parked_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
     """Responses of several versions are trained; the first of their segments are those that were parked."""
-    run = finished(tmp_path, STREAM, "stream.max_age=3", per_poll=1)
+    run = finished(tmp_path, STREAM, "stream.max_age=3", per_step=1)
     samples = [s for groups in run.groups for g in groups for s in g.samples]
     assert sum(len(s.segments) > 1 for s in samples) > 5
     assert sum(row["stream/parked"] for row in run.rows()) > 20
@@ -125,22 +128,16 @@ def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp
     assert max(row["policy/age_steps"] for row in run.rows()) <= 3
 
 
-def test_groups_that_lie_in_files_are_those_in_memory_to_the_bit(tmp_path: Path) -> None:
-    """Weights, rows and what was trained on: of a store with hardly any memory, and of one that needs no file."""
-    words = (STREAM, "stream.max_age=2")
-    memory = finished(tmp_path, *words, algorithm=FILTER, per_poll=1, name="memory")
-    files = finished(
-        tmp_path, *words, "stream.pool.memory_bytes=400", algorithm=FILTER, per_poll=1, name="files"
-    )
-    assert torch.equal(memory.train.table, files.train.table)
-    for rows in zip(memory.rows(), files.rows(), strict=True):
-        assert without_volatile(rows[0]) == without_volatile(rows[1])
-        assert all(row["pool/bytes"] > 0 for row in rows) and rows[0]["pool/spilled_bytes"] == 0
-    trained = [[encode_group(group) for groups in run.groups for group in groups] for run in (memory, files)]
-    assert trained[0] == trained[1]
-    assert sum(row["pool/spilled_bytes"] > 0 for row in files.rows()) > 6
-    files.store.remove()
-    assert list((tmp_path / "files/pool").iterdir()) == [], "files outlived the run"
+def test_groups_may_lie_in_files(tmp_path: Path) -> None:
+    """With a store of hardly any memory each prompt is trained once, in order, and no file outlives the run."""
+    words = (STREAM, "stream.max_age=2", "stream.pool.memory_bytes=400")
+    run = finished(tmp_path, *words, algorithm=FILTER, per_step=1)
+    assert all(row["pool/bytes"] > 0 for row in run.rows())
+    assert sum(row["pool/spilled_bytes"] > 0 for row in run.rows()) > 3
+    indices = [group.prompt.index for groups in run.groups for group in groups]
+    assert indices == sorted(set(indices)) and run.bounded_samples()
+    run.store.remove()
+    assert list((tmp_path / "run/pool").iterdir()) == [], "files outlived the run"
 
 
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
@@ -151,7 +148,7 @@ SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREA
 def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, Any]]:
     """A run with slow engines, and what its last checkpoint has."""
     run = TableRun(config_of(folder, FILTER, "loop.steps=12", setting, *SAVES))
-    run.engines.tokens_per_poll, run.engines.at_once = 2, 20
+    run.engines.tokens_per_step, run.engines.at_once = 2, 20
     run.loop.start()
     for _ in range(4):
         run.loop.step()
@@ -167,7 +164,7 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.Lo
     second = first.resumed()
     assert left and f"{left} bytes of groups of an earlier attempt dropped" in caplog.text
     assert second.store.handles == list(range(len(state["supply"]["kept"]))) != []
-    second.engines.tokens_per_poll = 1
+    second.engines.tokens_per_step = 1
     assert second.loop.next_step == 5
     second.loop.start()
     assert second.loop.run() == "done"
@@ -179,32 +176,33 @@ def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.Lo
 
 @pytest.mark.parametrize("words", [(), ("launch.engine_slots=1", "rollout.tp=1")], ids=["shared", "own"])
 @pytest.mark.parametrize("algorithm", [{}, FILTER], ids=["all", "filter"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
+def test_no_token_is_drawn_twice_by_a_resumed_run(
     words: tuple[str, ...], algorithm: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Weights, and what was trained on: responses go on with their tokens, segments and stamps, whichever step the run ends
-    after."""
-    words = (*SAVES, *words)
-    whole = finished(tmp_path, *words, algorithm=algorithm, per_poll=1, name="whole")
-    expected = [[encode_group(group) for group in groups] for groups in whole.groups]
-    parked = 0
-    for steps in range(1, 9):
+    """Whichever step the run ends after: responses continue with their tokens, segments and stamps."""
+    words, interrupted = (*SAVES, *words), 0
+    for steps in (1, 4, 8):
         run = TableRun(config_of(tmp_path, algorithm, f"run.name=of-{steps}", "loop.steps=12", *words))
-        run.engines.tokens_per_poll, run.engines.at_once = 1, 10
+        run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 4, 0.001
         run.loop.start()
         for _ in range(steps):
             run.loop.step()
         (state, _) = run.train.saved[max(run.train.saved)]
         begun = [decode_group(data, lambda index: PROMPT) for data in state["supply"]["making"]]
-        samples = [sample for group in begun for sample in group.samples]
-        parked += sum(s.status is Status.PARKED and len(s.response_tokens) > 0 for s in samples)
+        before = {sample.sample_id: sample for group in begun for sample in group.samples}
         again = run.resumed()
-        again.engines.tokens_per_poll, again.engines.at_once = 1, 10
         again.loop.start()
         assert again.loop.run() == "done"
-        assert [[encode_group(group) for group in groups] for groups in run.groups + again.groups] == expected
-        assert torch.equal(again.train.table, whole.train.table)
-    assert parked > 20, "nothing was interrupted"
+        for sample in again.bounded_samples():
+            if (old := before.get(sample.sample_id)) is not None:
+                count = len(old.response_tokens)
+                assert sample.response_tokens[:count].tolist() == old.response_tokens.tolist()
+                assert sample.policy_versions[:count].tolist() == old.policy_versions.tolist()
+                assert sample.segments[: len(old.segments)] == old.segments
+                interrupted += old.status is Status.PARKED and count > 0
+        trained = [g.prompt.index for groups in run.groups + again.groups for g in groups]
+        assert trained == sorted(set(trained))
+    assert interrupted, "nothing was interrupted"
 
 
 def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> None:
@@ -223,17 +221,17 @@ def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> N
     ), "a token of the attempt before was trained"
 
 
-def test_a_run_that_stops_parks_and_saves(tmp_path: Path) -> None:
+def test_a_run_that_stops_pauses_and_saves(tmp_path: Path) -> None:
     run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=2"), should_stop=lambda: "SIGINT")
-    run.engines.tokens_per_poll = 1
+    run.engines.tokens_per_step = 1
     assert run.finished() == "SIGINT"
-    assert not run.engines.open and [s["next_step"] for s, _ in run.train.saved.values()] == [2]
+    assert run.engines.paused and [s["next_step"] for s, _ in run.train.saved.values()] == [2]
 
 
 def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
-    words = ("stream.max_age=1", "loop.phase_deadline_seconds=1e-9")
+    words = ("stream.max_age=1", "loop.phase_deadline_seconds=0.1")
     run = TableRun(config_of(tmp_path, {}, STREAM, *words))
-    run.engines.tokens_per_poll = 0
+    run.engines.stops_after = 0
     run.loop.start()
     with pytest.raises(
         RolloutError,
@@ -242,48 +240,34 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
         run.loop.step()
 
 
-def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The oldest group of all is ready, and the next one lacks its verdicts."""
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what the rollout thread does by itself."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_path: Path) -> None:
+    """The oldest group of all is ready, and the next one lacks its verdicts; then engines stand still, then the trainer does
+    not come. A row tells the shares."""
     run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=1"))
+    run.rewards.keeps_back = lambda name: not name.startswith("0.")  # type: ignore[method-assign]
+    run.engines.stops_after = 0
     run.loop.start()
-    run.producer.resume()
-    collect = run.rewards.collect
-    monkeypatch.setattr(
-        run.rewards,
-        "collect",
-        lambda timeout: [pair for pair in collect(timeout) if pair[0].startswith("0.")],
-    )
-    for _ in range(50):
-        run.producer.pump()
-    assert run.producer._held["verdicts"] and not run.producer._held["slots"]
+    run.rollouts.resume()
+    buffer = run.rollouts.buffer
+    until(lambda: buffer._held["engines"] > 0)
+    run.engines.stops_after = None
+    run.rollouts.ask(run.engines._work)
+    until(lambda: buffer._held["verdicts"] > 0)
     said = r"the oldest of 8 groups is 0, kept, the oldest that is not ready 1, making: 0 responses missing, 4 verdicts missing"
-    assert re.search(said, run.producer.waiting_for()), run.producer.waiting_for()
-
-
-def test_a_row_tells_what_admission_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent engines, then silent reward workers, then a trainer that does not come."""
-    run = TableRun(config_of(tmp_path, {}, STREAM, "stream.max_age=1"))
-    run.engines.tokens_per_poll = 0
-    run.loop.start()
-    run.producer.resume()
-    held: list[list[str]] = []
-
-    def pump() -> None:
-        run.producer.pump()
-        held.append([name for name, seconds in run.producer._held.items() if seconds])
-
-    pump()
-    run.engines.tokens_per_poll = LONGEST
-    with monkeypatch.context() as silent:
-        silent.setattr(run.rewards, "collect", lambda timeout_seconds: [])
-        pump()
-        pump()
-    pump()
-    pump()
-    assert held == [["engines"]] * 2 + [["engines", "verdicts"]] * 2 + [["engines", "verdicts", "slots"]]
-    batch, rest = run.producer.take(0), run.producer.take(1)
+    assert re.search(said, run.rollouts.waiting_for()), run.rollouts.waiting_for()
+    for index in range(1, 8):
+        for number in range(4):
+            run.rewards._deliver(f"{index}.{number}", Verdict(VerdictKind.SCORED, float(number % 2)))
+    until(lambda: buffer._held["slots"] > 0)
+    batch, rest = run.rollouts.take(0, 10.0), run.rollouts.take(1, 10.0)
     assert batch is not None and rest is not None
     shares = {name: batch.metrics[f"stream/held_by/{name}"] for name in ("engines", "verdicts", "slots")}
     assert sum(shares.values()) == pytest.approx(1.0) and all(share > 0 for share in shares.values())

@@ -11,13 +11,9 @@ import numpy as np
 import torch
 
 from mrl.resharding.transfer.session import Session
-from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import GenerationRequest, Response
-
-SEED = 5
-"""Of the run, for requests that go on."""
-
+from mrl.rollout.request import Completion, GenerationRequest
+from mrl.samples import Status
 
 SEVERAL: dict[str, Any] = {
     "expert_parallel": True,
@@ -32,29 +28,49 @@ SEVERAL: dict[str, Any] = {
 
 def generate(
     engine: RolloutEngine, requests: list[GenerationRequest], seconds: float = 60.0
-) -> list[Response]:
-    return engine.generate(requests, deadline=time.monotonic() + seconds)
+) -> list[Completion]:
+    engine.resume()
+    try:
+        return engine.generate(requests, deadline=time.monotonic() + seconds)
+    except Exception:
+        engine.abort([r.request_id for r in requests])
+        raise
 
 
-def steps_and_park(
-    engine: RolloutEngine, requests: list[GenerationRequest], steps: int, more_steps: int = 0
-) -> list[Response]:
-    """What comes of the requests, and of those that wait, in so many steps; vLLM has none afterwards."""
-    engine.go_on()
+def whole(asked: list[GenerationRequest], completions: list[Completion]) -> list[Completion]:
+    """Return the completions in the requests' order; each came once and ended."""
+    by_id = {each.request_id: each for each in completions}
+    assert sorted(by_id) == sorted(r.request_id for r in asked) and len(by_id) == len(completions)
+    assert Status.PARKED not in {each.status for each in completions}
+    return [by_id[r.request_id] for r in asked]
+
+
+def steps(engine: RolloutEngine, requests: list[GenerationRequest], count: int) -> list[Completion]:
+    """Return what ends in so many steps, with these requests beside those that the engine has."""
+    engine.resume()
     engine.submit(requests)
-    responses = engine.step(steps) + engine.park(more_steps)
-    assert engine.num_unfinished == 0 and engine.step() == []
-    return responses
+    return [completion for _ in range(count) for completion in engine.step()]
 
 
-def in_segments(engine: RolloutEngine, requests: list[GenerationRequest], steps: int) -> list[Response]:
-    """The whole responses, in the requests' order, parked after every so many steps."""
-    drafts, whole, asking = Drafts(SEED), {}, requests
-    drafts.ask(requests)
-    while len(whole) < len(requests):
-        whole |= {r.request_id: r for r in drafts.take(steps_and_park(engine, asking, steps))}
-        asking = drafts.resubmit()
-    return [whole[r.request_id] for r in requests]
+def paused_after(
+    engine: RolloutEngine, requests: list[GenerationRequest], count: int
+) -> tuple[list[Completion], list[Completion]]:
+    """Return (what ended in so many steps and in the pause after them, the snapshot of the rest)."""
+    ended = steps(engine, requests, count)
+    engine.pause()
+    return ended + engine.take_ended(), engine.snapshot()
+
+
+def in_segments(engine: RolloutEngine, requests: list[GenerationRequest], count: int) -> list[Completion]:
+    """Return the completions in the requests' order, of an engine that pauses after every so many steps."""
+    engine.resume()
+    engine.submit(requests)
+    ended: list[Completion] = []
+    while engine.has_work:
+        ended += [each for _ in range(count) for each in engine.step()]
+        engine.pause()
+        engine.resume()
+    return whole(requests, ended)
 
 
 def rescored(engine: RolloutEngine, rows: list[list[int]]) -> list[np.ndarray]:
@@ -121,6 +137,10 @@ def version(engine: RolloutEngine) -> int:
     return engine.policy_version
 
 
+def pause(engine: RolloutEngine) -> None:
+    engine.pause()
+
+
 def addresses(engine: RolloutEngine) -> list[str]:
     return engine.prepare_sync()
 
@@ -149,7 +169,7 @@ def requests(
     ]
 
 
-def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: list[Response]) -> float:
+def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
     """Share of the experts in responses' rows, one for each position but the last, that transformers' routers choose there in
     float32."""
     import torch
@@ -169,7 +189,7 @@ def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: l
     return float(np.mean(shares))
 
 
-def worst_gap(folder: Path, asked: list[GenerationRequest], answers: list[Response]) -> float:
+def worst_gap(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
     """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
     import torch
 

@@ -1,6 +1,11 @@
 """An engine of two dp ranks on real vLLM: whole experts dealt out over both, requests and KV cache of its own on each."""
 
+import asyncio
+import os
+import random
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,15 +15,15 @@ import psutil
 import pytest
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.errors import ConfigError, PeerLost, RolloutError
+from mrl.errors import ConfigError, PeerLost
 from mrl.rollout import vllm_start
-from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
 from mrl.rollout.part import Part
-from mrl.rollout.request import GenerationRequest, Response
+from mrl.rollout.request import Completion, GenerationRequest, join_completions, next_request
 from mrl.samples import Status
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
+from tests.mrl.rollout.pools import SECRET, SEED, PoolHost, comes_true
 from tests.support.listeners import listeners
 from tests.tiny_models import write_model
 
@@ -26,7 +31,8 @@ DP2 = RolloutSection.model_validate({"dp": 2, **driving.SEVERAL})
 
 
 class Pair:
-    """Both ranks of an engine, each in a process of its own, with a folder's weights."""
+    """Both ranks of an engine, each in a process of its own, with a folder's weights; their loops are paused until a pool
+    connects."""
 
     def __init__(self, folder: Path, rollout: RolloutSection) -> None:
         with socket.socket() as probe:
@@ -35,10 +41,11 @@ class Pair:
 
         def start(dp_rank: int) -> EngineHost:
             return EngineHost(
+                secret=SECRET,
                 rollout=rollout,
                 model_path=str(folder),
                 max_length=96,
-                seed=1,
+                seed=SEED,
                 part=Part(dp_rank=dp_rank, dp=2),
                 meeting=meeting,
                 real_weights=True,
@@ -73,12 +80,6 @@ def own_experts(engine: RolloutEngine) -> list[int]:
     return maps[-1].tolist()
 
 
-def fifteen_steps(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[Response]:
-    """As the driver asks: a share, some steps, what finished."""
-    engine.submit(requests)
-    return engine.step(15)
-
-
 @pytest.mark.integration
 def test_ranks_with_uneven_requests_give_the_models_log_probs(pair: Pair, tiny_model: Path) -> None:
     first, second = pair.hosts[0].call(own_experts), pair.hosts[1].call(own_experts)
@@ -107,79 +108,94 @@ def test_an_idle_rank_stalls_nobody(pair: Pair, tiny_model: Path, busy: int) -> 
     """It has no request from the first step to the last; the next round finds both in step again."""
     share = driving.requests(3, max_tokens=12, seed=2 + busy, ignore_stop=True)
     shares = [share if rank == busy else [] for rank in range(2)]
-    answers = pair.both(fifteen_steps, *shares)
-    assert answers[1 - busy] == [] and len(answers[busy]) == 3
-    assert driving.worst_gap(tiny_model, share, sorted(answers[busy], key=lambda a: a.request_id)) < 1e-5
-    assert pair.both(fifteen_steps, [], []) == [[], []]
+    answers = pair.both(driving.generate, *shares)
+    assert answers[1 - busy] == [] and driving.worst_gap(tiny_model, share, answers[busy]) < 1e-5
+    assert pair.both(driving.generate, [], []) == [[], []]
 
 
-def two_steps_and_more(engine: RolloutEngine, requests: list[GenerationRequest]) -> int:
-    """Ticks of two steps, until another is not wanted; the first rank wants five at most. How many there were."""
+def until_both_pause(
+    engine: RolloutEngine, requests: list[GenerationRequest]
+) -> tuple[int, list[Completion]]:
+    """The first rank is told to pause after three steps, the second after six: the steps until they do, and the snapshot, of
+    which nothing is left."""
+    engine.resume()
     engine.submit(requests)
-    engine.step(2)
-    ticks = 1
-    while engine.goes_on_working(engine.part.dp_rank == 1 or ticks < 5):
-        engine.step(2)
-        ticks += 1
-    return ticks
+    steps = 0
+    while not (vote := engine.vote(wants_pause=steps >= 3 + 3 * engine.part.dp_rank))[1]:
+        assert vote[0] and not engine.step()
+        steps += 1
+    engine.pause()
+    parts = engine.snapshot()
+    engine.abort([r.request_id for r in requests])
+    return steps, parts
 
 
 @pytest.mark.integration
-def test_ranks_agree_how_long_a_call_lasts(pair: Pair) -> None:
-    """One that wants no more ends it for both, whoever has work; without work it ends too."""
-    share = driving.requests(2, max_tokens=16, seed=12, ignore_stop=True)
-    assert pair.both(two_steps_and_more, [], share) == [5, 5]
-    ticks = pair.both(two_steps_and_more, [], [])
-    assert ticks[0] == ticks[1] <= 5, "six tokens are left: three ticks, and where that is seen"
-    assert pair.both(two_steps_and_more, [], []) == [1, 1]
+def test_both_pause_at_one_step_and_requests_continue_at_the_other(pair: Pair, tiny_model: Path) -> None:
+    """Also where one has fewer; their routes are those of the whole."""
+    shares = (
+        driving.requests(4, max_tokens=20, seed=7, ignore_stop=True),
+        driving.requests(1, max_tokens=9, seed=8, ignore_stop=True),
+    )
+    told = pair.both(until_both_pause, *shares)
+    assert [steps for steps, _ in told] == [6, 6]
+    continuing = []
+    for share, (_, parts) in zip(shares, told, strict=True):
+        assert [(p.status, len(p.tokens)) for p in parts] == [(Status.PARKED, 6)] * len(share)
+        continuing.append([next_request(r, p, SEED) for r, p in zip(share, parts, strict=True)])
+    rest = pair.both(driving.generate, continuing[1], continuing[0])[::-1]
+    for share, (_, parts), ended in zip(shares, told, rest, strict=True):
+        complete = [join_completions(part, more) for part, more in zip(parts, ended, strict=True)]
+        assert [len(c.tokens) for c in complete] == [r.max_tokens for r in share]
+        assert driving.worst_gap(tiny_model, share, complete) < 1e-5
+        assert driving.share_of_own_routes(tiny_model, share, complete) > 0.99
+
+
+def num_steps(engine: RolloutEngine) -> int:
+    """Of the engine's thread, which runs this."""
+    return threading.current_thread().num_steps  # type: ignore[attr-defined]
 
 
 @pytest.mark.integration
-def test_parked_requests_go_on_at_the_other_rank(pair: Pair, tiny_model: Path) -> None:
-    """The second rank could end its own in the ten steps that both have left for it; the first could not, so both park."""
-    asked = driving.requests(4, max_tokens=20, seed=7, ignore_stop=True)
-    also = driving.requests(1, max_tokens=9, seed=8, ignore_stop=True)
-    drafts = Drafts(driving.SEED)
-    drafts.ask([*asked, *also])
-    parked = [r for share in pair.both(six_steps_and_park, asked, also) for r in share]
-    assert [(r.status, len(r.tokens)) for r in parked] == [(Status.PARKED, 6)] * 5
-    assert drafts.take(parked) == []
-    of_8, of_7 = split(drafts.resubmit())
-    whole = {r.request_id: r for rest in pair.both(driving.generate, of_8, of_7) for r in drafts.take(rest)}
-    assert {i: len(r.tokens) for i, r in whole.items()} == {
-        r.request_id: r.max_tokens for r in [*asked, *also]
-    }
-    assert driving.worst_gap(tiny_model, asked, [whole[r.request_id] for r in asked]) < 1e-5
-    assert driving.share_of_own_routes(tiny_model, asked, [whole[r.request_id] for r in asked]) > 0.99
+def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_is_gone(
+    pair: Pair, tiny_model: Path
+) -> None:
+    """The last test of this pair. In every other round the second rank has nothing to do."""
+    both, rng = PoolHost(pair.hosts, by_index=True), random.Random(2)
+    pool = both.pool
+    asked = driving.requests(8, max_tokens=60, seed=20, ignore_stop=True)
+    asked += driving.requests(3, max_tokens=40, seed=21, ignore_stop=True)
 
+    async def told(number: int, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await pool._clients[number].pause(snapshot=False)
 
-@pytest.mark.integration
-def test_ranks_end_what_so_many_steps_surely_end(pair: Pair) -> None:
-    """Also where one of them has nothing to end, and steps with the other."""
-    share = driving.requests(3, max_tokens=12, seed=10, ignore_stop=True)
-    none, ended = pair.both(six_steps_and_park, [], share)
-    assert none == [] and [(r.status, len(r.tokens)) for r in ended] == [(Status.TRUNCATED, 12)] * 3
+    async def main() -> None:
+        pool.resume()
+        for requests in (asked, asked[:8]):
+            async with both.generating(requests) as tasks:
+                pauses = 0
+                while not all(task.done() for task in tasks):
+                    await asyncio.sleep(rng.uniform(0.0, 0.2))
+                    await asyncio.gather(told(0, rng.uniform(0.0, 0.1)), told(1, rng.uniform(0.0, 0.1)))
+                    steps = {host.call(num_steps) for host in pair.hosts}
+                    assert len(steps) == 1, "they stopped at one step"
+                    pauses += 1
+                    pool.resume()
+                assert pauses > 1
+            assert driving.worst_gap(tiny_model, requests[:2], [task.result() for task in tasks[:2]]) < 1e-5
+        tasks = [asyncio.ensure_future(pool.generate(request)) for request in asked[:8]]
+        await asyncio.sleep(0.1)
+        os.kill(pair.hosts[1].process.pid, signal.SIGKILL)
+        await comes_true(lambda: len(both.lost) == 2)
+        for task in tasks:
+            task.cancel()
 
-
-def split(asked: list[GenerationRequest]) -> tuple[list[GenerationRequest], list[GenerationRequest]]:
-    """Those of prompt 8, and the others."""
-    return [r for r in asked if r.request_id[0] == "8"], [r for r in asked if r.request_id[0] != "8"]
-
-
-def six_steps_and_park(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[Response]:
-    """And at most ten steps more, where they end all requests of both ranks."""
-    return driving.steps_and_park(engine, requests, 6, 10)
-
-
-@pytest.mark.integration
-def test_a_rank_whose_peer_was_killed_says_so_at_once(pair: Pair) -> None:
-    """The last test of this pair."""
-    with pytest.raises(RolloutError, match="engine 0, dp rank 0 steps together"):
-        pair.hosts[0].call(RolloutEngine.poll)
-    pair.hosts[0].start(driving.generate, driving.requests(1, max_tokens=9, seed=9))
-    pair.hosts[1].kill()
-    with pytest.raises(PeerLost, match="engine 0, dp rank 0 could not go on without the other ranks"):
-        pair.hosts[0].result(DP2.step_deadline_seconds / 2)
+    both.run(main())
+    ends = {number: (why, kind) for number, why, kind in both.lost}
+    assert ends[1][1] == "" and ends[0][1] == "PeerLost"
+    assert "engine 0, dp rank 0 could not go on without the other ranks" in ends[0][0]
+    both.close()
 
 
 @pytest.mark.integration

@@ -7,12 +7,12 @@ import pytest
 
 from mrl.errors import RolloutError
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import GenerationRequest, sample_seed
+from mrl.rollout.request import GenerationRequest
+from mrl.rollout.seeds import sample_seed
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
-from tests.mrl.rollout.conftest import SYNC
-from tests.resharding.feeding import Feeder, read
+from tests.mrl.rollout.versions import synced
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -64,26 +64,25 @@ def test_statuses_say_how_it_ended(serving: EngineHost) -> None:
     assert [a.status for a in answers] == [Status.ABORTED] * 3
 
 
-def submit_poll_abort(
+def submit_step_abort(
     engine: RolloutEngine, requests: list[GenerationRequest]
-) -> tuple[int, list[tuple[str, Status]], int]:
+) -> tuple[list[tuple[str, int]], int]:
     engine.submit(requests[:2])
-    engine.poll()
+    engine.step()
     engine.submit(requests[2:])
-    engine.abort([requests[0].request_id, "unknown"])
-    unfinished, ended = engine.num_unfinished, []
-    while engine.num_unfinished or not ended:
-        ended += [(r.request_id, r.status) for r in engine.poll(30.0)]
-    return unfinished, sorted(ended), len(engine.poll())
+    engine.abort([requests[0].request_id, requests[3].request_id, "unknown"])
+    ended: list[tuple[str, int]] = []
+    while engine.has_work:
+        ended += [(r.request_id, len(r.tokens)) for r in engine.step()]
+    return sorted(ended), engine._engine.get_num_unfinished_requests()
 
 
 def test_requests_come_and_go_while_others_run(serving: EngineHost) -> None:
+    """Of those that are stopped, one that runs and one that waits, nothing comes; their names are free again."""
     asked = driving.requests(4, seed=9, max_tokens=20, ignore_stop=True)
-    unfinished, ended, rest = serving.call(submit_poll_abort, asked)
-    assert (unfinished, rest) == (3, 0)
-    assert ended == [
-        (r.request_id, Status.ABORTED if i == 0 else Status.TRUNCATED) for i, r in enumerate(asked)
-    ]
+    for _ in range(2):
+        ended, rest = serving.call(submit_step_abort, asked)
+        assert ended == [(r.request_id, 20) for r in asked[1:3]] and rest == 0
 
 
 @pytest.mark.parametrize(
@@ -102,6 +101,18 @@ def test_what_cannot_run_is_refused_by_name(serving: EngineHost, fields: dict, w
         serving.call(driving.generate, [request])
 
 
+def twice(engine: RolloutEngine, requests: list[GenerationRequest]) -> None:
+    try:
+        engine.submit([*requests, *requests])
+    finally:
+        engine.abort([r.request_id for r in requests])
+
+
+def test_a_name_is_of_one_request_at_a_time(serving: EngineHost) -> None:
+    with pytest.raises(RolloutError, match=r"request 10\.0 is already running on engine 0"):
+        serving.call(twice, driving.requests(1, seed=10))
+
+
 def sync_while_busy(engine: RolloutEngine, requests: list[GenerationRequest]) -> None:
     from mrl.resharding.transfer.session import Session
 
@@ -111,11 +122,10 @@ def sync_while_busy(engine: RolloutEngine, requests: list[GenerationRequest]) ->
         engine.receive(Session.new(engine.policy_version, engine.policy_version + 1, "d"))
     finally:
         engine.abort([r.request_id for r in requests])
-        engine.poll()
 
 
 def test_a_weight_sync_waits_for_no_request(serving: EngineHost) -> None:
-    with pytest.raises(RolloutError, match="2 unfinished requests"):
+    with pytest.raises(RolloutError, match="2 running requests; pause it"):
         serving.call(sync_while_busy, driving.requests(2, seed=10))
     assert len(serving.call(driving.generate, driving.requests(2, seed=11))) == 2
 
@@ -128,18 +138,9 @@ def test_a_new_version_forgets_the_old_ones_prefixes(
     before = serving.call(driving.generate, asked)
     assert driving.worst_gap(tiny_model, asked, before) < 1e-4
     other = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=5)
-    version = serving.call(driving.version)
-    feeder = Feeder(serving.call(driving.addresses), SYNC)
     for folder in (other, tiny_model):
-        weights = read(folder)
-        session = feeder.session(weights, version, version + 1)
-        feeding = feeder.send(session, weights)
-        serving.call(driving.receive, session)
-        assert not feeding.end().errors
-        version += 1
+        synced(serving, [folder])
         after = serving.call(driving.generate, asked)
         assert driving.worst_gap(folder, asked, after) < 1e-4
-        assert {int(v) for a in after for v in a.policy_versions} == {version}
+        assert {int(v) for a in after for v in a.policy_versions} == {serving.call(driving.version)}
     assert [a.logprobs.tolist() for a in after] == [a.logprobs.tolist() for a in before]
-    serving.call(driving.release)
-    feeder.close()

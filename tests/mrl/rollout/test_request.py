@@ -1,74 +1,130 @@
-"""Requests of a round and their seeds: no two samples of a run share one."""
+"""Requests and completions: budgets, seeds, order, and that a sample holds what the engines ran."""
 
-import itertools
-import random
+import dataclasses
 
 import numpy as np
 import pytest
 
-from mrl.errors import ConfigError
-from mrl.rollout.request import Round, Sampling, _permute_32, sample_of, sample_seed
-
-
-def test_no_two_samples_share_a_seed_even_in_the_low_half() -> None:
-    cases = list(itertools.product(range(400), range(64)))
-    seeds = {sample_seed(7, prompt, sample) for prompt, sample in cases}
-    assert len(seeds) == len(cases)
-    assert len({seed & 0xFFFFFFFF for seed in seeds}) == len(cases)
-    assert all(0 <= seed < 1 << 63 for seed in seeds)
-
-
-def test_attempts_far_prompts_and_run_seeds_differ() -> None:
-    base = sample_seed(7, 3, 2)
-    others = [
-        sample_seed(7, 3, 2, attempt=1),
-        sample_seed(7, 3 + (1 << 20), 2),
-        sample_seed(7, 3, 2 + (1 << 12)),
-        sample_seed(8, 3, 2),
-    ]
-    assert len({base, *others}) == 5
-    assert base == sample_seed(7, 3, 2)
-
-
-def test_the_low_half_is_a_permutation() -> None:
-    rng = random.Random(0)
-    keys = tuple(rng.getrandbits(32) for _ in range(4))
-    values = rng.sample(range(1 << 32), 20000)
-    assert len({_permute_32(value, keys) for value in values}) == len(values)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"prompt_index": -1}, {"prompt_index": 1 << 37}, {"sample_index": 1 << 16}, {"attempt": 1024}]
+from mrl.errors import RolloutError
+from mrl.rollout.request import (
+    Completion,
+    GenerationRequest,
+    Sampling,
+    completion_of,
+    join_completions,
+    next_request,
+    prompt_digest,
+    whole_sample,
 )
-def test_an_index_without_a_seed_is_refused(bad: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        sample_seed(0, **({"prompt_index": 0, "sample_index": 0} | bad))
+from mrl.rollout.seeds import MAX_ATTEMPTS, sample_of, sample_seed
+from mrl.routes import RouteRows, Routes
+from mrl.samples import Prompt, Status
+from tests.support.samples import make_completion
+
+SEED = 7
+PROMPTS = [Prompt(index, np.arange(2, 5 + index, dtype=np.int32), "", None) for index in (0, 1, -1)]
+PARKED = Status.PARKED
 
 
-def test_a_round_is_one_request_for_each_response() -> None:
-    sampling = Sampling(
-        num_samples=3, temperature=0.7, max_tokens=5, seed=11, top_p=0.9, top_k=40, min_p=0.05
-    )
-    tokens = [np.array([1, 2], np.int32), np.array([3], np.int32)]
-    wanted = Round(((4, tokens[0]), (-1, tokens[1])), sampling)
-    requests = wanted.requests()
-    assert len(wanted) == len(requests) == 6
-    assert (
-        [r.request_id for r in requests]
-        == wanted.request_ids()
-        == [f"{p}.{n}" for p in (4, -1) for n in range(3)]
-    )
-    assert [sample_of(r.request_id) for r in requests] == [(p, n) for p in (4, -1) for n in range(3)]
-    assert all(r.prompt_tokens is tokens[i // 3] for i, r in enumerate(requests))
-    assert {(r.temperature, r.max_tokens, r.greedy) for r in requests} == {(0.7, 5, False)}
-    assert {(r.top_p, r.top_k, r.min_p) for r in requests} == {(0.9, 40, 0.05)}
-    assert len({r.seed for r in requests}) == 6
-    assert requests[1].seed == sample_seed(11, 4, 1)
-    assert not any(r.ignore_stop for r in requests)
+def asked(index: int = 0, number: int = 1) -> GenerationRequest:
+    return Sampling(2, 1.0, 10, SEED).request(PROMPTS[index], number)
+
+
+def test_each_sample_is_a_request() -> None:
+    sampling = Sampling(3, temperature=0.7, max_tokens=5, seed=11, top_p=0.9, top_k=40, min_p=0.05)
+    requests = sampling.requests(PROMPTS)
+    assert [sample_of(r.request_id) for r in requests] == [(p, n) for p in (0, 1, -1) for n in range(3)]
+    assert all(r.prompt_tokens is PROMPTS[i // 3].tokens for i, r in enumerate(requests))
+    drawn = {
+        (r.temperature, r.max_tokens, r.top_p, r.top_k, r.min_p, r.greedy, r.ignore_stop) for r in requests
+    }
+    assert drawn == {(0.7, 5, 0.9, 40, 0.05, False, False)}
+    assert len({r.seed for r in requests}) == 9 and requests[4].seed == sample_seed(11, 1, 1)
 
 
 def test_a_response_of_a_given_length_runs_to_it_and_no_further_than_allowed() -> None:
-    sampling = Sampling(2, 1.0, max_tokens=45, seed=1, lengths=lambda prompt, sample: 10 * prompt + sample)
-    requests = Round(((4, np.ones(1, np.int32)), (5, np.ones(1, np.int32))), sampling).requests()
-    assert [r.max_tokens for r in requests] == [40, 41, 45, 45]
-    assert all(r.ignore_stop for r in requests)
+    sampling = Sampling(
+        2, 1.0, max_tokens=15, seed=1, lengths=lambda prompt, sample: 10 + 5 * prompt + sample
+    )
+    requests = sampling.requests(PROMPTS[:2])
+    assert [r.max_tokens for r in requests] == [10, 11, 15, 15] and all(r.ignore_stop for r in requests)
+
+
+def test_three_segments_are_one_response() -> None:
+    request = asked()
+    first = make_completion(request, [11, 12, 13], version=4, status=PARKED)
+    second = make_completion(next_request(request, first, SEED), [14, 15], version=4, status=PARKED)
+    both = join_completions(first, second)
+    last = make_completion(next_request(request, both, SEED), [16], version=7, logprobs=[-2.0])
+    complete = join_completions(both, last)
+    assert complete.tokens.tolist() == [11, 12, 13, 14, 15, 16] and complete.status is Status.FINISHED
+    assert complete.logprobs.tolist() == [-0.5] * 5 + [-2.0]
+    assert complete.policy_versions.tolist() == [4, 4, 4, 4, 4, 7]
+    assert [(s.start, s.end, s.version, s.attempt) for s in complete.segments] == [
+        (0, 3, 4, 0), (3, 5, 4, 1), (5, 6, 7, 2),
+    ]  # fmt: skip
+    sample = whole_sample(PROMPTS[0], 1, complete)
+    assert sample.segments == complete.segments and sample.loss_mask.all() and len(sample.loss_mask) == 6
+    assert repr(completion_of(sample)) == repr(complete)
+
+
+@pytest.mark.parametrize("own", [[], [8, 9]], ids=["first", "continuing"])
+def test_the_budget_and_the_random_stream_continue(own: list[int]) -> None:
+    """Also of a request that continues what another engine generated."""
+    request = dataclasses.replace(
+        asked(1), own_tokens=np.array(own, np.int32), attempt=len(own), max_tokens=10 - len(own)
+    )
+    first = make_completion(request, [1, 2, 3], status=PARKED)
+    again = next_request(request, first, SEED)
+    assert again.engine_prompt().tolist() == [*PROMPTS[1].tokens.tolist(), *own, 1, 2, 3]
+    assert (again.max_tokens, again.attempt) == (7 - len(own), len(own) + 1)
+    assert again.seed == sample_seed(SEED, 1, 1, len(own) + 1)
+    second = next_request(request, join_completions(first, make_completion(again, [4], status=PARKED)), SEED)
+    assert (second.max_tokens, second.attempt) == (6 - len(own), len(own) + 2)
+    assert second.own_tokens.tolist() == [*own, 1, 2, 3, 4]
+
+
+def test_a_request_without_a_token_is_made_again_as_it_was() -> None:
+    request, nothing = asked(), Completion.empty("0.1", PARKED)
+    assert repr(next_request(request, nothing, SEED)) == repr(request)
+    begun = make_completion(request, [5], status=PARKED)
+    assert join_completions(nothing, begun) is begun and join_completions(None, begun) is begun
+    assert repr(next_request(request, join_completions(begun, nothing), SEED)) == repr(
+        next_request(request, begun, SEED)
+    )
+
+
+def test_routes_of_the_segments_follow_each_other() -> None:
+    """A request that continues has rows from the position on that led to its first token."""
+    request = asked()
+    first = make_completion(request, [11, 12, 13], status=PARKED)
+    again = next_request(request, first, SEED)
+    assert (request.first_row, again.first_row) == (0, len(PROMPTS[0].tokens) + 2)
+    rows = np.zeros((9, 1, 1), np.uint8)
+    parts = Routes((RouteRows(rows, 0, 5),)), Routes((RouteRows(rows, 5, 7),), 1)
+    complete = join_completions(
+        dataclasses.replace(first, routes=parts[0]),
+        dataclasses.replace(make_completion(again, [14, 15]), routes=parts[1]),
+    )
+    assert complete.routes == Routes((*parts[0].pieces, *parts[1].pieces), 1)
+    assert whole_sample(PROMPTS[0], 1, complete).status is Status.FAILED, "a row is missing"
+
+
+def test_too_many_versions_in_one_response_are_refused() -> None:
+    part = make_completion(dataclasses.replace(asked(), attempt=MAX_ATTEMPTS - 1), [1], status=PARKED)
+    with pytest.raises(RolloutError, match=r"request 0\.1 was interrupted 1024 times after 1 tokens"):
+        next_request(asked(), part, SEED)
+
+
+@pytest.mark.parametrize("changed", [0, 1], ids=["first segment", "second segment"])
+def test_a_sample_of_other_tokens_than_the_engine_ran_is_refused(changed: int) -> None:
+    request = asked()
+    begun = make_completion(request, [1, 2, 3], status=PARKED)
+    complete = join_completions(begun, make_completion(next_request(request, begun, SEED), [4]))
+    assert whole_sample(PROMPTS[0], 1, complete).segments[1].prompt_digest == prompt_digest(
+        np.array([*PROMPTS[0].tokens.tolist(), 1, 2, 3])
+    )
+    segments = list(complete.segments)
+    segments[changed] = dataclasses.replace(segments[changed], prompt_digest=5)
+    with pytest.raises(RolloutError, match=f"engine 0 ran other tokens before position {3 * changed} "):
+        whole_sample(PROMPTS[0], 1, dataclasses.replace(complete, segments=tuple(segments)))

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from mrl.config.sections.rollout import RolloutSection
-from mrl.rollout.drafts import Drafts
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import GenerationRequest, Response, ResponseBatch
+from mrl.rollout.request import Completion, GenerationRequest
 from mrl.samples import TrainBatch
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -40,31 +39,28 @@ def asked(*, prompts: int, samples: int, length: int) -> list[GenerationRequest]
 
 def answered(
     engine: RolloutEngine, requests: list[GenerationRequest], steps: int
-) -> tuple[list[Response], dict[str, int]]:
-    """The whole responses, parked after every so many steps; how often a prompt was seen half computed, how often requests were
-    preempted, and by how many at once the prefix cache's blocks were used."""
+) -> tuple[list[Completion], dict[str, int]]:
+    """The completions, of an engine that pauses after every so many steps; how often a prompt was seen half computed, how often
+    requests were preempted, and by how many at once the prefix cache's blocks were used."""
     core: Any = engine._engine.engine_core.engine_core
-    drafts, whole, asking = Drafts(driving.SEED), {}, requests
-    drafts.ask(requests)
     seen = {"split": 0, "preempted": 0, "shared": 0}
     preemptions: dict[str, int] = {}
-    while asking:
-        engine.submit(asking)
-        parts = []
+    ended: list[Completion] = []
+    engine.submit(requests)
+    while engine.has_work:
         for _ in range(steps):
-            parts += engine.step()
+            ended += engine.step()
             for request in core.scheduler.requests.values():
                 preemptions[request.request_id] = request.num_preemptions
                 seen["split"] += 0 < request.num_computed_tokens < request.num_prompt_tokens
             blocks = [core.scheduler.kv_cache_manager.get_blocks(name).blocks[0] for name in preemptions]
             seen["shared"] = max([seen["shared"], *(block.ref_cnt for own in blocks for block in own)])
-        arrived = ResponseBatch.of(parts + engine.park()).responses()
-        whole |= {r.request_id: r for r in drafts.take(arrived)}
-        asking = drafts.resubmit()
-    return [whole[r.request_id] for r in requests], seen | {"preempted": sum(preemptions.values())}
+        engine.pause()
+        engine.resume()
+    return driving.whole(requests, ended), seen | {"preempted": sum(preemptions.values())}
 
 
-def batch_of(requests: list[GenerationRequest], responses: list[Response]) -> TrainBatch:
+def batch_of(requests: list[GenerationRequest], responses: list[Completion]) -> TrainBatch:
     """All tokens, with the engine's log-probs and routes."""
     tokens = [
         np.concatenate([r.prompt_tokens, a.tokens]).tolist() for r, a in zip(requests, responses, strict=True)
@@ -96,7 +92,7 @@ def engine(model: Path, **rollout: Any) -> EngineHost:
 
 @pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_trainer_that_takes_the_engines_routes_agrees_at_every_token(tiny_model: Path, tp: int) -> None:
-    """With prompts split over passes, requests preempted and parked, and prompts found in the prefix cache."""
+    """With prompts split over passes, requests preempted and paused, and prompts found in the prefix cache."""
     host = engine(tiny_model, tp=tp, kv_cache_bytes=1 << 20, engine_args={"block_size": 32})
     requests = asked(prompts=4, samples=3, length=140)
     responses, seen = host.call(answered, requests, 40)

@@ -18,7 +18,7 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.data.tokenise import decoder
 from mrl.prepare.tokenizer import write_characters
 from mrl.rollout import exchange
-from mrl.rollout.request import GenerationRequest, Response
+from mrl.rollout.request import Completion, GenerationRequest
 from mrl.samples import Status
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
@@ -63,7 +63,7 @@ def truncating(model: Path) -> Iterator[EngineHost]:
 
 
 def ranks_and_mass(
-    model: Path, request: GenerationRequest, answer: Response
+    model: Path, request: GenerationRequest, answer: Completion
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each token: how many are likelier, their probability together, and its own in units of the likeliest one's."""
     policy = transformers.AutoModelForCausalLM.from_pretrained(
@@ -122,12 +122,11 @@ def test_a_stop_token_of_the_configuration_ends_a_response_that_keeps_it(truncat
     )
 
 
-def test_a_stop_text_that_begins_before_a_park_ends_the_response(truncating: EngineHost, model: Path) -> None:
-    """Parked after every token: each stop text of two tokens lies across a park."""
-    asked = [
-        dataclasses.replace(r, request_id=f"{i}.0")
-        for i, r in enumerate(driving.requests(48, seed=22, max_tokens=40))
-    ]
+def test_a_stop_text_that_begins_before_a_pause_ends_the_response(
+    truncating: EngineHost, model: Path
+) -> None:
+    """Paused after every token: each stop text of two tokens lies across a pause."""
+    asked = driving.requests(48, seed=22, max_tokens=40)
     answers = truncating.call(driving.in_segments, asked, 1)
     texts = decoder(transformers.AutoTokenizer.from_pretrained(model), (1, 2))([a.tokens for a in answers])
     ended = {stop for stop in STOPS for text in texts if text.endswith(stop)}
@@ -165,7 +164,7 @@ def byte_level(size: int = 259) -> transformers.PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("kind", ["fast", "slow"])
-def test_the_text_of_a_response_that_goes_on_is_that_of_one_request(kind: str) -> None:
+def test_the_text_of_a_response_that_continues_is_that_of_one_request(kind: str) -> None:
     """Cut at every token, also inside of a character; vLLM reads the tokens of either kind of tokenizer in its own way."""
     tokenizer: Any = byte_level() if kind == "fast" else transformers.ByT5Tokenizer()
     assert uses_fast_detokenizer(tokenizer) == (kind == "fast")
@@ -195,8 +194,8 @@ def goes_on(tokenizer: Any, request: GenerationRequest, parameters: Any) -> Any:
     return types.SimpleNamespace(detokenizer=IncrementalDetokenizer.from_new_request(tokenizer, told))
 
 
-def test_a_stop_text_of_the_prompt_ends_no_response_that_is_parked_inside_a_character(of_bytes: Path) -> None:
-    """Parked after every token, thus between the bytes of each character."""
+def test_a_stop_text_of_the_prompt_ends_no_response_that_is_paused_inside_a_character(of_bytes: Path) -> None:
+    """Paused after every token, thus between the bytes of each character."""
     host = EngineHost(
         rollout=RolloutSection(
             dtype="float32",
@@ -213,8 +212,8 @@ def test_a_stop_text_of_the_prompt_ends_no_response_that_is_parked_inside_a_char
     tokenizer = transformers.AutoTokenizer.from_pretrained(of_bytes)
     prompt = np.array(tokenizer.encode("é"), np.int32)
     asked = [
-        dataclasses.replace(r, request_id=f"{i}.0", prompt_tokens=np.concatenate([r.prompt_tokens, prompt]))
-        for i, r in enumerate(driving.requests(48, seed=23, max_tokens=24))
+        dataclasses.replace(r, prompt_tokens=np.concatenate([r.prompt_tokens, prompt]))
+        for r in driving.requests(48, seed=23, max_tokens=24)
     ]
     try:
         answers = host.call(driving.in_segments, asked, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.rollout.engine import RolloutEngine
-from mrl.rollout.request import GenerationRequest, Response
+from mrl.rollout.request import Completion, GenerationRequest
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.tiny_models import write_model
@@ -38,25 +38,24 @@ def engine(model: Path, **rollout: Any) -> EngineHost:
 
 def generate_and_count(
     engine: RolloutEngine, requests: list[GenerationRequest]
-) -> tuple[list[Response], int, int]:
+) -> tuple[list[Completion], int, int]:
     """The responses in the requests' order, how often a prompt was seen half computed between two steps, and how often
     requests were preempted."""
     scheduler: Any = engine._engine.engine_core.engine_core.scheduler
-    finished: list[Response] = []
+    finished: list[Completion] = []
     preemptions: dict[str, int] = {}
     split = 0
     engine.submit(requests)
-    while engine.num_unfinished:
-        finished += engine.poll()
+    while engine.has_work:
+        finished += engine.step()
         for request in scheduler.requests.values():
             preemptions[request.request_id] = request.num_preemptions
             split += 0 < request.num_computed_tokens < request.num_prompt_tokens
-    order = {r.request_id: i for i, r in enumerate(requests)}
-    return sorted(finished, key=lambda r: order[r.request_id]), split, sum(preemptions.values())
+    return driving.whole(requests, finished), split, sum(preemptions.values())
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: Path) -> dict[str, list[Response]]:
+def expected(tiny_model: Path) -> dict[str, list[Completion]]:
     """The answers of an engine that computes every prompt in one pass and preempts nothing."""
     host = engine(tiny_model)
     answers = {name: host.call(generate_and_count, requests) for name, requests in ASKED.items()}
@@ -75,7 +74,7 @@ def narrow(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[EngineH
 
 @pytest.mark.parametrize("case", ASKED)
 def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
-    narrow: EngineHost, expected: dict[str, list[Response]], case: str
+    narrow: EngineHost, expected: dict[str, list[Completion]], case: str
 ) -> None:
     """Log-probs agree to rounding only: a matrix product of other rows rounds differently."""
     responses, split, preempted = narrow.call(generate_and_count, ASKED[case])
@@ -89,12 +88,12 @@ def test_a_split_or_preempted_prompt_has_the_tokens_of_a_whole_one(
     "narrow", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["tp1", "tp2"], indirect=True
 )
 @pytest.mark.parametrize("case", ["each longer than a pass", "outgrowing the cache"])
-def test_requests_that_go_on_are_computed_as_whole_ones(
+def test_requests_that_continue_are_computed_as_whole_ones(
     narrow: EngineHost, tiny_model: Path, case: str
 ) -> None:
-    """What a parked request had produced is prompt the next time: split over passes, preempted, drawn from a stream of its
+    """What a request had produced before a pause is prompt after it: split over passes, preempted, drawn from a stream of its
     own."""
-    asked = [dataclasses.replace(r, request_id=f"{i}.0", max_tokens=24) for i, r in enumerate(ASKED[case])]
+    asked = [dataclasses.replace(r, max_tokens=24) for r in ASKED[case]]
     answers = narrow.call(driving.in_segments, asked, 7)
     assert all(
         len(a.tokens) == r.max_tokens and len(a.segments) > 1 for a, r in zip(answers, asked, strict=True)
@@ -103,7 +102,7 @@ def test_requests_that_go_on_are_computed_as_whole_ones(
 
 
 @pytest.mark.slow
-def test_a_request_of_three_thousand_tokens_goes_on(tmp_path: Path) -> None:
+def test_a_request_of_three_thousand_tokens_continues(tmp_path: Path) -> None:
     """Longer than the 2,048 tokens that a pass computes."""
     model = write_model(tmp_path / "long", **ENGINE_SHAPE, max_position_embeddings=4096)
     host = EngineHost(
@@ -115,10 +114,7 @@ def test_a_request_of_three_thousand_tokens_goes_on(tmp_path: Path) -> None:
         seed=1,
         real_weights=True,
     )
-    asked = [
-        dataclasses.replace(r, request_id=f"{i}.0")
-        for i, r in enumerate(driving.requests(3, length=3000, max_tokens=30, ignore_stop=True))
-    ]
+    asked = driving.requests(3, length=3000, max_tokens=30, ignore_stop=True)
     answers = host.call(driving.in_segments, asked, 12)
     host.close()
     assert all(len(a.tokens) == 30 and len(a.segments) > 1 for a in answers)

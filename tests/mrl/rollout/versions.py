@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mrl.rollout.drafts import Drafts
-from mrl.rollout.request import GenerationRequest, Response, sample_seed
+from mrl.rollout.request import Completion, GenerationRequest
+from mrl.rollout.seeds import sample_seed
 from tests.engines import ENGINE_SHAPE, EngineHost
 from tests.mrl.rollout import driving
 from tests.mrl.rollout.conftest import SYNC
-from tests.mrl.rollout.driving import SEED
 from tests.resharding.feeding import Feeder, read
 from tests.tiny_models import batch_of_tokens, reference_logprobs, write_model
 
@@ -20,7 +19,7 @@ def asked(count: int, *, max_tokens: int = 24, length: int = 8, seed: int = 0) -
     rng = np.random.default_rng(seed)
     prompts = rng.integers(2, 131, (count, length)).astype(np.int32)
     return [
-        GenerationRequest(f"{i}.0", prompt, sample_seed(SEED, i, 0), max_tokens, ignore_stop=True)
+        GenerationRequest(f"{i}.0", prompt, sample_seed(5, i, 0), max_tokens, ignore_stop=True)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -45,46 +44,36 @@ def synced(engine: EngineHost, folders: list[Path]) -> None:
 
 def in_three_versions(
     serving: EngineHost, folders: list[Path]
-) -> tuple[list[GenerationRequest], list[Response], int]:
-    """Requests, their responses in the requests' order, each of three segments, and the version of the first; the engine serves
+) -> tuple[list[GenerationRequest], list[Completion], int]:
+    """Requests, their completions in the requests' order, each of three segments, and the version of the first; the engine serves
     the first folder's weights before and after."""
-    requests, drafts, whole = asked(12), Drafts(SEED), []
-    first = serving.call(driving.version)
-    feeder = Feeder(serving.call(driving.addresses), SYNC)
-    drafts.ask(requests)
-    asking = requests
-    for number in range(4):
-        steps = (8, 8, 100, 0)[number]
-        if asking:
-            whole += drafts.take(serving.call(driving.steps_and_park, asking, steps))
-            asking = drafts.resubmit()
-        folder = folders[(number + 1) % 3]
-        if number < 3:
-            weights = read(folder)
-            session = feeder.session(weights, first + number, first + number + 1)
-            feeding = feeder.send(session, weights)
-            serving.call(driving.receive, session)
-            assert not feeding.end().errors
-    serving.call(driving.release)
-    feeder.close()
-    assert len(whole) == 12 and {len(r.segments) for r in whole} == {3}
-    by_id = {response.request_id: response for response in whole}
-    return requests, [by_id[request.request_id] for request in requests], first
+    requests, first = asked(12), serving.call(driving.version)
+    completions, parts = serving.call(driving.paused_after, requests, 8)
+    assert not completions and {len(part.tokens) for part in parts} == {8}
+    for number, steps in enumerate((8, 100, 0), 1):
+        synced(serving, [folders[number % 3]])
+        completions += serving.call(driving.steps, [], steps)
+        serving.call(driving.pause)
+    completions = driving.whole(requests, completions)
+    assert {len(each.segments) for each in completions} == {3}
+    return requests, completions, first
 
 
 def gaps(
-    requests: list[GenerationRequest], whole: list[Response], folders: list[Path], first: int
+    requests: list[GenerationRequest], completions: list[Completion], folders: list[Path], first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Differences of the engine's log-probs from those of transformers in float32: with the weights of each token's version,
     and with those of the version before or after it."""
     batch = batch_of_tokens(
-        [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, whole, strict=True)]
+        [[*q.prompt_tokens.tolist(), *r.tokens.tolist()] for q, r in zip(requests, completions, strict=True)]
     )
     by_version = np.stack([reference_logprobs(folder, batch)[0] for folder in folders])
     starts = batch.cu_seqlens[:-1] + [len(q.prompt_tokens) for q in requests]
-    at = np.concatenate([start + np.arange(len(r.tokens)) for start, r in zip(starts, whole, strict=True)])
-    versions = np.concatenate([r.policy_versions for r in whole]) - first
-    found = np.concatenate([r.logprobs for r in whole])
+    at = np.concatenate(
+        [start + np.arange(len(r.tokens)) for start, r in zip(starts, completions, strict=True)]
+    )
+    versions = np.concatenate([r.policy_versions for r in completions]) - first
+    found = np.concatenate([r.logprobs for r in completions])
     right = abs(by_version[versions, at] - found)
     shifted = abs(by_version[(versions + 1) % len(folders), at] - found)
     return right, shifted

@@ -46,6 +46,7 @@ from mrl.routes import RouteRows, Routes
 from mrl.samples import TrainBatch
 from mrl.training.divergence import Vocabulary
 from mrl.training.lessons import Lessons
+from mrl.training.output_layer import OutputLayer
 from mrl.training.packing import pack_microbatches
 from mrl.training.passes import Passes
 from mrl.training.prepared import Prepared
@@ -100,8 +101,9 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
         config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
     rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore[assignment]
-    rank._tp_group = types.SimpleNamespace(rank=lambda: 0)
-    rank._cp_group = None
+    rank._head = object.__new__(OutputLayer)
+    rank._head._chunks, rank._head._layout, rank._head._chunk_tokens = rank._chunks, layout, CHUNK
+    rank._head._tp_group, rank._head._cp_group = types.SimpleNamespace(rank=lambda: 0), None
     return rank
 
 
@@ -163,7 +165,7 @@ def context_parallel_outputs() -> None:
     layout, choice, window = LAYOUTS["transformer engine"]
     rank = passes(Layout(cp=layout.cp), choice, window)
     item = prepared(rank, BATCH)
-    found = rank._outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
+    found = rank._head.outputs(item, made(item.tokens.shape[1], 1, HIDDEN), 0.7)
     found["logprobs"].sum().backward()
 
 
@@ -315,13 +317,14 @@ def lessons(section: DistillationSection, *, split: bool) -> None:
     rank._run = lambda items, keep, **options: [keep(items[0], made(items[0].tokens.shape[1], 1, HIDDEN))]  # type: ignore[method-assign]
     rank._prepare = lambda batch, all_tokens: [prepared(rank, batch)]  # type: ignore[method-assign]
     vocabulary = Vocabulary(VOCAB - 1, 0.7, CHUNK, types.SimpleNamespace() if split else None)
-    rank._vocabulary = lambda temperature: vocabulary  # type: ignore[method-assign]
     own = np.arange(BATCH.num_samples - 1)
     lesson = rank.lesson(read(), own)
     assert lesson is not None
     item = prepared(rank, read())
     states = made(len(item.own_index), HIDDEN)
-    Lessons(section, [lesson]).divergence(item.own_index, states, rank._head, vocabulary).sum().backward()
+    Lessons(section, [lesson]).divergence(
+        item.own_index, states, rank._head.weight, vocabulary
+    ).sum().backward()
 
 
 def distilled_loss() -> None:

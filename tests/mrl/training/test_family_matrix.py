@@ -21,7 +21,7 @@ from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.rollout.request import GenerationRequest, Response
+from mrl.rollout.request import Completion, GenerationRequest
 from mrl.training.hf.hf_folder import read_config
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -103,7 +103,7 @@ def test_serves_what_a_planned_weight_sync_brought(family: str, tmp_path: Path) 
         assert host.call(driving.lost_asleep) == [], "after it slept on a GPU"
 
 
-def require_routes(request: GenerationRequest, response: Response, folder: Path) -> None:
+def require_routes(request: GenerationRequest, response: Completion, folder: Path) -> None:
     """A row of different experts for each position but the last, in each layer with experts."""
     hf = read_config(folder)
     with_experts = [n for n in range(hf["num_hidden_layers"]) if family_of(hf).is_moe_layer(hf, n)]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import mrl.training.output_layer as output_layer
 import mrl.training.passes as passes
 import mrl.training.prepared as prepared
 from tests.mrl.training.meta_pieces import MOST, MOST_PREPARED, NO_WAIT, ONE_WAIT, PREPARED
@@ -36,7 +37,7 @@ def no_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module.parallel_state, "get_tensor_model_parallel_rank", lambda: 0)
     for name in ("pipeline_model_parallel", "context_parallel", "data_parallel"):
         monkeypatch.setattr(passes.parallel_state, f"get_{name}_group", lambda: None)
-    monkeypatch.setattr(passes, "reduce_from_tensor_model_parallel_region", lambda x, group: x)
+    monkeypatch.setattr(output_layer, "reduce_from_tensor_model_parallel_region", lambda x, group: x)
 
 
 def waits(piece: Callable[[], None], most: int = MOST) -> list[str]:

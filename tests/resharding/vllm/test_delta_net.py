@@ -61,7 +61,7 @@ def engine(model: Path) -> Iterator[EngineHost]:
 
 
 def test_a_planned_weight_sync_serves_the_log_probs_of_transformers(engine: EngineHost, model: Path) -> None:
-    """From one trainer rank, whose rows lie by key head; prompts come in parts, requests come and go, and are parked."""
+    """From one trainer rank, whose rows lie by key head; prompts come in parts, requests come and go, and are paused."""
     hf = hf_folder.read_config(model)
     family, one = family_of(hf), Layout()
     held = family.local_tensors(hf, one, one.place(0), dtype="float32")

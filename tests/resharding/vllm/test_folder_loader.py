@@ -11,7 +11,7 @@ import torch
 
 from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import FAMILIES
-from mrl.rollout.request import Response
+from mrl.rollout.request import Completion
 from mrl.training.hf.hf_folder import tensor_files
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 ASKED = driving.requests(12, seed=3, ignore_stop=True)
 
 
-def served(folder: Path, **settings: object) -> list[Response]:
+def served(folder: Path, **settings: object) -> list[Completion]:
     """What an engine says that read the folder, in which lie tensors that nobody serves."""
     assert any(name.startswith("model.visual.") for name in tensor_files(folder))
     kept = {"enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64} | settings
@@ -69,7 +69,7 @@ def test_float8_text_beside_images_is_read(tmp_path: Path) -> None:
     assert near < 0.5 < far, (near, far)
 
 
-def gap(reference: Path, answers: list[Response]) -> float:
+def gap(reference: Path, answers: list[Completion]) -> float:
     """Of the middle response, its largest difference from a folder's log-probs."""
     worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
     return sorted(worst)[len(worst) // 2]

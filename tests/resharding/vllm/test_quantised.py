@@ -15,7 +15,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import fp8
-from mrl.rollout.request import Response
+from mrl.rollout.request import Completion
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
@@ -91,7 +91,7 @@ def test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_
     assert near < 0.1 < far, (near, far)
 
 
-def gap(reference: Path, answers: list[Response]) -> float:
+def gap(reference: Path, answers: list[Completion]) -> float:
     """Of the middle response, its largest difference from a folder's log-probs: a router's near-tie moves single ones far."""
     worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
     return sorted(worst)[len(worst) // 2]

@@ -1,0 +1,281 @@
+"""Generation as a schedule sees it: an event loop in a thread of its own, and blocking calls into it.
+
+| concurrent loop | consumes | waits for | unblocked by |
+|---|---|---|---|
+| engine thread, one in each engine's process (rollout/engine_loop.py) | requests, commands | work | a frame, a Ray call |
+| a task for each group (trajectories/group.py) | a prompt | completions, answers, verdicts | engines, environments, reward workers |
+| `RolloutBuffer` (rollout_buffer.py; a stream's) | prompts | a free slot | `commit`, a filtered group |
+| the schedule's thread, in these calls | groups | groups, engines that stop | the tasks above |
+
+Every wait has a deadline and names its phase and what is missing. What fails in the loop is raised by the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from mrl.agents.environment_client import EnvironmentClient, Environments
+from mrl.config.root import Config
+from mrl.data.prompt_stream import PromptStream
+from mrl.errors import MrlError, RewardError, RolloutError
+from mrl.loops.event_thread import EventThread
+from mrl.loops.rollout_buffer import RolloutBuffer, StepGroups
+from mrl.observe.ledger_log import Standing
+from mrl.observe.phases import PhaseClock
+from mrl.pool.file_store import FileStore
+from mrl.rollout.engine_client import Address
+from mrl.rollout.engine_pool import EnginePool, Engines, Interrupted
+from mrl.rollout.request import Sampling
+from mrl.samples import Group, Prompt
+from mrl.trajectories.group import OpenGroup, RolloutRunner, RulesOf
+from mrl.trajectories.rewards import RewardClient, RewardWorkers
+
+AT_ONCE = 4096
+"""Samples on their way if prompts are asked in turn: more than engines generate side by side."""
+
+
+class RolloutThread(EventThread):
+    """A run's rollouts. Engines stand still until `resume`, and again from `pause` on."""
+
+    engines: Engines
+    _rewards: RewardClient
+    _rollouts: RolloutRunner
+
+    def __init__(
+        self,
+        engines: Callable[[RolloutThread], Engines],
+        rewards: RewardWorkers,
+        clock: PhaseClock,
+        *,
+        run_seed: int,
+        deadline_seconds: float,
+        environments: Environments | None = None,
+        rules_of: RulesOf = lambda domain: None,
+        max_open: int | None = None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            engines: Makes what generates, in the thread, given this.
+            clock: Counts what is waited here.
+            deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; in turn, from one to the
+                next.
+            environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how many are
+                open at once.
+        """
+        super().__init__("rollouts", clock)
+        self._deadline_seconds = deadline_seconds
+        self._lost: dict[int, tuple[str, str]] = {}
+        self._runs = self._trains = self._has_snapshot = False
+        self._buffer: RolloutBuffer | None = None
+
+        async def build() -> None:
+            self.engines = engines(self)
+            self._rewards = RewardClient(rewards, on_failure=self.fail)
+            client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
+            self._rollouts = RolloutRunner(
+                self.engines,
+                self._rewards,
+                run_seed=run_seed,
+                environments=client,
+                rules_of=rules_of,
+                max_open=max_open,
+            )
+
+        self.do(build())
+
+    # -- rounds: on_policy, validation, commands -----------------------------------------------------------------
+
+    def groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
+        """Return all prompts' groups with verdicts, in the prompts' order. Every sample is in its group, those without a reward
+        too."""
+        with self.clock.phase("generate"):
+            opened = self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
+            self.do(_all_answered(opened), self._deadline_seconds, lambda: self._late(opened))
+        with self.clock.phase("reward"):
+            return self.do(_all_judged(opened), self._deadline_seconds, lambda: self._late(opened))
+
+    def in_turn(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Group]:
+        """Yield the groups that `groups` would return, each as soon as it and those before it are whole. Any number of prompts:
+        they are read when there is room among AT_ONCE samples on their way."""
+        waiting, asked, come = iter(prompts), deque[OpenGroup](), -1
+
+        def late() -> MrlError:
+            return self._late(asked)
+
+        def start(prompts: Sequence[Prompt]) -> list[OpenGroup]:
+            return self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
+
+        while True:
+            room = (AT_ONCE - sum(group.num_unjudged for group in asked)) // sampling.num_samples
+            more = list(itertools.islice(waiting, max(room, 0 if asked else 1)))
+            if more:
+                asked += start(more)
+            if not asked:
+                return
+            come = self.do(self._rollouts.more_than(come), self._deadline_seconds, late)
+            while asked and asked[0].task.done():
+                yield asked.popleft().task.result()
+
+    def _late(self, groups: Iterable[OpenGroup]) -> MrlError:
+        groups = list(groups)
+        responses, verdicts = self._rollouts.missing(groups)
+        error, what, phase = (
+            (RolloutError, "responses", "generate") if responses else (RewardError, "verdicts", "reward")
+        )
+        missing = responses or verdicts
+        return error(
+            f"{len(missing)} {what} of {len(groups)} prompts (first: {missing[:3]}) did not arrive within "
+            f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase {phase}"
+        )
+
+    # -- a stream ------------------------------------------------------------------------------------------------
+
+    def open_buffer(
+        self, config: Config, prompts: PromptStream, store: FileStore, sampling: Sampling
+    ) -> None:
+        """Keep groups on their way from the first `resume` on."""
+
+        async def build() -> None:
+            self._buffer = RolloutBuffer(
+                config, prompts, store, self._rollouts, sampling, on_failure=self.fail
+            )
+
+        self.do(build())
+
+    @property
+    def buffer(self) -> RolloutBuffer:
+        """Return the buffer, whose methods belong to the thread (`ask`)."""
+        assert self._buffer is not None, "only a stream has a buffer"
+        return self._buffer
+
+    def take(self, version: int, seconds: float) -> StepGroups | None:
+        """Return the next groups, given to the step that trains `version`; None if they are not there in so long."""
+
+        async def taken() -> StepGroups | None:
+            buffer = self.buffer
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while (batch := buffer.take(version)) is None:
+                        buffer.changed.clear()
+                        await buffer.changed.wait()
+                    return batch
+            return None
+
+        return self.do(taken())
+
+    def commit(self, version: int) -> None:
+        """The engines serve `version`: what it was made of gives its slots back."""
+        self.ask(lambda: self.buffer.commit(version))
+
+    def sync_due(self, *, shared: bool) -> bool:
+        """Return `RolloutBuffer.sync_due`."""
+        return self.ask(lambda: self.buffer.sync_due(shared=shared))
+
+    def waiting_for(self) -> str:
+        """Return what a stream waits for, for people."""
+        return self.buffer.waiting_for()
+
+    def take_standing(self) -> Standing:
+        """Return where a stream's prompts are."""
+        return self.ask(lambda: self.buffer.take_standing())
+
+    def state(self) -> dict[str, Any]:
+        """Return a stream's position, groups and trajectories; while paused with a snapshot."""
+        assert not self._runs, "tokens that an engine has are in no checkpoint"
+        return self.ask(lambda: self.buffer.state())
+
+    def restore(self, state: dict[str, Any], *, version: int) -> int:
+        """Continue a stream there; return how many groups are generated anew."""
+        return self.ask(lambda: self.buffer.restore(state, version=version))
+
+    # -- engines -------------------------------------------------------------------------------------------------
+
+    def resume(self, *, training: bool = True) -> None:
+        """Let the engines step, and a stream admit prompts; with `training` False only requests of a validation run."""
+        if self._runs and training == self._trains:
+            return
+        self._runs, self._trains = True, training
+
+        def resume() -> None:
+            if training:
+                self.engines.newest_version = -1
+            self.engines.resume(training=training)
+            if training and self._buffer is not None:
+                self._buffer.resume()
+
+        self.ask(resume)
+
+    def pause(self, *, snapshot: bool = False) -> Interrupted:
+        """Stop the engines at a token boundary; nothing is generated until `resume`. `snapshot`: fetch what has come so far,
+        for `state` and for engines that are lost."""
+        if not self._runs and (self._has_snapshot or not snapshot):
+            return Interrupted()
+
+        async def pause() -> Interrupted:
+            if self._buffer is not None:
+                self._buffer.stop()
+            return await self.engines.pause(snapshot=snapshot)
+
+        interrupted = self.do(pause())
+        self._runs, self._has_snapshot = False, snapshot
+        return interrupted
+
+    @property
+    def is_stranded(self) -> bool:
+        """Return True if requests wait and no engine serves: only a weight sync brings one in."""
+        return self.engines.is_stranded
+
+    def connect(self, number: int, address: Address) -> None:
+        """Connect an engine, which is paused."""
+        self.do(self._pool.connect(number, address))
+
+    def resume_engines(self) -> None:
+        """Let every connected engine step, those that came while the others did too."""
+        self.ask(lambda: self.engines.resume(training=self._trains))
+
+    def close(self) -> None:
+        """End what is under way, and the threads."""
+        super().close()
+        self._rewards.close()
+
+    def give_up(self, number: int, why: str) -> None:
+        """Generate elsewhere what an engine has."""
+        self.ask(lambda: self._pool.give_up(number, why))
+
+    def take_lost(self) -> dict[int, tuple[str, str]]:
+        """Return, once, the engines whose connections ended: why, and the class of the error that they named."""
+        lost, self._lost = self._lost, {}
+        return lost
+
+    def note_lost(self, number: int, why: str, kind: str) -> None:
+        """Keep that an engine's connection ended, for `take_lost`; called in the thread."""
+        self._lost[number] = why, kind
+
+    def late(self, seconds: float) -> list[int]:
+        """Return the engines that have had requests and made no step for so long."""
+        return self._pool.late(seconds)
+
+    @property
+    def num_started_over(self) -> int:
+        """Return how many requests were generated again elsewhere."""
+        return self._pool.num_started_over
+
+    @property
+    def _pool(self) -> EnginePool:
+        assert isinstance(self.engines, EnginePool), "only engines in processes are connected"
+        return self.engines
+
+
+async def _all_answered(groups: Sequence[OpenGroup]) -> None:
+    for group in groups:
+        await group.answered.wait()
+
+
+async def _all_judged(groups: Sequence[OpenGroup]) -> list[Group]:
+    return [await group.task for group in groups]

@@ -1,0 +1,238 @@
+"""What a driver and an engine's process say to each other: msgpack in frames (mrl/processes/framing.py), never pickles.
+
+| from the driver | | from the engine | |
+|---|---|---|---|
+| Proof | first: it knows the run's secret | Challenge | first: what is to be proved |
+| Submit | requests | Ended | completions |
+| Pause | stop at a token boundary | PauseDone | all stopped; what has come so far, if asked |
+| Resume | step again | Pulse | each second: steps so far |
+| AbortRequests | forget requests | Failure | the engine failed |
+"""
+
+from __future__ import annotations
+
+import hmac
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mrl.rollout.request import Completion, GenerationRequest
+from mrl.routes import RouteRows, Routes, in_one_block
+from mrl.samples import ResponseSegment, Status
+
+
+class EngineMessage(msgspec.Struct, tag=True, array_like=True):
+    """One frame."""
+
+
+class Challenge(EngineMessage):
+    """What a connection has to answer before anything else is read from it."""
+
+    nonce: bytes
+
+
+class Proof(EngineMessage):
+    """HMAC-SHA256 of the nonce under the run's secret."""
+
+    digest: bytes
+
+
+class RequestFields(msgspec.Struct, array_like=True):
+    """A GenerationRequest; prompts lie beside it, once each."""
+
+    request_id: str
+    prompt: int
+    """Number of its prompt in the message."""
+    seed: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    greedy: bool
+    stop_token_ids: tuple[int, ...]
+    ignore_stop: bool
+    own_tokens: bytes
+    attempt: int
+    urgent: bool
+
+
+class Submit(EngineMessage):
+    """Requests."""
+
+    prompts: list[bytes]
+    """[T] int32 each."""
+    requests: list[RequestFields]
+
+
+class Pause(EngineMessage):
+    """Stop at a token boundary."""
+
+    snapshot: bool
+    """Tell what has come so far of each request."""
+
+
+class Resume(EngineMessage):
+    """Step again."""
+
+    training: bool
+    """False: only requests of a validation run."""
+
+
+class AbortRequests(EngineMessage):
+    """Stop requests and forget them."""
+
+    request_ids: list[str]
+
+
+class Ended(EngineMessage):
+    """Completions: many in few arrays, which costs less than one message each."""
+
+    request_ids: list[str]
+    statuses: list[str]
+    lengths: list[int]
+    """Tokens of each."""
+    tokens: bytes
+    """[sum of lengths] int32."""
+    logprobs: bytes
+    """[sum of lengths] float32."""
+    num_segments: list[int]
+    segments: list[tuple[int, int, int, int, int, int]]
+    """Fields of a ResponseSegment."""
+    texts: list[str]
+    block: int = -1
+    """Number of the block that has all routes, in the engine's process; -1 without routes."""
+    routes: list[tuple[int, int, int] | None] = []
+    """(first row, one past the last, positions without a row) of each completion."""
+
+
+class PauseDone(EngineMessage):
+    """Nothing steps any more."""
+
+    num_requests: int
+    num_tokens: int
+    so_far: Ended
+
+
+class Pulse(EngineMessage):
+    """The engine's process lives."""
+
+    num_steps: int
+    is_busy: bool
+
+
+class Failure(EngineMessage):
+    """The engine failed and does nothing more."""
+
+    kind: str
+    text: str
+
+
+_decoder = msgspec.msgpack.Decoder(
+    Challenge | Proof | Submit | Pause | Resume | AbortRequests | Ended | PauseDone | Pulse | Failure
+)
+encode: Callable[[EngineMessage], bytes] = msgspec.msgpack.Encoder().encode
+"""The bytes of a message."""
+
+
+def decode(data: bytes) -> Any:
+    """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
+    return _decoder.decode(data)
+
+
+def proof_of(secret: bytes, nonce: bytes) -> bytes:
+    """Return what proves to know the secret."""
+    return hmac.digest(secret, nonce, "sha256")
+
+
+_PLAIN = tuple(name for name in RequestFields.__struct_fields__ if name not in ("prompt", "own_tokens"))
+_plain = operator.attrgetter(*_PLAIN)
+
+
+def submit(requests: Iterable[GenerationRequest]) -> Submit:
+    """Return the message of requests; those of one prompt share its tokens."""
+    numbers: dict[int, int] = {}
+    prompts: list[bytes] = []
+    fields = []
+    for request in requests:
+        key = id(request.prompt_tokens)
+        if key not in numbers:
+            numbers[key] = len(prompts)
+            prompts.append(np.ascontiguousarray(request.prompt_tokens, np.int32).tobytes())
+        plain = dict(zip(_PLAIN, _plain(request), strict=True))
+        own = np.ascontiguousarray(request.own_tokens, np.int32).tobytes()
+        fields.append(RequestFields(prompt=numbers[key], own_tokens=own, **plain))
+    return Submit(prompts, fields)
+
+
+def requests_of(message: Submit) -> list[GenerationRequest]:
+    """Return the requests of a message."""
+    prompts = [np.frombuffer(data, np.int32) for data in message.prompts]
+    return [
+        GenerationRequest(
+            prompt_tokens=prompts[fields.prompt],
+            own_tokens=np.frombuffer(fields.own_tokens, np.int32),
+            **dict(zip(_PLAIN, _plain(fields), strict=True)),
+        )
+        for fields in message.requests
+    ]
+
+
+_segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
+
+
+def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) -> Ended:
+    """Return the message of completions; `keep` takes the block of all routes and returns its number."""
+    moved, block = in_one_block([c.routes for c in completions], keep), -1
+    routes: list[tuple[int, int, int] | None] = []
+    for each in moved:
+        if each is None:
+            routes.append(None)
+            continue
+        for piece in each.pieces:
+            block = piece.block
+        (start, stop) = (each.pieces[0].start, each.pieces[-1].stop) if each.pieces else (0, 0)
+        routes.append((start, stop, each.missing))
+    return Ended(
+        request_ids=[c.request_id for c in completions],
+        statuses=[c.status.value for c in completions],
+        lengths=[len(c.tokens) for c in completions],
+        tokens=b"".join(np.ascontiguousarray(c.tokens, np.int32).data for c in completions),
+        logprobs=b"".join(np.ascontiguousarray(c.logprobs, np.float32).data for c in completions),
+        num_segments=[len(c.segments) for c in completions],
+        segments=[_segment_fields(s) for c in completions for s in c.segments],
+        texts=[c.text for c in completions],
+        block=block,
+        routes=routes,
+    )
+
+
+def completions_of(message: Ended, block: object = None) -> list[Completion]:
+    """Return the completions of a message, each in memory of its own; `block` is what its routes' block number names."""
+    segments, end, found = iter(message.segments), 0, []
+    routes = message.routes or [None] * len(message.request_ids)
+    for name, status, length, count, text, own in zip(
+        message.request_ids,
+        message.statuses,
+        message.lengths,
+        message.num_segments,
+        message.texts,
+        routes,
+        strict=True,
+    ):
+        tokens = np.frombuffer(message.tokens[4 * end : 4 * (end + length)], np.int32)
+        logprobs = np.frombuffer(message.logprobs[4 * end : 4 * (end + length)], np.float32)
+        end += length
+        parts = tuple(ResponseSegment(*next(segments)) for _ in range(count))
+        found.append(Completion(name, tokens, logprobs, parts, Status(status), text, _routes(own, block)))
+    return found
+
+
+def _routes(own: tuple[int, int, int] | None, block: object) -> Routes | None:
+    if own is None:
+        return None
+    start, stop, missing = own
+    return Routes((RouteRows(block, start, stop),) if stop > start else (), missing)

@@ -1,0 +1,13 @@
+"""A rollout of one response."""
+
+from __future__ import annotations
+
+from mrl.rollout.engine_pool import Policy
+from mrl.rollout.request import GenerationRequest, whole_sample
+from mrl.trajectories.trajectory import Trajectory
+
+
+async def single_turn(policy: Policy, trajectory: Trajectory, request: GenerationRequest) -> None:
+    """Generate the response to a prompt."""
+    completion = await policy.generate(request, trajectory.so_far())
+    trajectory.sample = whole_sample(trajectory.prompt, trajectory.number, completion)
