@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,13 @@ LARGEST_GRADIENT_ERROR = {"float32": 1e-3, "bfloat16": 3e-2}
 
 @pytest.mark.integration
 def test_a_step_and_what_is_lent_and_off_loaded(device: torch.device, tmp_path: Path) -> None:
-    """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own."""
+    """Float32, then bfloat16 on GPUs (what runs use there), each with a worker of its own. In a process of its own: in
+    pytest's, transformers computed other log-probs in later tests."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(_train, device, tmp_path).result(timeout=280)
+
+
+def _train(device: torch.device, tmp_path: Path) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     folder = str(tmp_path / "model")
     write_model(Path(folder), large=device.type == "cuda")
