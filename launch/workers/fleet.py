@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 from mrl.errors import WorkerLost
 from mrl.launch.workers.actor_group import first_line
 from mrl.observe.phases import PhaseClock
+from mrl.rollout.engine_client import Address
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
 RankFacts = tuple[str, str, str]
 """Address, device and manifest's digest of an engine rank."""
-Start = tuple["ObjectRef[None]", "ObjectRef[list[RankFacts]]"]
-"""The calls of a new process: its start, and what its ranks tell after it."""
+Arrival = tuple[list[RankFacts], Address]
+"""What is known of an engine that comes later: its ranks, and where the driver connects."""
+Start = tuple["ObjectRef[None]", "ObjectRef[Arrival]"]
+"""The calls of a new process: its start, and what it tells after it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Fleet:
         self._causes: dict[int, str] = {}
         """Of the engines that do not serve: why the one that did was lost."""
         self._starting: dict[int, _Starting] = {}
-        self._up: dict[int, list[RankFacts]] = {}
+        self._up: dict[int, Arrival] = {}
         self.num_lost = 0
 
     @property
@@ -106,8 +109,8 @@ class Fleet:
             failed[engine] = f"was not up within launch.start_deadline_seconds = {self._deadline_seconds:g} s"
         return failed
 
-    def bring_in(self) -> dict[int, list[RankFacts]]:
-        """The engines that are up, which serve from here on as far as weight syncs bring them in; what their ranks tell."""
+    def bring_in(self) -> dict[int, Arrival]:
+        """The engines that are up, which serve from here on as far as weight syncs bring them in; what they tell."""
         came, self._up = self._up, {}
         for engine in came:
             del self._causes[engine]

@@ -179,6 +179,11 @@ class RolloutActor:
         )
         return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
+    def arrive(self) -> tuple[list[tuple[str, str, str]], Address]:
+        """Return what `prepare_sync` and `door` do, of an engine that comes later: the driver asks it nothing more before it has its
+        weights."""
+        return self.prepare_sync(), self.door()
+
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:
         """Those of prepare_sync, by digest."""
         return {m.digest: m for m in self._manifests if m.digest in digests}

@@ -234,7 +234,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self.further.make_anew(number)
         meeting = None if part.is_whole else self.start_on(rank, RolloutActor.meeting)
         calls = self._start(rank, meeting)
-        return calls[self.name(rank)], self.start_on(rank, RolloutActor.prepare_sync)
+        return calls[self.name(rank)], self.start_on(rank, RolloutActor.arrive)
 
     def bring_in(self) -> dict[int, str]:
         """Let the engines that are up take part in weight syncs from here on, and serve after the next; return the addresses of
@@ -244,15 +244,13 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self._fleet.look(1.0)
             self.watch()
         addresses, tp = {}, self._config.rollout.tp
-        for engine, told in self._fleet.bring_in().items():
+        for engine, (told, door) in self._fleet.bring_in().items():
             digests = [digest for _, _, digest in told]
             if digests != self._digests[engine]:
                 raise WeightSyncError(
                     f"{self.name(engine)}, started in the place of a lost one, holds other tensors: {digests}, before {self._digests[engine]}"
                 )
             if self._rollouts is not None:
-                name = self.name(engine)
-                door = self.wait({name: self.start_on(engine, RolloutActor.door)})[name]
                 self._rollouts.connect(engine, door)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
