@@ -36,10 +36,11 @@ def last_words(folder: Path) -> str:
 
 
 def last_word(folder: Path, name: str) -> str:
-    """Why the worker of this name ended itself, where that is the last that it wrote; empty otherwise."""
+    """Why the worker of this name ended itself, where that is the last that it wrote; empty otherwise. Multiprocessing's resource
+    tracker outlives it, and may tell of what is left."""
     path = folder / f"{file_name(name)}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    said = next((line for line in reversed(lines) if line.strip()), "")
+    said = next((line for line in reversed(lines) if line.strip() and "resource_tracker" not in line), "")
     return said.removeprefix(LAST_WORDS) if said.startswith(LAST_WORDS) else ""
 
 
