@@ -96,10 +96,6 @@ class GroupLedger:
         """Those in the making of the `count` groups that a step would take next, the oldest first."""
         return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.MAKING)
 
-    def last_of(self, count: int) -> int:
-        """Index of the last of the `count` groups that a step would take next, as many as there are; -1 without any."""
-        return max((e.index for e in itertools.islice(self._untaken(), count)), default=-1)
-
     def _untaken(self) -> Iterator[Entry]:
         return (entry for entry in self._entries.values() if entry.state is not GroupState.TAKEN)
 

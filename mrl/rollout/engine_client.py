@@ -11,7 +11,6 @@ from typing import Any
 from mrl.errors import RolloutError
 from mrl.processes.framing import frame, read_frame_async
 from mrl.rollout import engine_messages
-from mrl.rollout.engine_server import STREAM_BYTES
 from mrl.rollout.request import Completion, GenerationRequest
 
 CONNECT_SECONDS = 30.0
@@ -46,7 +45,7 @@ class EngineClient:
     async def connect(self, address: Address, secret: bytes) -> None:
         """Connect and prove to know the secret. OSError (TimeoutError too) or MsgspecError if no engine takes the connection."""
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, self._writer = await asyncio.open_connection(*address, limit=STREAM_BYTES)
+            reader, self._writer = await asyncio.open_connection(*address, limit=engine_messages.STREAM_BYTES)
             challenge = engine_messages.decode(await read_frame_async(reader) or b"")
         if not isinstance(challenge, engine_messages.Challenge):
             raise ConnectionError(f"{self.name} does not speak as an engine")
@@ -57,9 +56,6 @@ class EngineClient:
     def num_open(self) -> int:
         """Number of requests that the engine has."""
         return len(self._futures)
-
-    def has(self, request_id: str) -> bool:
-        return request_id in self._futures
 
     def silent_seconds(self) -> float:
         """Return how long the engine has had work that it may do and made no step. May be called in any thread."""

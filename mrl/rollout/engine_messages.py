@@ -23,6 +23,9 @@ from mrl.rollout.request import Completion, GenerationRequest
 from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
 
+STREAM_BYTES = 1 << 26
+"""Buffer of a stream, at both ends; a longer frame arrives in parts."""
+
 
 class EngineMessage(msgspec.Struct, tag=True, array_like=True):
     """One frame."""

@@ -36,8 +36,6 @@ WAIT_SHARE, MOST_WAIT_SECONDS, FLUSH_COUNT = 0.05, 1.0, 64
 PULSE_SECONDS = 1.0
 PROOF_SECONDS = 10.0
 """For a connection to prove that it knows the secret."""
-STREAM_BYTES = 1 << 26
-"""Buffer of a stream; a longer frame arrives in parts."""
 
 Decode = Callable[[list[np.ndarray]], list[str]]
 """Token arrays [T] to texts, many at a time (mrl/data/tokenise.py, `decoder`)."""
@@ -105,7 +103,9 @@ class EngineServer(threading.Thread):
         self._aio.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._listener, limit=STREAM_BYTES)
+        server = await asyncio.start_server(
+            self._connected, sock=self._listener, limit=engine_messages.STREAM_BYTES
+        )
         async with server:
             await server.serve_forever()
 

@@ -234,9 +234,8 @@ def _begin_from_record(rules: Rules, trajectory: Trajectory) -> None:
     assert record.transcript is not None, "a partial episode has its transcript"
     trajectory.faults, trajectory.restarts = record.transcript.faults, record.transcript.restarts
     if not len(record.response_tokens):
-        trajectory.record = (
-            None  # nothing was said: what its environment opens with need not be again what it was
-        )
+        # nothing was said: what its environment opens with need not be again what it was
+        trajectory.record = None
     elif not rules.replayable and record.transcript.turns:
         trajectory.record, trajectory.restarts = None, trajectory.restarts + 1
 
