@@ -27,7 +27,6 @@ from mrl.launch.commands.contents import engine_contents, model_digest, part_con
 from mrl.launch.commands.one_engine import one_engine
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores
-from mrl.rewards.kinds.registry import reward_kind
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
@@ -209,10 +208,7 @@ def reward_digest(section: RewardSection) -> str:
     if section.kind is not None or section.parts:
         by_domain[""] = section
     rules = {
-        domain: [
-            part_contents(part, {*SCORES, reward_kind(part).rules_name or str(part.kind)})
-            for part in spec.verifiers()
-        ]
+        domain: [part_contents(part, {*SCORES, str(part.kind)}) for part in spec.verifiers()]
         for domain, spec in by_domain.items()
     }
     decides = [rules, engines] if (engines := engine_contents(section)) else rules

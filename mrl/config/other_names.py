@@ -78,6 +78,10 @@ _SERVER: dict[str | tuple[str, str], str] = {
     "max_tokens": "set server.max_calls; llm.reply_tokens bounds each reply",
 }
 
+_CODE_SERVICE: dict[str | tuple[str, str], str] = {
+    ("kind", "code_service"): "set kind: code, or ask the service in a plug-in (docs/rewards.md)"
+}
+
 REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     AgentSection: {
         "answer_kib": "delete it; an environment's answer has 256 KiB at most",
@@ -185,7 +189,10 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     },
     RepetitionRules: {"max_penalty": "set weight, the factor of a verifier among parts"},
     RewardModelRules: _SERVER | {"disagreement_weight": "delete it; a reward model has one head"},
-    RewardSection: {
+    KindPart: _CODE_SERVICE,
+    RewardSpec: _CODE_SERVICE,
+    RewardSection: _CODE_SERVICE
+    | {
         "idle_seconds": "delete it; a worker without work for 900 s ends",
         "min_agreement": "delete it; an error is written when agreement with witnesses falls",
         "no_reward_alarm": "set loop.max_no_reward_fraction, above which the run stops; from 0.02 on a warning is written",

@@ -20,23 +20,20 @@ class Proxy:
     url: str
 
 
-def check_address(path: str, what: str, key: str) -> None:
-    """Check the `path` of a verifier that asks a server.
-
-    Args:
-        what: the server, for the error.
-        key: how it is given a key, for the error.
+def check_address(path: str) -> None:
+    """Check the `path` of a verifier that asks a model that judges.
 
     Raises:
         ValueError: it is not an http address, or contains a user name or a password, which the error does not show.
     """
     if "@" in path.partition("://")[2].partition("/")[0]:
         raise ValueError(
-            f"path contains a user name or a password, which would end up in config.yaml, logs and reasons; leave it out: {key}"
+            "path contains a user name or a password, which would end up in config.yaml, logs and reasons; leave it out: put "
+            "the key into an environment variable and name that in server.api_key_env"
         )
     parts = urlsplit(path)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"path = {path!r}: {what} is an http:// or https:// address")
+        raise ValueError(f"path = {path!r}: a model that judges is an http:// or https:// address")
 
 
 def proxy_of(url: str, schemes: Collection[str] = ("http", "https")) -> Proxy | None:

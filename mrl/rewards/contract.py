@@ -112,8 +112,6 @@ class RewardKind:
     """A stage that answers None hands the sample to the next one."""
     rules_section: ClassVar[type[Section]] = Section
     """The kind's own settings, found under its name: `reward.maths` has the rules of `kind: maths`."""
-    rules_name: ClassVar[str] = ""
-    """The kind whose rules it has, where these are another's."""
     needs_ground_truth: ClassVar[bool] = False
     needs_path: ClassVar[bool] = False
     has_engine: ClassVar[bool] = False
@@ -128,11 +126,11 @@ class RewardKind:
     @property
     def rules(self) -> Any:
         """Its own settings."""
-        return getattr(self.part, self.rules_name or str(self.part.kind))
+        return getattr(self.part, str(self.part.kind))
 
     def worker_key(self) -> str:
         """Return all that its workers depend on: verifiers with the same key share a queue and its workers."""
-        return self.part.model_dump_json(include={*OF_A_WORKER, self.rules_name or str(self.part.kind)})
+        return self.part.model_dump_json(include={*OF_A_WORKER, str(self.part.kind)})
 
     @classmethod
     def check(cls, part: RewardPart) -> None:

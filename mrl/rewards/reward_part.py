@@ -71,7 +71,7 @@ class RewardPart(Section):
     """Share of the samples that it looks at, drawn by their ids; of a witness alone, whose weight is 0: it
     changes no reward, and `reward/agreement` says how often rewards agree with it."""
     path: str | None = None
-    """Plug-in as package.module:function or file.py:function; base URL of a code service or of a model that judges."""
+    """Plug-in as package.module:function or file.py:function; base URL of a model that judges."""
     engine: str | None = None
     """Of a model that judges: the one of `reward.engines` that is asked, in place of a path."""
     server: ServerSection = ServerSection()
@@ -88,8 +88,8 @@ class RewardPart(Section):
     memory_mib: int = Field(default=2048, ge=128)
     """Private memory of a reward worker."""
     concurrency: int = Field(default=64, ge=1)
-    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and code
-    services."""
+    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and
+    judges."""
 
     _served: Served | None = PrivateAttr(default=None)
 

@@ -13,13 +13,13 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam, completed
-from mrl.rewards.code.examiner import CandidateSession, Examiner, examiner
+from mrl.rewards.code.examiner import Examiner, examiner
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
@@ -49,27 +49,13 @@ def verify_program(
 
     Raises Starved where the machine gave it too little processor time to tell, and RewardError where the sandbox cannot be set up: nothing is ever run without it.
     """
-    return verify_with(
-        lambda left: CandidateProcess(find_boundary(), rules, left), program, task, rules, seconds=seconds
-    )
-
-
-def verify_with(
-    make_session: Callable[[Allowance], CandidateSession],
-    program: str,
-    task: CodeTask,
-    rules: CodeRules,
-    *,
-    seconds: float,
-) -> Verdict:
-    """Verify with sessions of any kind, local or remote."""
     start = time.monotonic()
     source = _behind(task.context, program) if task.context else program
     if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
         source = source.encode("utf-8", "replace").decode()
-        run = _Run(make_session, source, task, rules, Allowance.of(seconds), examiner())
+        run = _Run(source, task, rules, Allowance.of(seconds), examiner())
         verdict = run.asserts() if task.test else run.cases()
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
@@ -83,17 +69,16 @@ def _behind(context: str, program: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Run:
-    make_session: Callable[[Allowance], CandidateSession]
     source: str
     task: CodeTask
     rules: CodeRules
     allowance: Allowance
     examiner: Examiner
 
-    def session(self) -> CandidateSession:
+    def session(self) -> CandidateProcess:
         if self.allowance.left <= 0:
             raise CandidateEnded(Outcome.TIME_LIMIT, "all its processes together")
-        return self.make_session(self.allowance)
+        return CandidateProcess(find_boundary(), self.rules, self.allowance)
 
     def asserts(self) -> Verdict:
         """The data set's own test."""
@@ -140,7 +125,7 @@ class _Run:
         except CandidateEnded as ended:
             return 0, ended.outcome, ended.reason
 
-    def _stdin_case(self, session: CandidateSession, case: Case) -> tuple[int, Outcome, str]:
+    def _stdin_case(self, session: CandidateProcess, case: Case) -> tuple[int, Outcome, str]:
         written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
         right = same_output(written, case.stdout, self.task.tolerance)
         return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")

@@ -13,41 +13,18 @@ import socket
 import subprocess
 import threading
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from mrl.errors import RewardError
 from mrl.processes.own_time import Allowance, OwnTime, wait_within
 from mrl.processes.start import child_environment, module_words
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 
 _START_SECONDS = 60.0
 _TEST = "the test of what was returned"
-
-
-class CandidateSession(Protocol):
-    """One process (or remote run) of a candidate. Use as a context manager."""
-
-    def __enter__(self) -> CandidateSession: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def load(self, program: str, entry_point: str) -> None:
-        """Define the program and find its function. Raises CandidateEnded."""
-        ...
-
-    def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one call, both encoded. Raises CandidateEnded."""
-        ...
-
-    def finish(self) -> None:
-        """After the last call. Raises CandidateEnded if something was wrong with the conversation."""
-        ...
-
-    def run_as_main(self, program: str, stdin: str) -> bytes:
-        """Run a program that reads standard input; return its standard output. Raises CandidateEnded."""
-        ...
 
 
 class Examiner:
@@ -58,7 +35,7 @@ class Examiner:
         self._begin()
 
     def examine(
-        self, exam: Exam, session: CandidateSession, rules: CodeRules, allowance: Allowance
+        self, exam: Exam, session: CandidateProcess, rules: CodeRules, allowance: Allowance
     ) -> tuple[int, Outcome, str]:
         """Cases passed, outcome and reason. The test may take as long as a process of the candidate, its time
         left out.

@@ -108,7 +108,7 @@ def find_boundary() -> Boundary:
     if bwrap is None:
         raise RewardError(
             "code verifier: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
-            "(Debian: apt-get install bubblewrap) or use reward.kind=code_service"
+            "(Debian: apt-get install bubblewrap)"
         )
     cgroup.remove_empty_cgroups()
     probe = cgroup.make_cgroup(memory_bytes=256 * _MIB, processes=16)
@@ -123,7 +123,7 @@ def find_boundary() -> Boundary:
     raise RewardError(
         "code verifier: the sandbox cannot be set up here, and programs are not run without one. Tried: "
         + " | ".join(said)
-        + ". Allow user namespaces for this process or use reward.kind=code_service"
+        + ". Allow user namespaces for this process, or score programs elsewhere by reward.kind=plugin"
     )
 
 

@@ -1,22 +1,21 @@
-"""Programs, run here or by a service."""
+"""Programs, run in the sandbox."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from mrl.rewards.addresses import check_address
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.reward_part import RewardPart
 
 _log = logging.getLogger(__name__)
 
 
-class _Programs(RewardKind):
-    """Programs, whoever runs them."""
+class Code(RewardKind):
+    """Programs that run in the sandbox."""
 
     needs_ground_truth = True
+    rules_section = CodeRules
     stages = (Stage(keeps_deadline=True),)
 
     @property
@@ -33,12 +32,6 @@ class _Programs(RewardKind):
 
         return reading_of(request.visible, request.ground_truth)
 
-
-class Code(_Programs):
-    """Programs that run in the sandbox."""
-
-    rules_section = CodeRules
-
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.code.code_verifier import CodeVerifier
 
@@ -50,20 +43,3 @@ class Code(_Programs):
         boundary = find_boundary()
         level = logging.INFO if boundary.has_cgroup else logging.WARNING
         _log.log(level, "code verifier: %s", boundary.describe())
-
-
-class CodeService(_Programs):
-    """Programs that a remote service runs; the limits are those of `code`."""
-
-    rules_name = "code"
-    needs_path = True
-
-    @classmethod
-    def check(cls, part: RewardPart) -> None:
-        super().check(part)
-        check_address(part.path or "", "a code service", "a code service is asked without a key")
-
-    def verifier(self, stage: Stage) -> Verifier:
-        from mrl.rewards.code.code_service import CodeServiceVerifier
-
-        return CodeServiceVerifier(self.part.path or "", self.rules)

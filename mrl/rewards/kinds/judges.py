@@ -24,8 +24,7 @@ class _Asked(RewardKind):
         if (part.path is None) == (part.engine is None):
             raise ValueError(f"kind = {part.kind} needs either path or engine")
         if part.path is not None:
-            key = "put the key into an environment variable and name that in server.api_key_env"
-            check_address(part.path, "a model that judges", key)
+            check_address(part.path)
         if part.engine is not None and part.server.tokenizer:
             raise ValueError(
                 "server.tokenizer with engine: it has the tokenizer of its own folder; leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mrl.rewards.contract import RewardKind
-from mrl.rewards.kinds.code import Code, CodeService
+from mrl.rewards.kinds.code import Code
 from mrl.rewards.kinds.environment_return import EnvironmentReturn
 from mrl.rewards.kinds.instructions import Format, Instructions, Repetition
 from mrl.rewards.kinds.judges import Llm, RewardModel
@@ -14,7 +14,6 @@ from mrl.rewards.reward_part import RewardPart
 KINDS: dict[str, type[RewardKind]] = {
     "maths": Maths,
     "code": Code,
-    "code_service": CodeService,
     "instructions": Instructions,
     "format": Format,
     "repetition": Repetition,

@@ -220,7 +220,7 @@ def test_every_setting_has_a_sentence_once() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("reward.kind", "reward.kind: maths | code | code_service"),
+        ("reward.kind", "reward.kind: maths | code | instructions"),
         ("rollout.dtype", "rollout.dtype: bfloat16 | float32 = bfloat16  #"),
         ("rollout.tp", "rollout.tp: int = 1  #"),
         ("algorithm.loss", "algorithm.loss[gspo].clip_low: float = 0.0003"),

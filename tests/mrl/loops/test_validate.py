@@ -20,8 +20,6 @@ from tests.support.samples import make_groups, make_sample
         ({"kind": "maths", "weight": 2.0}, False),
         ({"kind": "code"}, True),
         ({"kind": "code", "code": {"partial": True}}, False),
-        ({"kind": "code_service", "path": "http://a"}, True),
-        ({"kind": "code_service", "path": "http://a", "code": {"partial": True}}, False),
         ({"kind": "instructions"}, True),
         ({"kind": "instructions", "instructions": {"partial": True}}, False),
         ({"kind": "format"}, True),

@@ -57,31 +57,28 @@ def test_a_judge_on_loopback_answers_in_spite_of_proxies(proxy, monkeypatch, mak
             assert score_all(pool, [make_pair(0, "The sum is 12.", "12")])["0.0"].value == 1.0
 
 
-@pytest.mark.parametrize("kind", ["llm", "code_service"])
 def test_a_proxy_that_cannot_be_used_is_named_before_anything_is_asked(
-    kind: str, monkeypatch: pytest.MonkeyPatch, make_pair: Any, score_all: Any
+    monkeypatch: pytest.MonkeyPatch, make_pair: Any, score_all: Any
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-    section = RewardSection(kind=kind, path="http://judge.invalid", retries=0, deadline_seconds=60.0)
+    section = RewardSection(kind="llm", path="http://judge.invalid", retries=0, deadline_seconds=60.0)
     with RewardPool(section) as pool:
         verdict = score_all(pool, [make_pair(0, "12", "12")])["0.0"]
     assert verdict.kind is VerdictKind.NO_REWARD
     assert "cannot start: ALL_PROXY names a socks5 proxy" in verdict.reason
 
 
-@pytest.mark.parametrize("kind", ["llm", "reward_model", "code_service"])
+@pytest.mark.parametrize("kind", ["llm", "reward_model"])
 @pytest.mark.parametrize("user", ["user:secret@", "secret@", ":secret@"])
 def test_an_address_with_a_password_is_refused_and_not_shown(kind: str, user: str) -> None:
     words = [f"reward.kind={kind}", f"reward.path=https://{user}judge:8000/v1"]
     with pytest.raises(ConfigError, match="path contains a user name or a password") as error:
         load(["configs/quickstart.yaml"], words)
     assert "secret" not in str(error.value)
-    assert ("without a key" if kind == "code_service" else "server.api_key_env") in str(error.value)
+    assert "server.api_key_env" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"), [("llm", "127.0.0.1:9"), ("code_service", "ftp://a"), ("llm", "http:///v1")]
-)
-def test_an_address_is_one_of_http(kind: str, path: str) -> None:
+@pytest.mark.parametrize("path", ["127.0.0.1:9", "ftp://a", "http:///v1"])
+def test_an_address_is_one_of_http(path: str) -> None:
     with pytest.raises(ValueError, match="is an http:// or https:// address"):
-        RewardSection(kind=kind, path=path)
+        RewardSection(kind="llm", path=path)

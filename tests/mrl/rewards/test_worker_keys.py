@@ -79,9 +79,8 @@ def test_every_setting_of_a_worker_is_in_its_key(kind: str) -> None:
     key = reward_kind(part).worker_key()
     settings = set(RewardPart.model_fields) - {"kind"}
     assert {n for n in settings if reward_kind(_changed(part, n)).worker_key() == key} == OF_NO_WORKER
-    name = KINDS[kind].rules_name or kind
-    for rule in KINDS[name].rules_section.model_fields:
-        other = part.model_copy(update={name: _changed(getattr(part, name), rule)})
+    for rule in KINDS[kind].rules_section.model_fields:
+        other = part.model_copy(update={kind: _changed(getattr(part, kind), rule)})
         assert reward_kind(other).worker_key() != key, rule
-    others = set(KindPart.model_fields) - set(RewardPart.model_fields) - {name}
+    others = set(KindPart.model_fields) - set(RewardPart.model_fields) - {kind}
     assert all(reward_kind(_changed(part, n)).worker_key() == key for n in others), "rules of other kinds"
