@@ -11,9 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from mrl.algorithms.solve_rate import Band, Place, SolveRate
 from mrl.config.sections.data import DifficultySection
 from mrl.data.identity import prompt_id
 from mrl.data.prompt_stream import Source
@@ -21,21 +20,28 @@ from mrl.errors import DataError
 from mrl.files import replace_durably
 from mrl.samples import Prompt
 
-FIELDS = ("id", "asked", "samples", "solved")
+FIELDS = ("id", "samples", "solved")
 """Of a line, what is read again; the others are for people."""
 
-CONFIDENCE = 0.9
-"""How probable it must be that a row's rate lies outside the band for it to be left out, and where it lies for `mrl difficulty` to
-draw no more samples."""
+Place = Literal["below", "inside", "above", "unknown"]
+"""Where a rate lies, seen from a band."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
-    """What is known of one prompt."""
+class SolveRate:
+    """What the responses to one prompt say."""
 
-    asked: int
-    """Samples that were drawn; those without a reward are in no rate."""
-    rate: SolveRate
+    samples: int
+    """Responses that have a reward."""
+    solved: int
+    """Of these, the correct ones."""
+
+    def place(self, section: DifficultySection) -> Place:
+        """Return where the rate lies; it is unknown if no response has a reward."""
+        if not self.samples:
+            return "unknown"
+        rate = self.solved / self.samples
+        return "below" if rate < section.min else "above" if rate > section.max else "inside"
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,7 +50,7 @@ class RateFile:
 
     about: Mapping[str, Any]
     """The model's digest and how samples were drawn; figures of other models or sampling are no part of it."""
-    prompts: dict[str, Measured]
+    prompts: dict[str, SolveRate]
     """By `prompt_id`."""
 
     @classmethod
@@ -68,41 +74,25 @@ class RateFile:
         prompts = {}
         for number, line in enumerate(lines, 2):
             try:
-                name, measured = _measured(path, number, line)
+                name, rate = _rate(path, number, line)
             except DataError as error:
                 if damaged is None:
                     raise DataError(f"{error}; `mrl difficulty` sets the line aside and goes on") from error
                 damaged.append(line)
                 continue
-            prompts[name] = measured
+            prompts[name] = rate
         return cls(about, prompts)
 
-    def line(self, prompt: Prompt, band: Band) -> str:
+    def line(self, prompt: Prompt, section: DifficultySection) -> str:
         """What is known of a prompt."""
-        known = self.prompts[prompt_id(prompt)]
-        rate, (low, high) = known.rate, known.rate.interval(band.confidence)
-        row = {
-            "id": prompt_id(prompt),
-            "asked": known.asked,
-            "samples": rate.samples,
-            "solved": rate.solved,
-            "mean": round(rate.mean, 6),
-            "low": round(low, 6),
-            "high": round(high, 6),
-            "place": band.place(rate),
-            "row": prompt.row,
-        }
-        return json.dumps(row) + "\n"
+        rate = self.prompts[prompt_id(prompt)]
+        row = {"id": prompt_id(prompt), **dataclasses.asdict(rate)}
+        return json.dumps(row | {"place": rate.place(section), "row": prompt.row}) + "\n"
 
-    def write(self, path: str | Path, prompts: Iterable[Prompt], band: Band) -> None:
+    def write(self, path: str | Path, prompts: Iterable[Prompt], section: DifficultySection) -> None:
         """One line for each of these prompts, in place of what was there."""
-        lines = [json.dumps({"about": self.about}) + "\n", *(self.line(prompt, band) for prompt in prompts)]
+        lines = [json.dumps({"about": self.about}) + "\n", *(self.line(p, section) for p in prompts)]
         replace_durably(Path(path), "".join(lines).encode())
-
-
-def band_of(section: DifficultySection) -> Band:
-    """The rates that the section asks for."""
-    return Band(section.min, section.max, CONFIDENCE)
 
 
 def choose(
@@ -112,19 +102,19 @@ def choose(
 
     Each row that goes is counted in its source's `left_out`. DataError where the file has none of the rows.
     """
-    known, band = RateFile.read(section.file).prompts, band_of(section)
+    known = RateFile.read(section.file).prompts
     places, num_unmeasured, chosen = Counter[Place](), 0, []
     for source in sources:
         rows = []
         for prompt in source.rows:
-            measured = known.get(prompt_id(prompt))
-            num_unmeasured += measured is None
-            place = "unknown" if measured is None else band.place(measured.rate)
+            rate = known.get(prompt_id(prompt))
+            num_unmeasured += rate is None
+            place = "unknown" if rate is None else rate.place(section)
             places[place] += 1
-            if measured is None or place in ("inside", "unknown"):
+            if rate is None or place in ("inside", "unknown"):
                 rows.append(prompt)
                 continue
-            why = f"{measured.rate.solved} of {measured.rate.samples} samples solve it"
+            why = f"{rate.solved} of {rate.samples} samples solve it"
             source.left_out.add("difficulty", place=prompt.row, domain=prompt.domain, why=why)
         chosen.append(source.with_rows(rows))
     total = places.total()
@@ -137,17 +127,16 @@ def choose(
     return chosen, places, notes if num_unmeasured else []
 
 
-def _measured(path: str | Path, number: int, line: bytes) -> tuple[str, Measured]:
+def _rate(path: str | Path, number: int, line: bytes) -> tuple[str, SolveRate]:
     """A prompt's id and what a line says of it."""
     row = _line(path, number, line)
-    values: list[Any] = [row.get(field) for field in FIELDS]
-    name, *counts = values
+    name, *counts = (row.get(field) for field in FIELDS)
     if not isinstance(name, str) or any(type(count) is not int for count in counts):
         raise DataError(f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {_shown(line)}")
-    asked, samples, solved = map(int, counts)
-    if not 0 <= solved <= samples <= asked:
-        raise DataError(f"{path}:{number}: {solved} of {samples} samples ({asked} asked) is impossible")
-    return name, Measured(asked, SolveRate(samples, solved))
+    samples, solved = map(int, counts)
+    if not 0 <= solved <= samples:
+        raise DataError(f"{path}:{number}: {solved} of {samples} samples is impossible")
+    return name, SolveRate(samples, solved)
 
 
 def _line(path: str | Path, number: int, line: bytes) -> dict[str, Any]:

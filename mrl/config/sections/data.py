@@ -16,9 +16,6 @@ RESERVED_ARGUMENTS = frozenset(
 """Arguments of `apply_chat_template` that the loader sets, or that concern tokens rather than the
 template."""
 
-SAMPLES_A_LOOK = 4
-"""Samples that `mrl difficulty` draws of a prompt before it looks at its rate again."""
-
 
 class ColumnMap(Section):
     """Names of the columns that are read; a dotted name reaches into a nested column."""
@@ -64,8 +61,8 @@ class DifficultySection(Section):
     """Rows that are solved more rarely are left out: groups without a right response teach nothing."""
     max: float = Field(default=0.9, gt=0, le=1)
     """Rows that are solved more often are left out."""
-    samples: int = Field(default=32, ge=SAMPLES_A_LOOK, multiple_of=SAMPLES_A_LOOK)
-    """Most samples that `mrl difficulty` draws of a prompt; it looks at the rate after every four."""
+    samples: int = Field(default=16, ge=1)
+    """Samples that `mrl difficulty` draws of each prompt."""
 
     @model_validator(mode="after")
     def _band_is_not_empty(self) -> "DifficultySection":

@@ -100,7 +100,7 @@ class Cases:
         path = folder / "rates.jsonl"
         lines = [
             {"about": {"model": "x"}},
-            *({"id": f"i{n}", "asked": 4, "samples": 4, "solved": n} for n in range(4)),
+            *({"id": f"i{n}", "samples": 4, "solved": n} for n in range(4)),
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         mutator.spoil(path, "lines")

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mrl.algorithms.solve_rate import SolveRate
 from mrl.config.load import load
 from mrl.config.sections.data import DataSection, DifficultySection
-from mrl.data.difficulty import Measured, RateFile, band_of, prompt_id
+from mrl.data.difficulty import RateFile, SolveRate, prompt_id
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError, DataError
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -19,8 +18,8 @@ from mrl.samples import Prompt
 
 MATHS = RewardSection(kind="maths")
 ABOUT = {"model": "abc", "temperature": 1.0}
-RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(32, 4))
-"""Too hard, inside, too easy, not decided."""
+RATES = (SolveRate(16, 0), SolveRate(4, 2), SolveRate(16, 16), SolveRate(0, 0))
+"""Too hard, inside, too easy, not known."""
 
 
 @pytest.fixture
@@ -37,11 +36,9 @@ def measured(section: DataSection, tokenizer: Any) -> tuple[Path, list[Prompt]]:
     whole = load_data(section.model_copy(update={"difficulty": None}), MATHS, tokenizer)
     prompts = list(whole.train[0].rows)
     assert section.difficulty is not None
-    known = {
-        prompt_id(prompt): Measured(rate.samples, rate) for prompt, rate in zip(prompts, RATES, strict=False)
-    }
+    known = {prompt_id(prompt): rate for prompt, rate in zip(prompts, RATES, strict=False)}
     path = Path(section.difficulty.file)
-    RateFile(ABOUT, known).write(path, prompts[: len(RATES)], band_of(section.difficulty))
+    RateFile(ABOUT, known).write(path, prompts[: len(RATES)], section.difficulty)
     return path, prompts
 
 
@@ -62,10 +59,9 @@ def test_rows_outside_are_left_out_and_named_and_validation_stays(section, plain
 
 
 def test_the_band_of_a_run_may_be_another_than_that_of_the_measurement(
-    section: DataSection, plain_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    section: DataSection, plain_tokenizer: Any
 ) -> None:
     path, _ = measured(section, plain_tokenizer)
-    monkeypatch.setattr("mrl.data.difficulty.CONFIDENCE", 0.51)
     narrow = DifficultySection(file=str(path), min=0.0, max=0.4)
     data = load_data(section.model_copy(update={"difficulty": narrow}), MATHS, plain_tokenizer)
     assert (data.report.too_hard, data.report.too_easy) == (0, 2)
@@ -76,8 +72,7 @@ def test_a_line_tells_people_what_is_known(section: DataSection, plain_tokenizer
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0] == {"about": ABOUT}
     assert [line["place"] for line in lines[1:]] == ["below", "inside", "above", "unknown"]
-    assert lines[2]["row"] == prompts[1].row and lines[2]["mean"] == 0.5
-    assert 0 < lines[2]["low"] < 0.5 < lines[2]["high"] < 1
+    assert lines[2]["row"] == prompts[1].row and (lines[2]["samples"], lines[2]["solved"]) == (4, 2)
 
 
 def test_a_prompt_is_known_wherever_its_row_lies_and_not_with_another_answer(
@@ -94,9 +89,9 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, p
     path, prompts = measured(section, plain_tokenizer)
     name = prompt_id(prompts[0])
     with path.open("a") as file:
-        file.write(json.dumps({"id": name, "asked": 20, "samples": 20, "solved": 3}) + "\n")
-        file.write('{"id": "0011", "asked": 4, "sam')
-    assert RateFile.read(path).prompts[name] == Measured(20, SolveRate(20, 3))
+        file.write(json.dumps({"id": name, "samples": 20, "solved": 3}) + "\n")
+        file.write('{"id": "0011", "sam')
+    assert RateFile.read(path).prompts[name] == SolveRate(20, 3)
     assert len(RateFile.read(path).prompts) == len(RATES)
 
 
@@ -106,9 +101,9 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, p
         ("", "not JSON"),
         ('{"prompt": "1+1="}\n', "its first line has `about`"),
         ('{"about": {}}\n[1]\n', "rates.jsonl:2: \\[1\\] is not an object"),
-        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4}\n', "has id, asked, samples, solved"),
-        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 5}\n', "5 of 4 samples"),
-        ('{"about": {}}\n{"id": "x", "asked": 4, "samples": 4, "solved": 1}\n', "has none of the 5 training"),
+        ('{"about": {}}\n{"id": "x", "samples": 4}\n', "has id, samples, solved"),
+        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 5}\n', "5 of 4 samples"),
+        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 1}\n', "has none of the 5 training"),
         ("\x00\n", "not JSON"),
         ('{"about": ' + "[" * 100_000 + "\n", "not JSON"),
     ],
