@@ -21,7 +21,6 @@ GROUP = "mrl.environments"
 _SHIPPED = {
     "calculator": "mrl.agents.envs.calculator:Calculator",
     "gymnasium": "mrl.agents.adapters.gymnasium:Gymnasium",
-    "openrlhf": "mrl.agents.adapters.openrlhf:OpenRLHF",
     "python_maths": "mrl.agents.envs.python_maths:PythonMaths",
     "remote": "mrl.agents.adapters.remote:Remote",
 }

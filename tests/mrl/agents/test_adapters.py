@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
 import json
@@ -10,28 +9,34 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from websockets.sync.server import Server, serve
 
 from mrl.agents.adapters.gymnasium import Gymnasium
-from mrl.agents.adapters.openrlhf import OpenRLHF
 from mrl.agents.adapters.remote import Remote
 from mrl.agents.environment import Unreachable
 from mrl.errors import ConfigError
-from tests.support.others_environments import FILE
+
+FILE = f"{__file__}:"
 
 
-def test_an_agent_instance_is_played() -> None:
-    env = OpenRLHF(FILE + "AgentInstance")
-    opening = asyncio.run(env.reset({"prompt": "How long is 'word'?", "label": "4"}, 0))
-    assert opening == "How long is 'word'? You have two tries."
-    first = asyncio.run(env.step("5", []))
-    assert (first.reward, first.done, first.info) == (0.0, False, {"turns": 1.0})
-    assert first.observation == f"seen {len(opening)} letters"
-    last = asyncio.run(env.step("4", []))
-    assert (last.reward, last.done) == (1.0, True)
-    assert last.observation == f"seen {len(opening + '5' + str(first.observation))} letters"
-    asyncio.run(env.close())
+class Walk:
+    """In Gymnasium's form: steps on a line to its end."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        self.place = (options or {}).get("start", 0)
+        return np.array([self.place]), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+        self.place += 1 if action else -1
+        return {"place": self.place}, np.float32(action), self.place >= self.length, self.place < -2, {}
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 @pytest.mark.parametrize(
