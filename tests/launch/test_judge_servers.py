@@ -101,7 +101,7 @@ def verdicts(section: RewardSection, folder: Path) -> list[Verdict]:
 
 
 def checked_for(engines: RewardEngines, seconds: float) -> None:
-    """The driver hears of a keeper's end by a thread of its own."""
+    """The driver hears of a server's end by a thread of its own."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         engines.check()
@@ -218,22 +218,27 @@ def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(t
 @pytest.mark.integration
 @pytest.mark.slow
 def test_a_killed_server_is_started_again_and_nobody_is_left_behind(tmp_path: Path) -> None:
-    """Killed between two calls and before them, its keeper killed last: the same scores, then nothing but an error."""
+    """Killed between two calls and before them, then as often as it is started again: the same scores, then nothing but an error."""
     folder = tmp_path / "scores"
     write(folder, "Qwen3ForSequenceClassification", num_labels=1)
-    with RewardEngines(section(folder, "reward_model"), tmp_path) as engines:
+    once = section(folder, "reward_model")
+    once = once.model_copy(
+        update={"engines": {"judge": once.engines["judge"].model_copy(update={"restarts": 1})}}
+    )
+    with RewardEngines(once, tmp_path) as engines:
         rewards = engines.ready()
         before = verdicts(rewards, tmp_path / "before")
-        (keeper,) = children("mrl.rewards.judges.keeper")
-        first = keeper.children(recursive=True)
-        first[0].kill()
+        (server,) = children("mrl.rollout.serve")
+        first = [server, *server.children(recursive=True)]
+        server.kill()
         assert [v.value for v in verdicts(rewards, tmp_path / "after")] == [v.value for v in before]
         assert engines.restarts() == 1 and not psutil.wait_procs(first, timeout=30)[1]
-        second = keeper.children(recursive=True)
+        (server,) = children("mrl.rollout.serve")
+        second = [server, *server.children(recursive=True)]
         assert len(second) > 1, "vLLM has processes beside its server's"
-        keeper.kill()
+        server.kill()
         assert not psutil.wait_procs(second, timeout=30)[1]
-        with pytest.raises(WorkerLost, match=r"reward.engines.judge is gone: its keeper ended"):
+        with pytest.raises(WorkerLost, match=r"reward.engines.judge is gone: it ended with status -9"):
             checked_for(engines, 30.0)
 
 

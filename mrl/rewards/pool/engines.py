@@ -1,35 +1,25 @@
-"""The servers of `reward.engines`: started beside the workers, each by a keeper process that no server outlives.
-
-The driver dies: the keeper's standard input ends, and it ends its server. The keeper dies: the kernel ends the server's first
-process, each process of a server ends with the one that started it (mrl/rollout/serve.py), and the driver ends what is left of
-the server's process group.
-"""
+"""The servers of `reward.engines`: started beside the workers, each watched by a thread of the driver."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
-import shutil
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mrl.errors import ConfigError, WorkerLost
 from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
-from mrl.processes.start import kill_session, module_words, wait_or_kill
+from mrl.processes.start import module_words
 from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.judge_cache import json_digest
 from mrl.rewards.judges.judge_rules import EngineSection
-from mrl.rewards.judges.keeper import END_SECONDS, Job
+from mrl.rewards.judges.supervisor import Job, ServerSupervisor
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.reward_part import Served
 
@@ -39,100 +29,28 @@ CPU_CACHE_BYTES = 1 << 30
 """KV cache of a rank on CPU, where the section says none: vLLM would take 92 % of the memory, and end where less is free."""
 BASE = {"llm": "/v1", "reward_model": ""}
 """Kind -> where a server's routes begin."""
-CLOSE_SECONDS = END_SECONDS + 10.0
 START_SECONDS = 600.0
 """Longest time until an engine answers, where no configuration of a run says another."""
 
 
-class Engine:
-    """One keeper, and what it says of its server."""
-
-    def __init__(
-        self,
-        name: str,
-        section: EngineSection,
-        words: Sequence[str],
-        log_folder: Path,
-        start_deadline_seconds: float,
-    ) -> None:
-        self._name, self._deadline = name, start_deadline_seconds
-        self.log = log_folder / f"engine-{name}.log"
-        self.restarts = 0
-        self._lost = ""
-        self._ready = threading.Event()
-        self._server_pid: int | None = None
-        self._is_closed = False
-        self._sockets = _socket_folder()
-        self.served = Served(f"{self._sockets}/server", _answers(section, words))
-        command = module_words("mrl.rollout.serve", "PARENT", "--uds", self.served.socket)
-        job = Job(
-            [*command, "--model", section.model, *_words(section), *words, *section.arguments],
-            _environment(section) | {"VLLM_RPC_BASE_PATH": self._sockets},
-            self.served.socket,
-            str(self.log),
-            section.restarts,
-            start_deadline_seconds,
-        )
-        self._keeper = subprocess.Popen(
-            module_words("mrl.rewards.judges.keeper", json.dumps(dataclasses.asdict(job))),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is the driver's
-            env={**os.environ, **child_path()},
-        )
-        threading.Thread(target=self._listen, daemon=True, name=f"engine-{name}").start()
-
-    def ready(self) -> None:
-        """Waits for its first answer. ConfigError with what it said where it does not come up."""
-        self._ready.wait(self._deadline + CLOSE_SECONDS)
-        if self._lost or not self._ready.is_set():
-            raise ConfigError(
-                f"reward.engines.{self._name}: {self._lost or 'no answer'}; its log is {self.log}"
-            )
-
-    def check(self) -> None:
-        """WorkerLost where it is gone for good."""
-        if self._lost:
-            raise WorkerLost(
-                f"the engine reward.engines.{self._name} is gone: {self._lost} (started again {self.restarts} times); its log is {self.log}; the run "
-                "goes on from its last checkpoint when it is started again"
-            )
-
-    def close(self) -> None:
-        """Ends server and keeper."""
-        self._is_closed = True
-        assert self._keeper.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._keeper.stdin.close()
-        wait_or_kill(self._keeper, CLOSE_SECONDS)
-        self._end_server()
-
-    def _listen(self) -> None:
-        assert self._keeper.stdout is not None
-        for line in self._keeper.stdout:
-            self._heard(json.loads(line))
-        if not self._is_closed and not self._lost:
-            self._lost = "its keeper ended"
-            self._end_server()
-        self._ready.set()
-
-    def _heard(self, event: dict[str, Any]) -> None:
-        if "pid" in event:
-            self._server_pid = event["pid"]
-        elif "ready" in event:
-            _log.info("engine %s answers after %.1f s", self._name, event["ready"])
-            self._ready.set()
-        elif "ended" in event:
-            self.restarts += 1
-            _log.warning("engine %s: %s; it is started again (%d)", self._name, event["ended"], self.restarts)
-        else:
-            self._lost = str(event["lost"])
-
-    def _end_server(self) -> None:
-        """What is left of its process group, where the keeper could not."""
-        if self._server_pid is not None:
-            kill_session(self._server_pid)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+def _job(
+    section: RewardSection, name: str, log_folder: Path, start_deadline_seconds: float
+) -> tuple[Job, Served]:
+    """What the engine of this name is started with, and how it is asked."""
+    engine, words = section.engines[name], _asked(section, name)
+    sockets = _socket_folder()
+    served = Served(f"{sockets}/server", _answers(engine, words))
+    command = module_words("mrl.rollout.serve", str(os.getpid()), "--uds", served.socket)
+    job = Job(
+        f"reward.engines.{name}",
+        [*command, "--model", engine.model, *_words(engine), *words, *engine.arguments],
+        {**child_path(), **_environment(engine), "VLLM_RPC_BASE_PATH": sockets},
+        served.socket,
+        log_folder / f"engine-{name}.log",
+        engine.restarts,
+        start_deadline_seconds,
+    )
+    return job, served
 
 
 class RewardEngines:
@@ -148,14 +66,14 @@ class RewardEngines:
         """`log_folder`: of the run; without it their logs lie in a folder that is left behind where one does not start.
         `start_deadline_seconds`: longest time until an engine answers, also when it is started again."""
         self._section = section
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, ServerSupervisor] = {}
+        self._served: dict[str, Served] = {}
         if section.engines:
             folder = log_folder or Path(tempfile.mkdtemp(prefix="mrl-engines-"))
             try:
-                for name, engine in section.engines.items():
-                    self._engines[name] = Engine(
-                        name, engine, _asked(section, name), folder, start_deadline_seconds
-                    )
+                for name in section.engines:
+                    job, self._served[name] = _job(section, name, folder, start_deadline_seconds)
+                    self._engines[name] = ServerSupervisor(job)
             except BaseException:
                 self.close()
                 raise
@@ -206,7 +124,7 @@ class RewardEngines:
             server = part.server.model_copy(update=tokenizer)
             changed |= {"path": f"http://engine{BASE[part.kind]}", "server": server}
         addressed = part.model_copy(update=changed)
-        return addressed if part.engine is None else addressed.served_by(self._engines[part.engine].served)
+        return addressed if part.engine is None else addressed.served_by(self._served[part.engine])
 
 
 @contextlib.contextmanager

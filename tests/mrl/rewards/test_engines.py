@@ -1,25 +1,26 @@
 """Servers that a run starts for its judges: kept, started again, and never left behind."""
 
 import contextlib
-import json
-import os
+import dataclasses
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from mrl.errors import WorkerLost
+from mrl.errors import ConfigError, WorkerLost
+from mrl.processes.start import lifeline_words
+from mrl.rewards.judges import supervisor as supervisor_module
 from mrl.rewards.judges.judge_rules import LlmRules
+from mrl.rewards.judges.supervisor import Job, ServerSupervisor
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import engines
 from mrl.rewards.pool.reward_pool import RewardPool
@@ -39,53 +40,62 @@ socketserver.UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 
 
 @contextlib.contextmanager
-def kept(folder: Path, program: str, **more: Any) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A keeper of a small server, and the server's socket."""
-    socket = Path(engines._socket_folder()) / "server"
-    job = {
-        "command": [sys.executable, "-m", "mrl.processes.lifeline", "PARENT", sys.executable, "-c", program, str(socket)],
-        "environment": {},
-        "socket": str(socket),
-        "log": str(folder / "engine.log"),
-        "restarts": 1,
-        "start_deadline_seconds": 60.0,
-    }  # fmt: skip
-    words = [sys.executable, "-m", "mrl.rewards.judges.keeper", json.dumps(job | more)]
-    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def supervised(folder: Path, program: str, **more: Any) -> Iterator[ServerSupervisor]:
+    """A supervisor of a small server."""
+    at = Path(engines._socket_folder()) / "server"
+    job = Job(
+        name="judge",
+        command=lifeline_words([sys.executable, "-c", program, str(at)]),
+        environment={},
+        socket=str(at),
+        log=folder / "engine.log",
+        restarts=1,
+        start_deadline_seconds=60.0,
+    )
+    supervisor = ServerSupervisor(dataclasses.replace(job, **more))
     try:
-        yield keeper, socket
+        yield supervisor
     finally:
-        keeper.kill()
-        keeper.wait(30)
-        shutil.rmtree(socket.parent, ignore_errors=True)
+        supervisor.close()
+        assert not at.parent.exists(), "what a killed server leaves there"
 
 
-def told(keeper: subprocess.Popen[str]) -> dict[str, Any]:
-    assert keeper.stdout is not None
-    return json.loads(keeper.stdout.readline())
+def server() -> psutil.Process:
+    """The one that runs now."""
+    (found,) = (p for p in psutil.Process().children() if "socketserver" in " ".join(p.cmdline()))
+    return found
+
+
+def until(happened: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def gone(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=30)[1]
 
 
-def test_a_server_is_started_again_and_ends_with_its_keeper_and_all_that_it_started(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER) as (keeper, socket):
-        first = told(keeper)["pid"]
-        assert told(keeper)["ready"] > 0
-        children = psutil.Process(first).children(recursive=True)
+def test_a_server_is_started_again_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    with supervised(tmp_path, SERVER) as supervisor:
+        supervisor.ready()
+        first = server()
+        children = first.children(recursive=True)
         assert children
-        os.kill(first, signal.SIGKILL)
-        assert told(keeper) == {"ended": "it ended with status -9"}
+        first.kill()
+        until(lambda: supervisor.restarts)
         assert gone(children), "what the dead server had started"
-        (socket.parent / "of-the-dead-server").touch()
-        second = told(keeper)["pid"]
-        assert told(keeper)["ready"] > 0
-        everything = [psutil.Process(second), *psutil.Process(second).children(recursive=True)]
-        assert keeper.stdin is not None
-        keeper.stdin.close()  # as when the driver dies
-        assert keeper.wait(30) == 0 and gone(everything)
-    assert not socket.parent.exists(), "what a killed server leaves there"
+        until(lambda: engines_answer(supervisor))
+        second = server()
+        everything = [second, *second.children(recursive=True)]
+        assert len(everything) == 2
+        supervisor.check()
+    assert gone(everything)
+
+
+def engines_answer(supervisor: ServerSupervisor) -> bool:
+    return supervisor_module._answers(supervisor._job.socket)
 
 
 def test_sockets_of_a_server_have_a_folder_whose_name_is_short(monkeypatch, tmp_path) -> None:
@@ -103,38 +113,44 @@ def test_sockets_of_a_server_have_a_folder_whose_name_is_short(monkeypatch, tmp_
             shutil.rmtree(sockets)
 
 
-def test_a_server_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER) as (keeper, _):
-        server = psutil.Process(told(keeper)["pid"])
-        told(keeper)
-        children = server.children()
-        keeper.kill()
-        assert gone([server])
-        for child in children:  # a server of ours ends these too: mrl/rollout/serve.py
-            child.kill()
+def test_a_server_does_not_outlive_the_process_that_supervises_it(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.mrl.rewards.test_engines import SERVER, supervised\n"
+        "with supervised(Path(sys.argv[1]), SERVER) as one: one.ready(); print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()) as driver:
+        assert driver.stdout is not None and driver.stdout.readline()
+        first, *others = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    assert gone([first])
+    for other in others:  # a server of ours ends these too: mrl/rollout/serve.py
+        other.kill()
 
 
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         ("raise ValueError('no such model')", "before it served; 'ValueError: no such model'"),
-        ("import time; time.sleep(1000)", "no answer within start_deadline_seconds = 1"),
+        ("import time; time.sleep(1000)", "within start_deadline_seconds = 1"),
     ],
 )
 def test_a_server_that_does_not_come_up_is_given_up_with_its_own_words(tmp_path, program, words) -> None:
     deadline = 60.0 if "raise" in program else 1.0
-    with kept(tmp_path, program, start_deadline_seconds=deadline) as (keeper, _):
-        told(keeper)
-        assert words in told(keeper)["lost"]
-        assert keeper.wait(30) == 1
+    said = f"^judge: no answer.*{words}; its log is {tmp_path}"
+    with (
+        supervised(tmp_path, program, start_deadline_seconds=deadline) as supervisor,
+        pytest.raises(ConfigError, match=said),
+    ):
+        supervisor.ready()
 
 
 def test_a_server_that_ends_too_often_is_given_up(tmp_path: Path) -> None:
-    with kept(tmp_path, SERVER, restarts=0) as (keeper, _):
-        pid = told(keeper)["pid"]
-        told(keeper)
-        os.kill(pid, signal.SIGKILL)
-        assert told(keeper) == {"lost": "it ended with status -9"} and keeper.wait(30) == 1
+    with supervised(tmp_path, SERVER, restarts=0) as supervisor:
+        supervisor.ready()
+        server().kill()
+        with pytest.raises(WorkerLost, match="judge is gone: it ended with status -9"):
+            until(supervisor.check)
 
 
 @contextlib.contextmanager
