@@ -105,6 +105,7 @@ class MathsVerifier:
 
             # Before the fork, so that no child spends its deadline on imports.
             compare("\\sqrt{8}", "\\sqrt{2}", rules)
+            compare("2x = x^2", "3x = x^2", rules)
 
     async def score(self, request: RewardRequest) -> Verdict | None:
         return self._verify(request.visible, request.ground_truth, self._rules)

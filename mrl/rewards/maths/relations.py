@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 from mrl.rewards.maths.expressions import Call, Constant, Symbol, Tree, symbols
-from mrl.rewards.maths.polynomials import Polynomial, Quotient, TooLarge, polynomial, same_roots
 from mrl.rewards.maths.scalars import POINTS, points
 from mrl.rewards.maths.shapes import Interval, Relation, Scalar, Series, Shape, Union, base_unit_value
 from mrl.rewards.maths.values import Digits, NoValue, exactly
@@ -60,12 +59,14 @@ def _is_zero(value: Any, scale: Any) -> bool:
 
 def _same_solutions(answer: Tree, ground_truth: Tree, names: Sequence[str]) -> bool:
     """Along random lines: of one variable real roots are compared, of several complex ones."""
+    from mrl.rewards.maths.polynomials import line, numerator, same_roots  # sympy: only where it is needed
+
     numbers = random.Random("lines")
     for _ in range(1 if len(names) == 1 else 3):
-        line = {name: Quotient(polynomial(_random(numbers), _random(numbers))) for name in names}
+        lines = {name: line(_random(numbers), _random(numbers)) for name in names}
         try:
-            left, right = _numerator(answer, line), _numerator(ground_truth, line)
-        except (NoValue, TooLarge):
+            left, right = (numerator(exactly(tree, lines)) for tree in (answer, ground_truth))
+        except NoValue:
             return False
         if not left or not right or not same_roots(left, right, real=len(names) == 1):
             return False
@@ -74,11 +75,6 @@ def _same_solutions(answer: Tree, ground_truth: Tree, names: Sequence[str]) -> b
 
 def _random(numbers: random.Random) -> Fraction:
     return Fraction(numbers.randint(-(1 << 20), 1 << 20), 1 << 10)
-
-
-def _numerator(tree: Tree, line: dict[str, Quotient]) -> Polynomial:
-    value = exactly(tree, line)
-    return value.numerator() if isinstance(value, Quotient) else polynomial(value)
 
 
 def product(trees: Sequence[Tree]) -> Tree:

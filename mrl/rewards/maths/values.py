@@ -20,6 +20,8 @@ from mrl.rewards.maths.expressions import Constant, Number, Symbol, Tree
 
 MAX_BITS = 20_000
 """Size of an exact value."""
+_BITS_A_DEGREE = 500
+"""What a degree counts for, of a quotient of polynomials."""
 MAX_MAGNITUDE = 3000
 """Decimal digits before or after the point of a power."""
 MAX_FACTORIAL = 500
@@ -56,12 +58,14 @@ def exactly(tree: Tree, at: Mapping[str, Any]) -> Any:
         result = operation(*values)
     except ZeroDivisionError as error:
         raise NoValue("division by zero") from error
-    if isinstance(result, Fraction) and _bits(result) > MAX_BITS:
+    if _bits(result) > MAX_BITS:
         raise NoValue("too large")
     return result
 
 
-def _bits(value: Fraction) -> int:
+def _bits(value: Any) -> int:
+    if not isinstance(value, Fraction):
+        return _BITS_A_DEGREE * max(0, value.numer.degree(), value.denom.degree()) if value else 0
     return value.numerator.bit_length() + value.denominator.bit_length()
 
 
@@ -69,8 +73,7 @@ def _exact_power(base: Any, exponent: Any) -> Any:
     if not isinstance(exponent, Fraction) or exponent.denominator != 1:
         raise Inexact("^")
     power = int(exponent)
-    size = _bits(base) if isinstance(base, Fraction) else 64
-    if abs(power) * size > MAX_BITS:
+    if abs(power) * _bits(base) > MAX_BITS:
         raise NoValue("too large")
     if base == 0 and power <= 0:
         raise NoValue("zero to no positive power")
