@@ -7,6 +7,7 @@ for token, else the row is refused by name. Plain text is tokenised as the polic
 from __future__ import annotations
 
 import bisect
+import copy
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
@@ -43,8 +44,16 @@ class Encoder:
         """`ends`: the tokens that end a response; the first of them closes a plain text."""
         self._tokenizer, self._ends = tokenizer, tuple(ends)
         self._kwargs = dict(chat_template_kwargs or {})
+        self._tools: Tools = None
+        self._own: Mapping[str, Any] = {}
         self.unread = Unread(template_names(tokenizer))
         """What the template left out of the conversations so far."""
+
+    def for_row(self, tools: Tools, arguments: Mapping[str, Any]) -> Encoder:
+        """Return the encoder of a row that shows its tools; the row's own template arguments override those of all rows."""
+        encoder = copy.copy(self)
+        encoder._tools, encoder._own, encoder._kwargs = tools, arguments, {**self._kwargs, **arguments}
+        return encoder
 
     @functools.cached_property
     def _cutting(self) -> frozenset[int]:
@@ -56,6 +65,10 @@ class Encoder:
 
     def text(self, prompt: str, response: str, *, place: str) -> Encoded:
         """A text that follows a text, closed by the end token."""
+        self.unread.pass_over((), self._tools, self._own)
+        return self._plain(prompt, response, place)
+
+    def _plain(self, prompt: str, response: str, place: str) -> Encoded:
         left = encode_texts([prompt], [False], self._tokenizer)[0]
         right = encode_texts([response], [True], self._tokenizer)[0]
         if not len(left):
@@ -80,14 +93,20 @@ class Encoder:
         mask[start - 1 + np.array(counts)] = True
         return Encoded(np.concatenate([row.tokens[:start], ids]).astype(np.int64), mask, row.prompt_length)
 
-    def messages(self, messages: Messages, *, first: int, place: str, tools: Tools = None) -> Encoded:
+    def messages(self, messages: Messages, *, first: int, place: str) -> Encoded:
         """A conversation; the assistant's messages from number `first` on are trained, what follows the last of them is
         left out."""
         if not getattr(self._tokenizer, "chat_template", None):
-            self.unread.pass_over(messages, tools, {})
+            self.unread.pass_over(messages, self._tools, self._own)
             return self._without_template(messages, first=first, place=place)
-        text = self._text(messages, tools, place)
-        self.unread.look(messages, tools, {}, lambda said, shown: self._text(said, shown, place), text)
+        text = self._text(messages, place)
+        self.unread.look(
+            messages,
+            self._tools,
+            self._own,
+            lambda said, tools: self.for_row(tools, self._own)._text(said, place),
+            text,
+        )
         whole, spans = Rendered(text, self._tokenizer, self._cutting), []
         turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
         if not turns or not turns[0]:
@@ -95,8 +114,8 @@ class Encoder:
                 f"{place}: there is no message of the assistant to train on, or none that anything precedes"
             )
         for turn in turns:
-            before = self._text(messages[:turn], tools, place, to_go_on=True)
-            after = self._text(messages[: turn + 1], tools, place)
+            before = self._text(messages[:turn], place, to_go_on=True)
+            after = self._text(messages[: turn + 1], place)
             spans.append(self._span(whole, before, after, turn, place))
         tokens = np.array(whole.ids[: spans[-1][1]], np.int64)
         self._require_one_opening(tokens, place)
@@ -133,19 +152,12 @@ class Encoder:
                 f"{place}: {len(messages)} messages and a tokenizer without a chat template to join them; give text, or put a "
                 "template into the model's folder"
             )
-        return self.text(messages[0]["content"], messages[1]["content"], place=place)
+        return self._plain(messages[0]["content"], messages[1]["content"], place)
 
-    def _text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Tools,
-        place: str,
-        *,
-        to_go_on: bool = False,
-    ) -> str:
+    def _text(self, messages: Sequence[Mapping[str, Any]], place: str, *, to_go_on: bool = False) -> str:
         try:
             return apply_template(
-                self._tokenizer, messages, tools=tools, add_generation_prompt=to_go_on, **self._kwargs
+                self._tokenizer, messages, tools=self._tools, add_generation_prompt=to_go_on, **self._kwargs
             )
         except TEMPLATE_ERRORS as error:
             roles = [message["role"] for message in messages]

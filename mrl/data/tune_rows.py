@@ -14,16 +14,22 @@ import numpy as np
 
 from mrl.config.sections.tune import TuneSection
 from mrl.data.conversation import Encoded, Encoder
-from mrl.data.demonstrations import demonstration, tools_of
-from mrl.data.messages import Messages
+from mrl.data.messages import read_template_arguments, read_tools, without_nulls
 from mrl.data.odd_values import refuse_half_characters, without_nan
-from mrl.data.pairs import CERTAIN, PairLabel, Responses, label_of, labelled, preferences
-from mrl.data.row_files import read_rows
-from mrl.data.stepwise import stepwise
+from mrl.data.row_files import from_arrow, read_rows
+from mrl.data.tune_shapes import (
+    CERTAIN,
+    PairLabel,
+    Responses,
+    Text,
+    demonstration,
+    label_of,
+    labelled,
+    preferences,
+    stepwise,
+)
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
-
-Text = str | Messages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,10 +105,13 @@ def _load(
     read = readers.get(section.objective.name, _preferences)
     rows, long, most, names = list[TuneRow](), 0, (0, ""), list(paths)
     for path in names:
+        clean = without_nulls if from_arrow(path) else without_nan
         for place, columns in read_rows(path):
             refuse_half_characters(columns, place)
-            values = {name: without_nan(value) for name, value in columns.items()}
-            for row in read(values, place, section, encoder):
+            values = {name: clean(without_nan(value)) for name, value in columns.items()}
+            tools = read_tools(values.get("tools"), place=place)
+            arguments = read_template_arguments(values.get("chat_template_kwargs"), place=place)
+            for row in read(values, place, section, encoder.for_row(tools, arguments)):
                 longest = max(len(each.tokens) for each in row.responses)
                 if longest <= max_length:
                     rows.append(row)
@@ -140,27 +149,27 @@ def _prompt(row: TuneRow) -> bytes:
 def _demonstrations(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
-    (prompt, response), tools = demonstration(columns, place=place), tools_of(columns, place=place)
+    prompt, response = demonstration(columns, place=place)
     if isinstance(prompt, str):
         if not isinstance(response, str):
             prompt = ({"role": "user", "content": prompt},)
         else:
-            yield TuneRow(place, (_encode(prompt, response, encoder, place, tools),), (True,))
+            yield TuneRow(place, (_encode(prompt, response, encoder, place),), (True,))
             return
     answer = ({"role": "assistant", "content": response},) if isinstance(response, str) else response
     whole = (*prompt, *answer)
     turns = [i for i, message in enumerate(whole) if message["role"] == "assistant"]
     first = (turns[-1] if turns else 0) if section.data.turns == "last" else (len(prompt) if answer else 0)
-    yield TuneRow(place, (encoder.messages(whole, first=first, place=place, tools=tools),), (True,))
+    yield TuneRow(place, (encoder.messages(whole, first=first, place=place),), (True,))
 
 
 def _preferences(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
     shape: Callable[..., Iterator[Responses]] = preferences if section.objective.takes_pairs else labelled
-    tools, tag = tools_of(columns, place=place), str(columns.get("tag") or "")
+    tag = str(columns.get("tag") or "")
     for found in shape(columns, place=place):
-        encoded = tuple(_encode(found.prompt, each, encoder, place, tools) for each in found.responses)
+        encoded = tuple(_encode(found.prompt, each, encoder, place) for each in found.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
         if section.objective.is_reward_model:
@@ -175,12 +184,11 @@ def _steps(
 ) -> Iterator[TuneRow]:
     separator = section.data.step_separator
     found = stepwise(columns, separator, place=place)
-    tools, tag = tools_of(columns, place=place), str(columns.get("tag") or "")
-    whole = _encode(found.prompt, "".join(found.steps).removesuffix(separator), encoder, place, tools)
+    whole = _encode(found.prompt, "".join(found.steps).removesuffix(separator), encoder, place)
     read = encoder.with_step_ends(whole, found.steps, separator, place=place)
     read.mask[read.mask] = [label is not None for label in found.labels]
     labels = tuple(each for each in found.labels if each is not None)
-    yield TuneRow(place, (read,), (True,), tag=tag, step_labels=labels)
+    yield TuneRow(place, (read,), (True,), tag=str(columns.get("tag") or ""), step_labels=labels)
 
 
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
@@ -206,15 +214,12 @@ def _scored(row: TuneRow) -> TuneRow:
     return dataclasses.replace(row, responses=tuple(longer(each) for each in row.responses))
 
 
-def _encode(
-    prompt: Text, response: Text, encoder: Encoder, place: str, tools: list[dict[str, Any]] | None
-) -> Encoded:
+def _encode(prompt: Text, response: Text, encoder: Encoder, place: str) -> Encoded:
     if isinstance(prompt, str) and isinstance(response, str):
-        encoder.unread.pass_over((), tools, {})
         return encoder.text(prompt, response, place=place)
     asked = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
     answer = ({"role": "assistant", "content": response},) if isinstance(response, str) else response
-    return encoder.messages((*asked, *answer), first=len(asked), place=place, tools=tools)
+    return encoder.messages((*asked, *answer), first=len(asked), place=place)
 
 
 def steps_of(section: TuneSection, num_rows: int) -> int:

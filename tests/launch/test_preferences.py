@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mrl.cli import main
-from mrl.data.pairs import preferences
+from mrl.data.tune_shapes import preferences
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.maths_verifier import verify_exactly
 from tests.launch.command import run

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from mrl.config.sections.tune import TuneDataSection, TuneFile, TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.pairs import labelled, preferences
 from mrl.data.tune_rows import (
     TuneRow,
     TuneRows,
@@ -25,6 +26,7 @@ from mrl.data.tune_rows import (
     rows_of_step,
     steps_of,
 )
+from mrl.data.tune_shapes import labelled, preferences
 from mrl.errors import DataError
 from tests.support.chat_tokenizers import CHATML, deepseek, llama, qwen
 
@@ -171,6 +173,36 @@ def test_what_of_the_rows_no_token_shows_is_named(
     reader = encoder(qwen(template))
     load_training(section(written(tmp_path / "a.jsonl", row), name=name), reader, max_length=200)
     assert reader.unread.sentences() == said
+
+
+THINKS = "{% if thinking is defined and not thinking %}/no_think {% endif %}" + CHATML
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_a_row_s_own_template_arguments_override_those_of_all(name: str, ending: str, tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": [ASK],
+            "response": [GOOD],
+            "chosen": [GOOD],
+            "rejected": [BAD],
+            "chat_template_kwargs": own,
+        }
+        for own in ({"thinking": False}, {"thinking": True}, None)
+    ]
+    path = written(tmp_path / "a.jsonl", *rows)
+    if ending == "parquet":
+        path = tmp_path / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    tokenizer = qwen(THINKS)
+    reader = Encoder(tokenizer, ends=[tokenizer.eos_token_id], chat_template_kwargs={"thinking": False})
+    found = load_training(section(path, name=name), reader, max_length=200).rows
+    texts = [tokenizer.decode(row.responses[0].tokens) for row in found]
+    assert ["/no_think" in text for text in texts] == [True, False, True]
+    path = written(tmp_path / "b.jsonl", rows[0] | {"chat_template_kwargs": {"tokenize": True}})
+    with pytest.raises(DataError, match=r"b\.jsonl:1: chat_template_kwargs is an object"):
+        load_training(section(path, name=name), reader, max_length=200)
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(tmp_path) -> None:

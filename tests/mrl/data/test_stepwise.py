@@ -11,8 +11,8 @@ import pytest
 
 from mrl.config.sections.tune import ObjectiveSection, TuneDataSection, TuneSection
 from mrl.data.conversation import Encoder
-from mrl.data.stepwise import stepwise
 from mrl.data.tune_rows import TuneRows, batch_of, load_training, reward_model_rows
+from mrl.data.tune_shapes import stepwise
 from mrl.errors import DataError
 from mrl.prepare import tokenizer
 from mrl.reasoning_steps import joined_steps, split_steps, step_ends

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mrl.data.conversation import Encoded
-from mrl.data.pairs import PairLabel
 from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
+from mrl.data.tune_shapes import PairLabel
 from tests.mrl.training.layouts import name_of
 from tests.tiny_models import VOCAB
 
