@@ -195,7 +195,7 @@ def _rewards_command(commands) -> None:
     show.add_argument(
         "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
     )
-    show.add_argument("--explain", action="store_true", help="print what each stage read and said")
+    show.add_argument("--explain", action="store_true", help="print what each verifier read and said")
     tried = config_command(
         kinds,
         "try",
@@ -236,7 +236,7 @@ def _rewards(options: argparse.Namespace) -> int:
     from mrl.launch.commands.rewards import verify_row
 
     with with_engines(command_config(options)) as config:
-        said = verify_row(config, row=options.row, response=options.response, every_stage=options.explain)
+        said = verify_row(config, row=options.row, response=options.response, every_verifier=options.explain)
     return print_answer(said)
 
 

@@ -122,6 +122,23 @@ class RewardPool:
             self._uncollected.difference_update(sample_id for sample_id, _ in verdicts)
             return verdicts
 
+    def score_all(
+        self, pairs: Sequence[tuple[Sample, Prompt]], *, deadline_seconds: float
+    ) -> dict[str, Verdict]:
+        """Hand in samples, with them whole groups, and return all their verdicts by their ids. Raises RewardError past the deadline."""
+        deadline = time.monotonic() + deadline_seconds
+        self.submit_all(pairs, deadline_seconds=deadline_seconds)
+        self.flush_groups({sample.prompt_index for sample, _ in pairs})
+        verdicts: dict[str, Verdict] = {}
+        while len(verdicts) < len(pairs):
+            if time.monotonic() > deadline:
+                late = len(pairs) - len(verdicts)
+                raise RewardError(
+                    f"{late} of {len(pairs)} responses had no verdict after {deadline_seconds:g} s"
+                )
+            verdicts |= self.collect(min(1.0, max(0.0, deadline - time.monotonic())))
+        return verdicts
+
     def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
         """Hand every verdict to `deliver` instead of `collect`, as it comes."""
         self._deliver = deliver
@@ -332,26 +349,22 @@ def _try(
 ) -> list[str]:
     """Verify responses to prompts; return the domain of each response for which every verifier returned None. Unless it is about `each`
     of them, raises RewardError for one that could not be verified."""
-    waiting, deadline = {}, time.monotonic() + deadline_seconds
-    for number, (prompt, text) in enumerate(texts):
-        if section.domains.get(prompt.domain, section).kind == "environment":
-            continue
-        sample = trial_sample(dataclasses.replace(prompt, index=number), text)
-        pool.submit(sample, prompt)
-        waiting[sample.sample_id] = prompt.domain, text
+    pairs = [
+        (trial_sample(dataclasses.replace(prompt, index=number), text), prompt)
+        for number, (prompt, text) in enumerate(texts)
+        if section.domains.get(prompt.domain, section).kind != "environment"
+    ]
+    verdicts = pool.score_all(pairs, deadline_seconds=deadline_seconds)
     left_out: list[str] = []
-    while waiting and time.monotonic() < deadline:
-        for sample_id, verdict in pool.collect(max(0.0, deadline - time.monotonic())):
-            domain, text = waiting.pop(sample_id)
-            if not verdict.applies:
-                left_out.append(domain)
-            elif verdict.kind is VerdictKind.NO_REWARD and not each:
-                raise RewardError(
-                    f"the verifier of domain {domain!r} failed on a trial sample, whose response is {text[:60]!r}: {verdict.reason}"
-                )
-    if waiting:
-        domains = sorted({domain for domain, _ in waiting.values()})
-        raise RewardError(f"the verifiers of domains {domains} gave no verdict in {deadline_seconds:g} s")
+    for sample, prompt in pairs:
+        verdict = verdicts[sample.sample_id]
+        if not verdict.applies:
+            left_out.append(prompt.domain)
+        elif verdict.kind is VerdictKind.NO_REWARD and not each:
+            raise RewardError(
+                f"the verifier of domain {prompt.domain!r} failed on a trial sample, whose response is {sample.response_text[:60]!r}: "
+                f"{verdict.reason}"
+            )
     return left_out
 
 

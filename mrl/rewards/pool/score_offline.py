@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mrl.errors import DataError, RewardError
+from mrl.errors import DataError
 from mrl.rewards.kinds.ground_truth import parse_ground_truth
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.reward_pool import RewardPool
@@ -30,20 +29,9 @@ def score(
     row gives a verdict whose value is None and whose reason says why.
     """
     pairs = list(_samples(reward, rows))
-    waiting = {sample.sample_id: number for number, (sample, _) in enumerate(pairs)}
-    verdicts: dict[int, Verdict] = {}
-    deadline = time.monotonic() + deadline_seconds
     with RewardPool(reward, group_size=len(pairs) + 1) as pool:  # no group is whole before it is said to be
-        pool.submit_all(pairs, deadline_seconds=deadline_seconds)
-        pool.flush_groups({prompt.index for _, prompt in pairs})
-        while len(verdicts) < len(pairs):
-            if time.monotonic() > deadline:
-                late = len(pairs) - len(verdicts)
-                raise RewardError(
-                    f"{late} of {len(pairs)} responses had no verdict after {deadline_seconds:g} s"
-                )
-            verdicts |= {waiting[name]: verdict for name, verdict in pool.collect(1.0)}
-    return [verdicts[number] for number in range(len(pairs))]
+        verdicts = pool.score_all(pairs, deadline_seconds=deadline_seconds)
+    return [verdicts[sample.sample_id] for sample, _ in pairs]
 
 
 def _samples(reward: RewardSection, rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sample, Prompt]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mrl.errors import RewardError
 from mrl.rewards.causes import cause_of
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -66,19 +64,12 @@ def _texts(prompt: Prompt, right: str | None, others: Sequence[str]) -> dict[str
 
 def judged(section: RewardSection, probes: Sequence[Probe], *, deadline_seconds: float) -> list[Probe]:
     """The probes with their verdicts. RewardError where they take longer than the deadline."""
-    found: dict[str, Verdict] = {}
+    pairs = []
+    for number, probe in enumerate(probes):
+        prompt = dataclasses.replace(probe.prompt, index=number)
+        pairs.append((dataclasses.replace(trial_sample(prompt, probe.response), status=probe.status), prompt))
     with RewardPool(section, group_size=1, is_quiet=True) as pool:
-        for number, probe in enumerate(probes):
-            prompt = dataclasses.replace(probe.prompt, index=number)
-            sample = dataclasses.replace(trial_sample(prompt, probe.response), status=probe.status)
-            pool.submit(sample, prompt, deadline_seconds=deadline_seconds)
-        deadline = time.monotonic() + deadline_seconds
-        while len(found) < len(probes):
-            if (left := deadline - time.monotonic()) <= 0:
-                raise RewardError(
-                    f"{len(probes) - len(found)} of {len(probes)} responses have no verdict in time"
-                )
-            found |= pool.collect(left)
+        found = pool.score_all(pairs, deadline_seconds=deadline_seconds)
     return [dataclasses.replace(p, verdict=found[f"{n}.0"]) for n, p in enumerate(probes)]
 
 

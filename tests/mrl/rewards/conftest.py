@@ -51,20 +51,6 @@ def score_all() -> Callable[[RewardPool, Sequence[Pair]], dict[str, Verdict]]:
     """Hand everything in, wait for everything, with a deadline."""
 
     def run(pool: RewardPool, pairs: Sequence[Pair], *, seconds: float = 90.0) -> dict[str, Verdict]:
-        import time
-
-        for sample, prompt in pairs:
-            pool.submit(sample, prompt)
-        found: dict[str, Verdict] = {}
-        deadline = time.monotonic() + seconds
-        while len(found) < len(pairs):
-            left = deadline - time.monotonic()
-            assert left > 0, (
-                f"{len(pairs) - len(found)} of {len(pairs)} verdicts are missing after {seconds} s"
-            )
-            for sample_id, verdict in pool.collect(left):
-                assert sample_id not in found, f"two verdicts for {sample_id}"
-                found[sample_id] = verdict
-        return found
+        return pool.score_all(pairs, deadline_seconds=seconds)
 
     return run
