@@ -34,7 +34,6 @@ from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
-from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread
@@ -214,9 +213,7 @@ def _loop(
     rng = np.random.default_rng(0)
     rows = [Prompt(n, rng.integers(3, 7000, 200).astype(np.int32), "", None) for n in range(1000)]
     prompts = PromptStream(rows, seed=0)
-    store = group_pool.open_group_store(config, prompts)
-    stack.callback(store.remove)
-    rollouts.open_buffer(config, prompts, store, Sampling.of(config, _lengths(options, config)))
+    rollouts.open_buffer(config, prompts, Sampling.of(config, _lengths(options, config)))
     recorder = Recorder(config, run_folder, rollouts.clock, first_step=0)
     return StreamLoop(config, pools, rollouts, [], recorder, Checkpoints(config, run_folder))
 

@@ -36,7 +36,6 @@ from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
-from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
@@ -48,7 +47,6 @@ from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
-from mrl.pool.file_store import FileStore
 from mrl.rewards.pool.engines import RewardEngines
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.engine_pool import EnginePool
@@ -74,8 +72,6 @@ class Parts:
     rollouts: RolloutThread
     dataset: Dataset
     prompts: PromptStream
-    store: FileStore | None
-    """Of judged groups; None where the schedule keeps none."""
     clock: PhaseClock
     pieces: Pieces
     """The texts of single tokens, for samples.jsonl."""
@@ -98,8 +94,8 @@ class Parts:
             "stop_rules": stop_rules,
             "throughput": self.throughput(),
         }
-        if self.store is not None:
-            self.rollouts.open_buffer(config, prompts, self.store, sampling)
+        if config.loop.schedule == "stream":
+            self.rollouts.open_buffer(config, prompts, sampling)
             return StreamLoop(config, self.hybrid, self.rollouts, *common, **more)
         supply = GroupSupply(config, prompts, sampling)
         return OnPolicyLoop(config, self.hybrid, self.rollouts, supply, *common, **more)
@@ -140,10 +136,7 @@ def assembled(
                 config.reward, log_folder, start_deadline_seconds=config.launch.start_deadline_seconds
             )
         )
-        prompts, store = inputs.dataset.stream(config.run.seed), None
-        if config.loop.schedule == "stream":
-            store = group_pool.open_group_store(config, prompts)
-            stack.callback(store.remove)
+        prompts = inputs.dataset.stream(config.run.seed)
         overdue = stack.enter_context(Overdue(clock, config.loop.phase_deadline_seconds))
         with clock.phase("cluster"):
             stack.enter_context(without_gpus_of(config.reward))
@@ -159,8 +152,7 @@ def assembled(
         gc.enable()
         stack.callback(gc.unfreeze)
         stack.enter_context(_looked_after(ray, overdue, clock))
-        data = inputs.dataset, prompts, store
-        yield Parts(config, hybrid, rollouts, *data, clock, inputs.pieces)
+        yield Parts(config, hybrid, rollouts, inputs.dataset, prompts, clock, inputs.pieces)
 
 
 @contextlib.contextmanager

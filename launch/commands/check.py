@@ -29,7 +29,6 @@ from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
 from mrl.loops import resuming
-from mrl.loops.group_pool import check_pool
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
@@ -236,7 +235,6 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_reference,
     check_teachers,
     check_critic,
-    check_pool,
     check_elastic,
     check_resume,
 )

@@ -33,9 +33,8 @@ def object_store_bytes(config: Config, facts: Facts, work: Work, *, slots_per_no
 
 
 def pool_bytes(config: Config) -> int:
-    """The most that judged groups take of the driver's memory until their step: stream.pool.memory_bytes, or less where all
-    groups that may wait take less."""
-    return min(config.stream.pool.memory_bytes, most_bytes(config)) if config.loop.schedule == "stream" else 0
+    """The most that judged groups take of the driver's memory until their step."""
+    return most_bytes(config) if config.loop.schedule == "stream" else 0
 
 
 def num_earlier_weights(config: Config) -> int:

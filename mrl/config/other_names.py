@@ -215,6 +215,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "record": "delete it; no schedule is recorded",
         "window": "delete it; stream.max_age lets generation run further ahead",
         "in_flight": "set stream.kv_cache: recompute or keep",
+        "pool": "delete it; judged groups wait in the driver's memory, which mrl plan counts",
         "update_ticks": "delete it; there is no logical clock",
         "verdict_ticks": "delete it; there is no logical clock",
     },

@@ -23,8 +23,8 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, newest_version
 from mrl.observe.ledger_log import Standing
-from mrl.pool.file_store import FileStore
 from mrl.pool.group_bytes import decode_group, encode_group
+from mrl.pool.group_store import GroupStore
 from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
 from mrl.pool.room import admission_of
 from mrl.rollout.request import Sampling
@@ -58,14 +58,14 @@ class RolloutBuffer:
         self,
         config: Config,
         prompts: PromptStream,
-        store: FileStore,
         rollouts: RolloutRunner,
         sampling: Sampling,
         *,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """`on_failure`: called with what a group's task raised."""
-        self._config, self._prompts, self._store, self._rollouts = config, prompts, store, rollouts
+        self._config, self._prompts, self._rollouts = config, prompts, rollouts
+        self.store = GroupStore()
         self._screen, self._sampling, self._on_failure = Screen(config), sampling, on_failure
         self._ledger, self._admission = GroupLedger(), admission_of(config)
         self._open: dict[int, OpenGroup] = {}
@@ -86,7 +86,7 @@ class RolloutBuffer:
         if indices is None:
             return None
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
-        judged, kept = self._store.get(self._ledger.take(indices, version=version)), self._store.metrics()
+        judged = self.store.get(self._ledger.take(indices, version=version))
         screened = self._screen.look(judged)
         self._screen.book(screened)
         groups = screened.scored
@@ -95,10 +95,11 @@ class RolloutBuffer:
             "group/resampled": float(dropped),
             "group/surplus": float(len(self._ledger.entries(GroupState.KEPT))),
             "stream/slots_used": float(used),
+            "pool/bytes": float(self.store.num_bytes),
         }
         served = self._rollouts.engines.newest_version if version == self._served else -1
         self._admit()
-        return StepGroups(groups, served, metrics | kept | ages_of(groups, version) | self._take_held())
+        return StepGroups(groups, served, metrics | ages_of(groups, version) | self._take_held())
 
     def sync_due(self, *, shared: bool) -> bool:
         """Return True if the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are
@@ -128,7 +129,7 @@ class RolloutBuffer:
 
     def commit(self, version: int) -> None:
         """The engines serve `version`: what it was made of gives its slots back."""
-        self._store.release(self._ledger.commit(version))
+        self.store.release(self._ledger.commit(version))
         self._served = version
 
     def resume(self) -> None:
@@ -165,7 +166,7 @@ class RolloutBuffer:
         try:
             self._book(task.result())
             self._admit()
-        except Exception as failed:  # numbers that are none, a store that is full
+        except Exception as failed:  # numbers that are none
             self._on_failure(failed)
         self.changed.set()
 
@@ -174,7 +175,7 @@ class RolloutBuffer:
         del self._open[index]
         screened = self._screen.look([judged])
         if screened.kept:
-            self._ledger.keep(index, self._store.put(judged))
+            self._ledger.keep(index, self.store.put(judged))
         else:
             self._screen.book(screened)
             self._ledger.drop(index, screened.dropped()[index])
@@ -216,7 +217,7 @@ class RolloutBuffer:
     def state(self) -> dict[str, Any]:
         """Return position in the data and ledger as JSON values, and the bytes of the groups that wait for their step and of
         those on their way, with what has come of them. While the engines are paused."""
-        kept = self._store.get([entry.handle for entry in self._ledger.entries(GroupState.KEPT)])
+        kept = self.store.get([entry.handle for entry in self._ledger.entries(GroupState.KEPT)])
         making = [self._rollouts.saved(self._open[e.index]) for e in self._ledger.entries(GroupState.MAKING)]
         return {
             "stream": self._prompts.state(),
@@ -249,7 +250,7 @@ class RolloutBuffer:
                 self._ledger.make_again([entry])
                 making.append(group)
             else:
-                entry.handle = self._store.put(group)
+                entry.handle = self.store.put(group)
         for group in making:
             records = () if anew or group.prompt.index in lost else group.samples
             self._track(self._rollouts.start(group.prompt, self._sampling, records))

@@ -27,7 +27,6 @@ from mrl.loops.event_thread import EventThread
 from mrl.loops.rollout_buffer import RolloutBuffer, StepGroups
 from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
-from mrl.pool.file_store import FileStore
 from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_pool import EnginePool, Engines, Interrupted
 from mrl.rollout.request import Sampling
@@ -136,15 +135,11 @@ class RolloutThread(EventThread):
 
     # -- a stream ------------------------------------------------------------------------------------------------
 
-    def open_buffer(
-        self, config: Config, prompts: PromptStream, store: FileStore, sampling: Sampling
-    ) -> None:
+    def open_buffer(self, config: Config, prompts: PromptStream, sampling: Sampling) -> None:
         """Keep groups on their way from the first `resume` on."""
 
         async def build() -> None:
-            self._buffer = RolloutBuffer(
-                config, prompts, store, self._rollouts, sampling, on_failure=self.fail
-            )
+            self._buffer = RolloutBuffer(config, prompts, self._rollouts, sampling, on_failure=self.fail)
 
         self.do(build())
 

@@ -192,7 +192,6 @@ METRICS = {
     "pool/bytes": Metric(
         "bytes", "Bytes of the judged groups that no served version is made of, as the step took its own."
     ),
-    "pool/spilled_bytes": Metric("bytes", "Of these, those in files: beyond stream.pool.memory_bytes."),
     "advantage/token_mean": Metric("advantage", "Mean advantage over the trained tokens."),
     "advantage/sample_mean": Metric("advantage", "Mean over the samples of their tokens' mean advantage."),
     "advantage/abs_max": Metric("advantage", "Largest absolute advantage."),

@@ -9,7 +9,7 @@ import functools
 import random
 import selectors
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,29 +163,6 @@ class WorldBuffer(RolloutBuffer):
     async def _look(self) -> None: ...
 
 
-class WorldStore:
-    """Groups in memory."""
-
-    def __init__(self) -> None:
-        self._groups: dict[int, Group] = {}
-        self._next = 0
-
-    def put(self, group: Group) -> int:
-        self._next += 1
-        self._groups[self._next] = group
-        return self._next
-
-    def get(self, handles: Iterable[int]) -> list[Group]:
-        return [self._groups[handle] for handle in handles]
-
-    def release(self, handles: Iterable[int]) -> None:
-        for handle in handles:
-            self._groups.pop(handle, None)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
 class WorldRewards:
     """Verdicts after a while."""
 
@@ -278,12 +255,10 @@ class World:
         dice, failures = self.dice, list[BaseException]()
         pool = self.pool(self, engines)
         rewards: Any = WorldRewards(dice, filtered)
-        store: Any = WorldStore()
         rollouts = RolloutRunner(pool, rewards, run_seed=0)
         buffer = self.buffer(
             config,
             PromptStream(PROMPTS, seed=1),
-            store,
             rollouts,
             Sampling.of(config),
             on_failure=lambda error: (failures.append(error), buffer.changed.set()),

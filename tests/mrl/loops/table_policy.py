@@ -25,7 +25,6 @@ from mrl.algorithms.tokens import Segments
 from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
-from mrl.loops import group_pool
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
@@ -406,8 +405,7 @@ class TableRun:
         self.loop: OnPolicyLoop | StreamLoop
         sampling = Sampling.of(config)
         if config.loop.schedule == "stream":
-            self.store = group_pool.open_group_store(config, prompts)
-            self.rollouts.open_buffer(config, prompts, self.store, sampling)
+            self.rollouts.open_buffer(config, prompts, sampling)
             self.loop = StreamLoop(config, self.engines, self.rollouts, *common, **more)
         else:
             supply = GroupSupply(config, prompts, sampling)

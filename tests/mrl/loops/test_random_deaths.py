@@ -18,7 +18,7 @@ OWN = ("launch.engine_slots=1", "rollout.tp=1")
 SETTINGS = {
     "shared": (STREAM, "stream.max_age=2", "loop.checkpoint={every_steps: 2, keep: 99}"),
     "own, beside": (
-        *(STREAM, *OWN, "stream={max_age: 1, sync_every: 2, pool: {memory_bytes: 400}}"),
+        *(STREAM, *OWN, "stream={max_age: 1, sync_every: 2}"),
         "loop.checkpoint={every_steps: 2, keep: 99, beside_training: true}",
     ),
     "on policy": ("loop.checkpoint={every_steps: 2, keep: 99}",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -67,15 +66,12 @@ def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pyte
     assert all(ages[step] <= 3 for step in ages if step > until)
 
 
-def test_a_checkpoint_needs_no_file_of_the_pool(tmp_path: Path) -> None:
-    """Judged groups were in files, of which nothing is left; what was judged is trained."""
-    files = (*STREAM, "stream.pool.memory_bytes=0")
-    run = after_three_steps(tmp_path, *files)
+def test_what_was_judged_is_trained_after_a_resume(tmp_path: Path) -> None:
+    run = after_three_steps(tmp_path, *STREAM)
     run.rollouts.close()
     kept = run.train.saved[max(run.train.saved)][0]["supply"]["kept"]
     assert kept, "the checkpoint has no group that waits for its step"
-    shutil.rmtree(tmp_path / "run/pool")
-    again = resumed(run, tmp_path, *files)
+    again = resumed(run, tmp_path, *STREAM)
     trained = [encode_group(group) for groups in again.groups for group in groups]
     assert trained[: len(kept)] == kept
 

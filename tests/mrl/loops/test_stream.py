@@ -128,18 +128,6 @@ def test_steps_follow_each_other_without_a_sync_while_their_groups_are_there(tmp
     assert max(row["policy/age_steps"] for row in run.rows()) <= 3
 
 
-def test_groups_may_lie_in_files(tmp_path: Path) -> None:
-    """With a store of hardly any memory each prompt is trained once, in order, and no file outlives the run."""
-    words = (STREAM, "stream.max_age=2", "stream.pool.memory_bytes=400")
-    run = finished(tmp_path, *words, algorithm=FILTER, per_step=1)
-    assert all(row["pool/bytes"] > 0 for row in run.rows())
-    assert sum(row["pool/spilled_bytes"] > 0 for row in run.rows()) > 3
-    indices = [group.prompt.index for groups in run.groups for group in groups]
-    assert indices == sorted(set(indices)) and run.bounded_samples()
-    run.store.remove()
-    assert list((tmp_path / "run/pool").iterdir()) == [], "files outlived the run"
-
-
 PROMPT = Prompt(0, np.zeros(1, np.int32), "", None)
 """In the place of those that a group's bytes do not have."""
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "stream.max_age=2", STREAM)
@@ -155,15 +143,12 @@ def after_four_steps(folder: Path, setting: str) -> tuple[TableRun, dict[str, An
     return run, max(run.train.saved.items())[1][0]
 
 
-def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Groups that wait for their step and those in the making come from the checkpoint; files of the attempt before are
-    dropped."""
-    first, state = after_four_steps(tmp_path, "stream.pool.memory_bytes=0")
+def test_a_resumed_run_trains_each_prompt_once(tmp_path: Path) -> None:
+    """Groups that wait for their step and those in the making come from the checkpoint."""
+    first, state = after_four_steps(tmp_path, "stream.sync_every=1")
     assert state["supply"]["kept"] or len(state["supply"]["ledger"]["entries"]) > 4, "nothing was on its way"
-    left = sum(path.stat().st_size for path in (tmp_path / "run/pool").glob("*.groups"))
     second = first.resumed()
-    assert left and f"{left} bytes of groups of an earlier attempt dropped" in caplog.text
-    assert second.store.handles == list(range(len(state["supply"]["kept"]))) != []
+    assert second.rollouts.buffer.store.handles == list(range(len(state["supply"]["kept"]))) != []
     second.engines.tokens_per_step = 1
     assert second.loop.next_step == 5
     second.loop.start()
@@ -210,7 +195,7 @@ def test_groups_with_routes_are_asked_anew_by_a_resumed_run(tmp_path: Path) -> N
     first, state = after_four_steps(tmp_path, "routing.replay=engine")
     assert state["supply"]["kept"], "no group waited for its step"
     second = first.resumed()
-    assert second.store.handles == []
+    assert second.rollouts.buffer.store.handles == []
     second.loop.start()
     assert second.loop.run() == "done"
     indices = [g.prompt.index for groups in first.groups + second.groups for g in groups]
