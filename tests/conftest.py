@@ -22,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 
-SERVANTS = ("resource_tracker", "multiprocessing.forkserver", "mrl.rewards.code.sitting")
-"""multiprocessing's own, and the one that forks the exams of code tasks."""
+SERVANTS = ("resource_tracker", "multiprocessing.forkserver")
+"""multiprocessing's own."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mrl.agents import guest
 from mrl.agents.environment_limits import Deadlines
-from mrl.processes.channel import ErrorTail, Line
+from mrl.processes.channel import ErrorTail
 from mrl.processes.forked_child import ForkedChild
 from mrl.processes.own_time import OwnTime
 from mrl.processes.start import kill_session
@@ -39,7 +39,7 @@ class _Call:
         return self.own.look() and waited - self.own.starved >= self.limit
 
 
-class GuestHandle(Line):
+class GuestHandle(ForkedChild):
     """The process of one episode, as its host sees it: start, send, read, kill. Owns no policy."""
 
     def __init__(self, key: str, make: Callable[[], Any], deadlines: Deadlines, close: list[int]) -> None:
@@ -57,16 +57,15 @@ class GuestHandle(Line):
             guest.serve(make, requests, replies)
 
         self.key, self._deadlines = key, deadlines
-        self._child = ForkedChild(serve)
+        super().__init__(serve, limit=deadlines.answer_kib * 1024)
         os.close(errors_in)
-        super().__init__(self._child.requests, self._child.replies, limit=deadlines.answer_kib * 1024)
         self._tail = ErrorTail(errors, kept_bytes=1000)
         self.call: _Call | None = None
 
     def begin(self, operation: str, turn: int, payload: bytes) -> None:
         """Hands it a call; its time counts from now."""
         limit = self._deadlines.of(operation)
-        self.call = _Call(operation, turn, time.monotonic(), limit, OwnTime(self._child.pid))
+        self.call = _Call(operation, turn, time.monotonic(), limit, OwnTime(self.pid))
         self.send_bytes(payload)
 
     @property
@@ -83,9 +82,9 @@ class GuestHandle(Line):
 
     def end(self) -> str:
         """Kill it and all in its session; return how it ended."""
-        kill_session(self._child.pid)
+        kill_session(self.pid)
         words = self._tail.last_words(300)
-        status = self._child.end()
-        cgroup.remove_of(self._child.pid)  # of a sandbox that it had open
+        status = self.reap()
+        cgroup.remove_of(self.pid)  # of a sandbox that it had open
         os.close(self.errors)
         return f"its process ended with status {status}: {words}"

@@ -14,12 +14,6 @@ from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentPool
 from mrl.own_code import find_callable, place_of, search_path
-from mrl.processes.own_time import Allowance
-from mrl.rewards.code.code_rules import CodeRules
-from mrl.rewards.code.exam import Exam
-from mrl.rewards.code.examiner import Examiner
-from mrl.rewards.code.outcome import CandidateEnded, Outcome
-from mrl.rewards.code.tasks import parse_task
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.plugins.check import check_plugins
 from mrl.rewards.pool.score_offline import score
@@ -61,24 +55,6 @@ def test_environments_are_hosted(folder: Path) -> None:
         while not answers:
             answers += pool.poll(60.0)
     assert [message["content"] for message in answers[0].messages] == ["4.0"], answers
-
-
-class Gone:
-    """A candidate that ends at its first call."""
-
-    def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        raise CandidateEnded(Outcome.FORBIDDEN, "at the first call")
-
-    def finish(self) -> None:
-        return None
-
-
-def test_exams_are_sat(folder: Path) -> None:
-    task = {"entry_point": "f", "test": "def check(candidate):\n    candidate(1)\n"}
-    exam = Exam(parse_task(task, place="x"))
-    patient = CodeRules(seconds=60.0, cpu_seconds=60.0)
-    result = Examiner().examine(exam, Gone(), patient, Allowance.of(60.0))
-    assert result == (0, Outcome.FORBIDDEN, "at the first call")
 
 
 @pytest.mark.parametrize("words", [["export", ".", "--dry-run"], ["report", "nowhere"]])

@@ -19,7 +19,7 @@ from mrl.processes.own_time import Allowance
 from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.exam import Exam, completed
-from mrl.rewards.code.examiner import Examiner, examiner
+from mrl.rewards.code.examiner import examine
 from mrl.rewards.code.outcome import CandidateEnded, Outcome
 from mrl.rewards.code.output import same_output
 from mrl.rewards.code.program import program_in
@@ -55,7 +55,7 @@ def verify_program(
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
         source = source.encode("utf-8", "replace").decode()
-        run = _Run(source, task, rules, Allowance.of(seconds), examiner())
+        run = _Run(source, task, rules, Allowance.of(seconds))
         verdict = run.asserts() if task.test else run.cases()
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
@@ -73,7 +73,6 @@ class _Run:
     task: CodeTask
     rules: CodeRules
     allowance: Allowance
-    examiner: Examiner
 
     def session(self) -> CandidateProcess:
         if self.allowance.left <= 0:
@@ -121,7 +120,7 @@ class _Run:
         try:
             with self.session() as session:
                 session.load(self.source, self.task.entry_point or "")
-                return self.examiner.examine(exam, session, self.rules, self.allowance)
+                return examine(exam, session, self.rules, self.allowance)
         except CandidateEnded as ended:
             return 0, ended.outcome, ended.reason
 
@@ -144,7 +143,6 @@ class CodeVerifier:
     def __init__(self, rules: CodeRules) -> None:
         self._rules = rules
         find_boundary()  # refuse at start-up, not at the first sample
-        examiner()
 
     async def score(self, request: RewardRequest) -> Verdict:
         program = program_in(request.visible, request.ground_truth)

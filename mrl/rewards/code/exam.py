@@ -1,6 +1,6 @@
 """A task's own test, or its cases, on what a candidate answers: the part that reads a policy's values.
 
-Runs in a process that is killed when its time is over (`mrl.rewards.code.sitting`), so that a value on which the
+Runs in a process that is killed when its time is over (`mrl.rewards.code.examiner`), so that a value on which the
 test hangs, fills the memory or crashes costs its own sample and nothing else. An exception of the candidate
 reaches the test only where the test names its kind, and never as one that Python itself takes for the end of a
 loop; any other concludes the exam, and no `except` of the test can swallow that.
@@ -15,14 +15,14 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
+from mrl.processes.framing import frame, read_frame
 from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.tagged_values import ForeignValue, decode_value, encode_value, same
 from mrl.rewards.code.tasks import Case, CodeTask
 
-_MAX_QUESTION_BYTES = 64 * 2**20
+MAX_QUESTION_BYTES = 64 * 2**20
 _TOLERANCE = 1e-6
 """Relative error allowed between floats where the task names none."""
 _Exceptions = Mapping[str, type[Exception]]
@@ -35,20 +35,20 @@ _BUILT_IN: _Exceptions = {
 
 
 class Channel:
-    """The candidate, at the other end of a connection."""
+    """The candidate, at the other end of two pipes."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, answers: BinaryIO, questions: BinaryIO) -> None:
+        self._answers, self._questions = answers, questions
         self.passed = 0
         """Cases that were correct so far."""
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to one call, both encoded."""
         self._send({"call": question})
-        try:
-            return json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+        answer = read_frame(self._answers)
+        if answer is None:
             os._exit(0)
+        return json.loads(answer)
 
     def conclude(self, outcome: Outcome, reason: str = "") -> NoReturn:
         """End the exam with a result, whatever the test would do next."""
@@ -62,10 +62,11 @@ class Channel:
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message | {"passed": self.passed}).encode()
-        if len(data) > _MAX_QUESTION_BYTES:
+        if len(data) > MAX_QUESTION_BYTES:
             self.conclude(Outcome.WRONG, "the test made a question of it that is too large")
         with contextlib.suppress(BrokenPipeError):
-            self._connection.send_bytes(data)
+            self._questions.write(frame(data))
+            self._questions.flush()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

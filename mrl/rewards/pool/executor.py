@@ -10,13 +10,12 @@ import json
 import os
 import pickle
 import resource
-import select
 from collections.abc import Callable
 from typing import Any
 
 from mrl.processes.forked_child import ForkedChild
-from mrl.processes.framing import BadReply, FrameBuffer, frame, parse_reply, read_frame
-from mrl.processes.own_time import Allowance, OwnTime, Starved, wait_within
+from mrl.processes.framing import BadReply, frame, read_frame
+from mrl.processes.own_time import Allowance, OwnTime, Starved
 
 
 class ForkedExecutor:
@@ -34,10 +33,11 @@ class ForkedExecutor:
         The deadline is own time from the start of this work: what waits behind it is delayed by no more.
         """
         child = self._child = self._child or ForkedChild(self._serve)
+        own = OwnTime(child.pid, limit=deadline_seconds)
+        child.send(request)
         try:
-            _write_all(child.requests, frame(pickle.dumps(request)))
-            return _answer(child, Allowance.of(deadline_seconds))
-        except (BrokenPipeError, EOFError):
+            return child.next_reply(own, Allowance.of(deadline_seconds), deadline_seconds)
+        except EOFError:
             return {"failed": f"the reward worker died with status {self._end(child)}"}
         except TimeoutError:
             self._end(child)
@@ -55,36 +55,16 @@ class ForkedExecutor:
 
     def _end(self, child: ForkedChild) -> int:
         self._child = None
-        return child.end()
+        return child.reap()
 
     def _serve(self, requests: int, replies: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (self._memory_bytes, self._memory_bytes))
-        with os.fdopen(requests, "rb") as stream:
+        with os.fdopen(requests, "rb") as stream, os.fdopen(replies, "wb") as channel:
             while (payload := read_frame(stream)) is not None:
                 try:
                     reply = self._work(pickle.loads(payload))
                 except MemoryError:
                     limit = f"memory limit of {self._memory_bytes >> 20} MiB (reward.memory_mib)"
                     reply = json.dumps({"limit": limit}).encode()
-                _write_all(replies, frame(reply))
-
-
-def _answer(child: ForkedChild, allowance: Allowance) -> dict[str, Any]:
-    buffer, own = FrameBuffer(), OwnTime(child.pid, limit=allowance.left)
-
-    def has_data(seconds: float) -> bool:
-        return bool(select.select([child.replies], [], [], seconds)[0])
-
-    while wait_within(own, allowance, has_data, seconds=allowance.left):
-        data = os.read(child.replies, 1 << 16)
-        if not data:
-            raise EOFError
-        for payload in buffer.feed(data):
-            return parse_reply(payload)
-    raise TimeoutError
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+                channel.write(frame(reply))
+                channel.flush()

@@ -15,7 +15,6 @@ import pytest
 
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
-from mrl.rewards.code.examiner import examiner
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
 
@@ -157,7 +156,6 @@ HARMLESS = {
 def host_is_unchanged() -> Iterator[None]:
     """No process, file, cgroup, socket or mount is left by any attack of this file."""
     find_boundary()
-    examiner()
     before = _host()
     yield
     deadline = time.monotonic() + 5.0
