@@ -130,7 +130,8 @@ def choose(
 def _rate(path: str | Path, number: int, line: bytes) -> tuple[str, SolveRate]:
     """A prompt's id and what a line says of it."""
     row = _line(path, number, line)
-    name, *counts = (row.get(field) for field in FIELDS)
+    values: list[Any] = [row.get(field) for field in FIELDS]
+    name, *counts = values
     if not isinstance(name, str) or any(type(count) is not int for count in counts):
         raise DataError(f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {_shown(line)}")
     samples, solved = map(int, counts)

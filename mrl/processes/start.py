@@ -28,17 +28,22 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, **child_path(), "OMP_NUM_THREADS": "1"}
 
 
+def wait_or_kill(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Wait for a process that has reason to end and kill it after so many seconds; return its status."""
+    try:
+        return process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 def terminate_all(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     """Ask processes to end, and kill those that have not after so many seconds."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, deadline - time.monotonic())
 
 
 def kill_session(pid: int) -> None:
