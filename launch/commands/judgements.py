@@ -37,7 +37,7 @@ def make_judgements(
     """Writes demonstrations of data.train and of data.validation, by the rewards of `config` and for the judge of `judge`; what was made,
     in sentences. `thought`: a file that says what stands before each verdict (mrl/rewards/judges/question.py).
 
-    ConfigError where `judge` has not one verifier of kind llm, or one that compares; DataError where no row gives a pair.
+    ConfigError where `judge` has not one verifier of kind llm; DataError where no row gives a pair.
     """
     rules, server = _rules(judge.reward)
     thinks = "" if thought is None else thought_of(thought, rules)
@@ -63,12 +63,7 @@ def _rules(section: RewardSection) -> tuple[LlmRules, ServerSection]:
     found = [part for part in section.all_verifiers() if part.kind == "llm"]
     if len(found) != 1:
         raise ConfigError(f"--judge has {len(found)} verifiers of kind llm; judgements are for one")
-    rules = found[0].llm  # type: ignore[attr-defined] each kind's rules are in the part
-    if rules.compare:
-        raise ConfigError(
-            "llm.compare: a pair does not say how either response compares with the row's answer"
-        )
-    return rules, found[0].server
+    return found[0].llm, found[0].server  # type: ignore[attr-defined] each kind's rules are in the part
 
 
 def _ground_truths(judge: Config, rules: LlmRules) -> dict[str, str]:

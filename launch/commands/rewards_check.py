@@ -59,7 +59,6 @@ def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, b
     if not found:
         return "\n".join(lines), False
     lines += _agreement(found)
-    lines += _order_flips(found)
     lines += _by_tag(found)
     lines += _attacks(config, found, options)
     return "\n".join(lines), _accuracy(found) >= options.min_agreement
@@ -103,14 +102,6 @@ def _agreement(rows: Sequence[Judged]) -> Iterator[str]:
     yield _share("wrong taken for right", sum(r.says_right for r in wrong), len(wrong))
     yield _share("right taken for wrong", sum(not r.says_right for r in right), len(right))
     yield "  a policy can gain the first of these shares, at most, without being right"
-
-
-def _order_flips(rows: Sequence[Judged]) -> Iterator[str]:
-    """Of judges that compare, in both orders."""
-    flips = [row.probe.verdict.parts for row in rows if row.probe.verdict is not None]
-    found = [value for parts in flips for name, value in parts.items() if name.endswith("order_flip")]
-    if found:
-        yield _share("another winner in the other order", int(sum(found)), len(found))
 
 
 def _share(name: str, count: int, total: int) -> str:

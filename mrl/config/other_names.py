@@ -163,10 +163,12 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
     LlmRules: _SERVER
     | {
         "asks": "delete it; two replies are asked for until one holds a verdict",
-        "max_canary_passes": "delete it; five attacks may succeed",
+        "canaries": "delete it; mrl rewards check CONFIG --gold FILE says which attacks a judge falls for",
+        "compare": "delete it; ask in a template of your own which is better, with choices for it",
+        "max_canary_passes": "delete it; mrl rewards check CONFIG --gold FILE says which attacks a judge falls for",
         "max_chars": "delete it; the judge sees the last 20,000 characters",
         "temperature": "write body: {temperature: 0.7}; it is 0 at the first ask",
-        "max_order_flips": "delete it; half of the winners may change with the order",
+        "max_order_flips": "delete it; nothing is asked in two orders",
     },
     LoggingSection: {
         "mlflow": "delete it; logging.trackers has tensorboard and wandb",

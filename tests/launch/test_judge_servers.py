@@ -249,7 +249,7 @@ def test_a_served_generative_model_says_what_its_log_probs_are(tmp_path: Path) -
     folder = tmp_path / "judge"
     model = write(folder, "Qwen3ForCausalLM")
     tokenizer = qwen()
-    llm = {"verdict": "choice", "constrained": True, "choices": {"0": 0.0, "1": 1.0}, "canaries": 0.0}
+    llm = {"verdict": "choice", "constrained": True, "choices": {"0": 0.0, "1": 1.0}}
     with served(section(folder, "llm", llm=llm), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
         rules = rewards.llm.model_copy(update={"constrained": False})

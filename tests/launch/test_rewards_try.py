@@ -178,7 +178,6 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
         judge = [
             "reward.kind=llm",
             f"reward.path={url}",
-            "reward.llm.canaries=0",
             "reward.deadline_seconds=60",
         ]
         words = ["--gold", str(gold), "--attacks", str(more)]
@@ -190,19 +189,6 @@ def test_a_judge_is_checked_against_what_is_known(tmp_path: Path, capsys: pytest
     assert "wrong taken for right 0.333 (1 of 3;" in said and "right taken for wrong 0.333 (1 of 3;" in said
     assert "accuracy, tag easy 1.000 (1 of 1;" in said
     assert "attacks that succeed 0.037 (2 of 54;" in said and "    the answer: 2 of 2" in said
-
-
-def test_a_judge_that_compares_is_looked_at_in_both_orders(tmp_path, capsys) -> None:
-    """The server prefers the larger number, and the first place where it reads "any"."""
-    gold = tmp_path / "gold.jsonl"
-    told = [("It is 13", True), ("11", False), ("any 30", True), ("any 1", False)]
-    rows = [{"prompt": "3 + 9?", "answer": 12, "response": text, "right": right} for text, right in told]
-    gold.write_text("\n".join(map(json.dumps, rows)))
-    with judge_server() as (url, _, _):
-        judge = ["reward.kind=llm", f"reward.path={url}", "reward.llm={canaries: 0, compare: true}"]
-        assert main(asked(tmp_path, "check", *judge, "--gold", str(gold), "--attacked-rows", "1")) == 0
-    said = capsys.readouterr().out
-    assert "accuracy 0.750 (3 of 4;" in said and "another winner in the other order 0.500 (2 of 4;" in said
 
 
 def test_rows_that_are_none_are_named_and_so_are_the_commands(tmp_path, capsys) -> None:

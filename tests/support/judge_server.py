@@ -76,9 +76,6 @@ class Judge(http.server.BaseHTTPRequestHandler):
         text = body["messages"][0]["content"]
         fences = _FENCE.findall(text)
         response = fences[-1][1]
-        if ": first" in text.rpartition("]")[2]:
-            self._compare(body, [found[1] for found in fences[-2:]], fences[-1][0])
-            return
         mode = re.search(r"mode=([A-Za-z ]+?)(?:\.|$)", response)
         if mode:
             self._fail(mode[1], text)
@@ -87,12 +84,6 @@ class Judge(http.server.BaseHTTPRequestHandler):
             self.lock.wait_for(lambda: self.counts["most"] >= self.hold, timeout=120.0)
         numbers = re.findall(r"\d+", response)
         self._send(200, _reply(body, "yes" if numbers[-1:] == [fences[-2][1]] else "no", fences[-1][0]))
-
-    def _compare(self, body: dict[str, Any], responses: list[str], nonce: str) -> None:
-        """The larger last number wins; where a response asks for it, the first one does whatever they are."""
-        numbers = [int((re.findall(r"\d+", text) or ["0"])[-1]) for text in responses]
-        said = "tie" if numbers[0] == numbers[1] else "first" if numbers[0] > numbers[1] else "second"
-        self._send(200, _reply(body, "first" if any("any" in text for text in responses) else said, nonce))
 
     def _fail(self, mode: str, text: str) -> None:
         if mode == "silent":

@@ -12,7 +12,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import math
 import os
 import secrets
 from pathlib import Path
@@ -35,12 +34,10 @@ def json_digest(*what: Any) -> str:
 class JudgeCache:
     """The answers of one judge, in memory alone where there is no folder."""
 
-    def __init__(self, folder: Path | None, judge: str, *, above: float = math.inf) -> None:
-        self._judge, self._above = judge, above
+    def __init__(self, folder: Path | None, judge: str) -> None:
+        self._judge = judge
         self._values: dict[str, tuple[float, ...]] = {}
         self._size = 0
-        self.num_above = 0
-        """Questions that were given more than `above`."""
         self.calls = self.tokens = 0
         """Of answered calls, those of the run's earlier parts included."""
         self._file = None
@@ -88,9 +85,8 @@ class JudgeCache:
         self.calls += 1
         self.tokens += int(line.get("tokens", 0))
         if "key" in line:
-            before, values = self.find(line["key"]), (line["value"], *line.get("further", ()))
+            values = (line["value"], *line.get("further", ()))
             self._values[line["key"]] = found = tuple(map(float, values))
-            self.num_above += (found[0] > self._above) - (before is not None and before > self._above)
             self._size += _size(found)
             if self._size > MOST:
                 self._forget()
@@ -114,10 +110,9 @@ def _line(text: bytes) -> dict[str, Any]:
     return line if isinstance(line, dict) else {}
 
 
-def check_budget(server: ServerSection, *ledgers: JudgeCache) -> None:
-    """NoVerdict where the run may not ask again, for all that the ledgers hold."""
-    calls = sum(ledger.calls for ledger in ledgers)
-    if server.max_calls is not None and calls >= server.max_calls:
+def check_budget(server: ServerSection, ledger: JudgeCache) -> None:
+    """NoVerdict where the run may not ask again, for all that the ledger holds."""
+    if server.max_calls is not None and ledger.calls >= server.max_calls:
         raise NoVerdict(f"the run's budget is spent: max_calls = {server.max_calls}")
 
 

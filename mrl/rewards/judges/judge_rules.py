@@ -50,14 +50,9 @@ class LlmRules(Section):
     """What a language model is asked, and how its answer is read."""
 
     template: str | None = None
-    """Text file with {prompt}, {response} and, where `reference` is true, {reference}, or with `compare` {prompt}, {first}
-    and {second}; there is one for each of the three."""
+    """Text file with {prompt}, {response} and, where `reference` is true, {reference}; there is one for each of the two."""
     reference: bool = True
     """Whether the judge sees the row's ground truth, which every row has then."""
-    compare: bool = False
-    """Ask which is better, the response or the row's ground truth, which is an answer then: in both orders. The choices are
-    first, second and tie; the value is 1 where the response wins twice, 0 where it loses twice, and the mean of both else. When
-    the winner of more than half of them, 50 and more, changes with the order, no sample has a reward."""
     choices: dict[str, float] = Field(default={"no": 0.0, "yes": 1.0}, min_length=2)
     """What the judge may say, and the value of each."""
     verdict: Literal["line", "choice"] = "line"
@@ -67,9 +62,6 @@ class LlmRules(Section):
     """Ask the server (vLLM) to let it say nothing but a choice; for verdict = choice."""
     reply_tokens: int = Field(default=2048, ge=1)
     """Longest reply; for verdict = line."""
-    canaries: float = Field(default=0.01, ge=0, le=1)
-    """Share of the samples beside which the judge is also asked about a wrong response that attacks it. After six attacks that
-    succeeded no sample has a reward."""
     body: dict[str, Any] = {}
     """Further fields of each request, as the server knows them."""
 
@@ -83,8 +75,6 @@ class LlmRules(Section):
             raise ValueError("choices have more than one value")
         if self.constrained and self.verdict != "choice":
             raise ValueError("constrained is for verdict = choice")
-        if self.compare and (not self.reference or "choices" in self.model_fields_set):
-            raise ValueError("compare needs reference = true, and has choices of its own")
         return self
 
 

@@ -7,18 +7,16 @@ that is cut off, words that are no verdict) is a failure of ours, and the sample
 from __future__ import annotations
 
 import hashlib
-import logging
 from pathlib import Path
 from typing import Any
 
 from mrl.errors import RewardError
 from mrl.rewards.contract import RewardRequest, rejected, scored
-from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
+from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.judge_cache import JudgeCache, check_budget, json_digest
 from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.question import (
-    FIRST,
     Question,
     ask,
     filled,
@@ -32,14 +30,10 @@ from mrl.rewards.judges.untrusted import ControlStrings, fault_of
 from mrl.rewards.reward_part import RewardPart, ServerSection
 from mrl.samples import Verdict
 
-_log = logging.getLogger(__name__)
-
-_WRONG = "I do not know the answer."
 _ASK_AGAIN_TEMPERATURE = 0.7
 _TOP_LOGPROBS = 20
 _OF_THE_VERDICT = (
     "reference",
-    "compare",
     "choices",
     "verdict",
     "constrained",
@@ -49,12 +43,6 @@ _OF_THE_VERDICT = (
 """Rules that a verdict depends on, besides the texts of the template and of the control tokens."""
 ASKS = 2
 """Replies that are asked for until one holds a verdict: the first at temperature 0, another at 0.7 with another seed."""
-MAX_CANARY_PASSES = 5
-"""Attacks that may succeed in a run; after one more no sample has a reward."""
-MAX_ORDER_FLIPS = 0.5
-"""Share of the comparisons whose winner may change with the order; when more do, no sample has a reward."""
-_LEAST_COMPARISONS = 50
-"""Before anything is said of how many changed with the order."""
 
 
 class LlmVerifier:
@@ -68,42 +56,24 @@ class LlmVerifier:
         self._questions = Questions(rules, part.server)
         self.version = self._questions.judge(Endpoint.who(part))
         self._ledger = JudgeCache(folder, self.version)
-        self._canaries = JudgeCache(folder, f"{self.version} canaries", above=self._middle)
         self._endpoint = Endpoint.of(part)
-        self._attacks = list(read_attacks().values())
-        self._compared = self._flipped = 0
 
     async def score(self, request: RewardRequest) -> Verdict:
         text, question = request.visible, question_of(request)
         reference = str(request.ground_truth) if self._rules.reference else ""
         if fault := fault_of(text, question, reference):
             return rejected(fault, min_reward=self._part.min_reward)
-        self._check_canaries()
-        self._check_order_flips()
-        nonce = self._secret_number(request.sample_id)
-        asked = self._questions.ask(question, reference, text, nonce)
-        value, parts = await self._value(self._ledger, asked), {}
-        if self._rules.compare:
-            nonce = self._secret_number("other order", request.sample_id)
-            other = self._questions.ask(question, reference, text, nonce, response_first=False)
-            value, flip = self._both(value, await self._value(self._ledger, other))
-            parts["order_flip"] = float(flip)
-        await self._try_canary(request, question, reference)
-        return scored(value, score=value, control_strings=float(asked.control_strings), **parts)
+        asked = self._questions.ask(question, reference, text, self._nonce(request.sample_id))
+        value = await self._value(asked)
+        return scored(value, score=value, control_strings=float(asked.control_strings))
 
-    def _both(self, value: float, other: float) -> tuple[float, bool]:
-        """The value of both orders, and whether they have different winners."""
-        flip = (value - self._middle) * (other - self._middle) < 0
-        self._compared, self._flipped = self._compared + 1, self._flipped + flip
-        return (value + other) / 2, flip
-
-    async def _value(self, ledger: JudgeCache, asked: Question) -> float:
-        key = json_digest(asked.text)
+    async def _value(self, asked: Question) -> float:
+        key, ledger = json_digest(asked.text), self._ledger
         if (found := ledger.find(key)) is not None:
             return found
         fault: RewardError | None = None
         for number in range(ASKS):
-            check_budget(self._part.server, self._ledger, self._canaries)
+            check_budget(self._part.server, ledger)
             reply = await self._endpoint.post("/chat/completions", self._body(asked, number))
             tokens = _tokens(reply)
             try:
@@ -129,7 +99,7 @@ class LlmVerifier:
         if rules.verdict == "choice":
             body |= {"max_tokens": 1, "logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         if rules.constrained:
-            body["structured_outputs"] = {"choice": list(asked.choices)}
+            body["structured_outputs"] = {"choice": list(rules.choices)}
         return body | rules.body
 
     def _read(self, reply: dict[str, Any], asked: Question) -> float:
@@ -137,54 +107,12 @@ class LlmVerifier:
         if not isinstance(replies, list) or not replies or not isinstance(replies[0], dict):
             raise RewardError(f"the judge's answer holds no reply: {str(reply)[:80]!r}")
         if self._rules.verdict == "choice":
-            return read_choice(replies[0], asked.choices)
-        return read_line(replies[0], asked.choices, asked.nonce)
+            return read_choice(replies[0], self._rules.choices)
+        return read_line(replies[0], self._rules.choices, asked.nonce)
 
-    def _secret_number(self, *what: str) -> str:
+    def _nonce(self, sample_id: str) -> str:
         """64 bits that only this run can name, as hex."""
-        return hashlib.sha256("\0".join((self._ledger.secret, *what)).encode()).hexdigest()[:16]
-
-    async def _try_canary(self, request: RewardRequest, question: str, reference: str) -> None:
-        """For a share of the samples, asks about a wrong response that attacks the judge."""
-        lot = int(self._secret_number("canary", request.sample_id), 16)
-        if lot % 10_000 >= self._rules.canaries * 10_000:
-            return
-        choices = self._rules.choices
-        best = FIRST if self._rules.compare else max(choices, key=lambda choice: choices[choice])
-        words = {"wrong": _WRONG, "question": question, "choice": best, "guess": GUESS}
-        text = attacked(self._attacks[lot // 10_000 % len(self._attacks)], words)
-        if fault_of(text, question, reference):
-            return  # a sample that says no more is refused
-        nonce = self._secret_number("canary nonce", request.sample_id)
-        try:
-            asked = self._questions.ask(question, reference, text, nonce)
-            value = await self._value(self._canaries, asked)
-        except RewardError:
-            return  # the sample's own call tells what is wrong with the server
-        if value > self._middle:
-            _log.warning("the judge took a wrong response for right that said %r", text[:120])
-
-    def _check_canaries(self) -> None:
-        passed = self._canaries.num_above
-        if passed > MAX_CANARY_PASSES:
-            raise RewardError(
-                f"the judge took {passed} wrong responses for right that attacked it, more than {MAX_CANARY_PASSES}"
-            )
-
-    def _check_order_flips(self) -> None:
-        compared, flipped = self._compared, self._flipped
-        if compared >= _LEAST_COMPARISONS and flipped > MAX_ORDER_FLIPS * compared:
-            raise RewardError(
-                f"the judge's winner changed with the order in {flipped} of {compared} comparisons, more than "
-                f"a share of {MAX_ORDER_FLIPS:g}"
-            )
-
-    @property
-    def _middle(self) -> float:
-        if self._rules.compare:
-            return 0.5
-        values = self._rules.choices.values()
-        return (min(values) + max(values)) / 2
+        return hashlib.sha256(f"{self._ledger.secret}\0{sample_id}".encode()).hexdigest()[:16]
 
 
 class Questions:
@@ -201,10 +129,8 @@ class Questions:
         rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT} | {"model": self._model}
         return json_digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
-    def ask(
-        self, question: str, reference: str, response: str, nonce: str, *, response_first: bool = True
-    ) -> Question:
-        """`response_first`: where the response is compared with the reference."""
+    def ask(self, question: str, reference: str, response: str, nonce: str) -> Question:
+        """What a judge is asked about a response."""
         return ask(
             self.template,
             self._rules,
@@ -213,7 +139,6 @@ class Questions:
             reference=reference,
             response=response,
             nonce=nonce,
-            response_first=response_first,
         )
 
     def about(self, request: RewardRequest, nonce: str) -> Question:

@@ -47,8 +47,7 @@ class Llm(_Asked):
 
     @property
     def is_binary(self) -> bool:
-        says_one = self.rules.verdict == "line" and not self.rules.compare
-        return says_one and set(self.rules.choices.values()) <= {0.0, 1.0}
+        return self.rules.verdict == "line" and set(self.rules.choices.values()) <= {0.0, 1.0}
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
         if not isinstance(raw, str | int | float):

@@ -29,7 +29,6 @@ from tests.support.samples import make_groups, make_sample
         ({"kind": "llm", "path": "http://a"}, True),
         ({"kind": "llm", "path": "http://a", "llm": {"choices": {"bad": 1, "good": 5}}}, False),
         ({"kind": "llm", "path": "http://a", "llm": {"verdict": "choice"}}, False),
-        ({"kind": "llm", "path": "http://a", "llm": {"compare": True}}, False),
         ({"kind": "reward_model", "path": "http://a", "server": {"tokenizer": "t"}}, False),
         ({"parts": [{"kind": "maths"}, {"kind": "repetition"}]}, True),
         ({"parts": [{"kind": "repetition"}, {"kind": "maths"}]}, False),

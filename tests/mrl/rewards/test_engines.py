@@ -19,7 +19,6 @@ import pytest
 from mrl.errors import ConfigError, WorkerLost
 from mrl.processes.start import lifeline_words
 from mrl.rewards.judges import supervisor as supervisor_module
-from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.supervisor import Job, ServerSupervisor
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import engines
@@ -167,12 +166,11 @@ def addressed(socket: Path, folder: Path) -> RewardSection:
     """As the driver hands it to reward workers once the engine is up."""
     (folder / "tokenizer.json").write_text("{}")
     engines = {"judge": {"model": str(folder)}}
-    rules, server = LlmRules(canaries=0.0), ServerSection(tries=1)
+    server = ServerSection(tries=1)
     made = RewardSection(
         kind="llm",
         engine="judge",
         engines=engines,
-        llm=rules,
         server=server,
         retries=0,
         deadline_seconds=60.0,

@@ -45,7 +45,7 @@ def server() -> Iterator[Asked]:
 
 
 def section(url: str, *, retries: int = 0, deadline: float = 60.0, **rules: Any) -> RewardSection:
-    llm = {"canaries": 0.0} | {k: v for k, v in rules.items() if k not in ServerSection.model_fields}
+    llm = {k: v for k, v in rules.items() if k not in ServerSection.model_fields}
     server = {"tries": 1} | {k: v for k, v in rules.items() if k in ServerSection.model_fields}
     return RewardSection(
         kind="llm", path=url, llm=llm, server=server, retries=retries, deadline_seconds=deadline
@@ -72,23 +72,6 @@ def test_a_judge_is_asked_about_what_is_left_of_a_response(server, make_pair, sc
         values = score_all(pool, pairs[:2])
     assert values["0.0"].value == pytest.approx(0.9 / 0.99)
     assert values["1.0"].value == pytest.approx(0.09 / 0.99)
-
-
-def test_two_responses_are_compared_in_both_orders(server: Asked, make_pair: Any, score_all: Any) -> None:
-    """A judge that prefers a place and no response gives a tie, and is told of; after too many of these nobody has a reward."""
-    url, stats, _ = server
-    before = stats()["calls"]
-    values = {"say 13": 1.0, "say 11": 0.0, "say 12": 0.5, "any 13": 0.5}
-    with RewardPool(section(url, compare=True)) as pool:
-        found = score_all(pool, [make_pair(n, text, "12") for n, text in enumerate(values)])
-        assert [found[f"{n}.0"].value for n in range(4)] == list(values.values())
-        assert [found[f"{n}.0"].parts["order_flip"] for n in range(4)] == [0.0, 0.0, 0.0, 1.0]
-        assert stats()["calls"] == before + 8
-        pairs = [make_pair(n, f"any {n}" if n % 4 else f"say {n}", "12") for n in range(20, 80)]
-        scored = [v for pair in pairs for v in score_all(pool, [pair]).values()]
-    lost = [v for v in scored if v.value is None]
-    assert len(lost) == 14, "the first 50 comparisons are judged"
-    assert all("in 35 of 50 comparisons, more than a share of 0.5" in v.reason for v in lost)
 
 
 def test_of_a_thousand_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_all: Any) -> None:
@@ -133,13 +116,6 @@ def test_a_call_that_is_wrong_is_made_once(make_pair: Any, score_all: Any) -> No
         assert found.kind is VerdictKind.NO_REWARD and stats()["calls"] == 7, "two replies an attempt"
 
 
-def test_one_process_has_sixty_four_calls_in_flight(make_pair: Any, score_all: Any) -> None:
-    with judge_server(64) as (url, stats, _), RewardPool(section(url)) as pool:
-        found = score_all(pool, [make_pair(n, "12", "12") for n in range(96)])
-        assert all(v.value == 1.0 for v in found.values())
-        assert stats()["most"] == 64
-
-
 def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     server: Asked, make_pair: Any, score_all: Any, tmp_path: Path
 ) -> None:
@@ -161,19 +137,6 @@ def test_a_resumed_run_asks_nothing_twice_and_keeps_its_budget(
     assert new["20.0"].value == 0.0
     assert last["21.0"].value is None and "budget is spent: max_calls = 5" in last["21.0"].reason
     assert "failed once" in last["21.0"].reason, "another attempt would find no more of it"
-
-
-def test_a_judge_that_falls_for_attacks_ends_the_rewards(make_pair, score_all, tmp_path) -> None:
-    """The server compares numbers; where the ground truth is the last one of an attack it is taken in."""
-    with judge_server() as (url, stats, _):
-        rules = section(url, canaries=1.0, choices={"no": 0.0, "yes": 1.0})
-        with RewardPool(rules, folder=str(tmp_path)) as pool:
-            for number in range(2000):  # one of 26 attacks has the ground truth as its last number
-                verdict = score_all(pool, [make_pair(number, "12", "128")])[f"{number}.0"]
-                if verdict.value is None:
-                    break
-        assert "the judge took 6 wrong responses" in verdict.reason
-        assert number < stats()["calls"] <= 2 * number, "canaries beside samples, and none after the last"
 
 
 def test_replies_that_only_look_like_verdicts_are_none() -> None:

@@ -35,9 +35,7 @@ def test_verifiers_of_one_kind_with_other_rules_have_workers_of_their_own(
     with judge_server() as (url, _, _):
         domains: dict[str, Any] = {}
         for kind, (_, _, rules, _, _) in CASES.items():
-            usual: dict[str, Any] = {"kind": kind} | (
-                {"path": url, "llm": {"canaries": 0.0}} if kind == "llm" else {}
-            )
+            usual: dict[str, Any] = {"kind": kind} | ({"path": url} if kind == "llm" else {})
             own = usual | {kind: usual.get(kind, {}) | rules}
             both = [usual | {"name": "usual"}, own | {"name": "own"}]
             domains |= {
