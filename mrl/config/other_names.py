@@ -99,6 +99,7 @@ REMOVED: dict[type[Section], dict[str | tuple[str, str], str]] = {
         "tools": "give the rows' column this name",
     },
     CispoLoss: {"mask_clipped": "weights are always kept at the bound"},
+    DataSection: {"answer_in_prompt": "delete it; leave such rows out of the file"},
     EntropySection: {
         "delta": "delete it; the coefficient moves by 0.005 a step",
         "max_coefficient": "delete it; the moving coefficient is at most 1",

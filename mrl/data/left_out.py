@@ -15,7 +15,7 @@ class LeftOutRows:
     file: str
     domain: str
     rule: str
-    """The setting of section `data` that says so: dedupe, overlong, unusable, answer_in_prompt, overlap or difficulty."""
+    """The setting of section `data` that says so: dedupe, overlong, unusable, overlap or difficulty."""
     count: int = 0
     examples: list[str] = dataclasses.field(default_factory=list)
     """Sentences on the first of them, each with its place."""

@@ -21,11 +21,11 @@ from mrl.data.left_out import LeftOut
 from mrl.data.messages import with_system
 from mrl.data.prompt_stream import PromptStream, Source, validation_order
 from mrl.data.row_files import from_arrow, read_rows
-from mrl.data.row_shapes import DataRow, as_prompt, fields_of, read_row, shape_of, texts_of
+from mrl.data.row_shapes import DataRow, as_prompt, fields_of, read_row, shape_of
 from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
-from mrl.rewards.kinds.ground_truth import is_given_away, parse_ground_truth, remarks
+from mrl.rewards.kinds.ground_truth import parse_ground_truth, remarks
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.samples import Prompt
 
@@ -55,8 +55,6 @@ class LoadReport:
     """Rows left out because they cannot be read or scored, where `data.unusable` is filter."""
     without_ground_truth: int = 0
     """Rows that are kept and have none (their verifier needs none)."""
-    answer_in_prompt: int = 0
-    """Prompts that hold their ground truth as a final answer; left out where `data.answer_in_prompt` is drop."""
     overlapping: int = 0
     """Training prompts that are validation prompts too."""
     too_hard: int = 0
@@ -167,7 +165,7 @@ class _Preparation:
     def source(self, entry: DataEntry) -> Source:
         left_out = LeftOut()
         rows = self._usable(entry, left_out)
-        rows = self._without_given_away(self._without_duplicates(rows, left_out), left_out)
+        rows = self._without_duplicates(rows, left_out)
         self.report.without_ground_truth += sum(row.ground_truth is None for row in rows)
         prompts = self._without_overlong(self._tokenised(rows, entry, left_out), entry, left_out)
         name = f"{entry.domain}:{','.join(entry.paths)}"
@@ -279,25 +277,6 @@ class _Preparation:
             left_out.add("dedupe", place=row.place, domain=row.domain, why=why)
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
-
-    def _without_given_away(self, rows: Sequence[DataRow], left_out: LeftOut) -> list[DataRow]:
-        held = [row for row in rows if self._is_given_away(row)]
-        if held and self.section.answer_in_prompt == "refuse":
-            raise DataError(
-                f"{held[0].place}: the prompt holds its ground truth as a final answer ({len(held)} such rows); set "
-                "data.answer_in_prompt=drop to leave them out"
-            )
-        self.report.answer_in_prompt += len(held)
-        if self.section.answer_in_prompt == "report":
-            return list(rows)
-        for row in held:
-            why = "the prompt holds its ground truth as a final answer"
-            left_out.add("answer_in_prompt", place=row.place, domain=row.domain, why=why)
-        places = {row.place for row in held}
-        return [row for row in rows if row.place not in places]
-
-    def _is_given_away(self, row: DataRow) -> bool:
-        return is_given_away(texts_of(row.prompt), row.ground_truth, domain=row.domain, section=self.reward)
 
     def _render(self, row: DataRow) -> tuple[str, bool]:
         section = self.section

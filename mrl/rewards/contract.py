@@ -166,10 +166,6 @@ class RewardKind:
         text alone."""
         return {"visible": request.visible}
 
-    def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
-        """Whether the texts of a prompt hold the ground truth as a final answer."""
-        return False
-
     def right_response(self, ground_truth: Any) -> str | None:
         """A response that is right, in the form that is asked for; None where the ground truth does not tell."""
         return None

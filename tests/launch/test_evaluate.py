@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from mrl.config.load import load
-from mrl.errors import ConfigError, DataError
+from mrl.errors import ConfigError
 from mrl.files import held
 from mrl.launch.commands import evaluate as evaluating
 from mrl.launch.commands.contents import model_digest
@@ -32,20 +32,24 @@ from tests.tiny_models import FAMILIES, write_model
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
 
 
-def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys) -> None:
+def _no_engine(*arguments: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys, monkeypatch) -> None:
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
     (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"question": "1+1? #### 2", "answer": "#### 2", "page": 3}) + "\n"
+        2 * (json.dumps({"question": "1+1?", "answer": "#### 2", "page": 3}) + "\n")
     )
     words = [
         f"model.path={tmp_path}/model",
         f"data.validation={tmp_path}/rows.jsonl",
-        "data.answer_in_prompt=drop",
     ]
-    with pytest.raises(DataError, match="has no rows left"):
+    monkeypatch.setattr("mrl.launch.commands.evaluate.one_engine", _no_engine)
+    with pytest.raises(KeyboardInterrupt):
         evaluate(load([GSM8K], words))
     said = capsys.readouterr().err
-    assert "data: rows: 0, validation_rows: 0, " in said and "answer_in_prompt: 1" in said
+    assert "data: rows: 0, validation_rows: 1, duplicates: 1, " in said
     assert "read by reward functions alone: page" in said
 
 

@@ -94,9 +94,6 @@ class DataSection(Section):
     overlap: Literal["report", "drop", "refuse"] = "report"
     """Training prompts that are validation prompts too: count them, leave them out of training, or end the
     run."""
-    answer_in_prompt: Literal["report", "drop", "refuse"] = "report"
-    """Prompts that hold their ground truth as a final answer (in a box, behind #### or "Answer:"): count them,
-    leave them out, or end the run."""
     chat_template: bool = True
     """Render messages with the tokenizer's chat template where it has one; prompts given as text stay as they
     are."""

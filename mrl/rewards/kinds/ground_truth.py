@@ -45,17 +45,6 @@ def _takes_all(raw: Any, kind: RewardKind, shared: bool) -> bool:
     return not kind.needs_ground_truth or (shared and not (kind.part.is_witness and is_named))
 
 
-def is_given_away(prompt: str, ground_truth: Any, *, domain: str, section: RewardSection) -> bool:
-    """Whether the texts of a prompt hold what one of its domain's verifiers compares with as a final answer."""
-    parts = section.for_domain(domain).verifiers()
-    return any(
-        reward_kind(part).is_given_away(
-            prompt, ground_truth_of(part, ground_truth=ground_truth, alone=len(parts) == 1)
-        )
-        for part in parts
-    )
-
-
 def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[str]:
     """What the domain's kinds remark on a parsed ground truth; for rows that `parse_ground_truth` took."""
     parts = section.for_domain(domain).verifiers()

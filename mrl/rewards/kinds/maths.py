@@ -52,13 +52,6 @@ class Maths(RewardKind):
             "compared with": str(request.ground_truth),
         }
 
-    def is_given_away(self, prompt: str, ground_truth: Any) -> bool:
-        from mrl.rewards.maths.answers import are_equal, marked_answers, read_answer
-        from mrl.rewards.maths.numbers import tidy
-
-        wanted = read_answer(tidy(ground_truth))
-        return any(are_equal(read_answer(text), wanted) for text in marked_answers(prompt))
-
     def right_response(self, ground_truth: Any) -> str:
         return _FORMS.get(self.rules.extraction[0], "{}").format(ground_truth)
 

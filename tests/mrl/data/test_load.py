@@ -178,33 +178,6 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(write_rows, plai
         load("refuse")
 
 
-def test_prompts_that_hold_their_answer_are_reported_dropped_or_refused(write_rows, chat_tokenizer) -> None:
-    asked = [
-        {"role": "system", "content": "Put your answer in \\boxed{}."},
-        {"role": "user", "content": "2 and 4?"},
-    ]
-    shown = [*asked, {"role": "assistant", "content": "Answer: 5"}, {"role": "user", "content": "4 and 2?"}]
-    prompts = [
-        "1+5 is \\boxed{\\frac{12}{2}}. 2+4?", "What is 6?", "1+4=\\boxed{5}, 2+4=", "1+5=6\n#### 6",
-    ]  # fmt: skip
-    rows = [row(n, prompt=prompt, answer="6") for n, prompt in enumerate(prompts)]
-    rows += [
-        {"prompt": messages, "answer": "6"}
-        for messages in (shown, [*asked, shown[2] | {"content": "#### 6.0"}])
-    ]
-    train = write_rows(rows)
-
-    def load(rule: str) -> Any:
-        return load_data(DataSection(train=train, answer_in_prompt=rule), MATHS, chat_tokenizer)
-
-    assert (load("report").report.answer_in_prompt, load("report").report.rows) == (3, 6)
-    dropped = load("drop")
-    assert (dropped.report.answer_in_prompt, dropped.report.rows) == (3, 3)
-    assert [p.row.rpartition(":")[2] for p in dropped.train[0].rows] == ["2", "3", "5"]
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: the prompt holds its ground truth .*3 such rows"):
-        load("refuse")
-
-
 def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:
     train = write_rows([row(1), row(2, answer=None), row(3, answer="so \\boxed{}"), row(4, prompt="")])
     with pytest.raises(DataError) as caught:

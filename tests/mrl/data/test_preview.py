@@ -74,17 +74,13 @@ def test_what_is_left_out_is_told_by_file_domain_and_rule(write_rows: Any, plain
     assert [(file.file, file.domains) for file in files] == [(first, {"sums": 1}), (second, {"default": 1})]
 
 
-def test_rows_that_are_held_out_or_give_their_answer_away_are_told(write_rows, plain_tokenizer) -> None:
+def test_rows_that_are_held_out_are_told(write_rows, plain_tokenizer) -> None:
     train = write_rows([{"prompt": f"{n}+1=", "answer": n + 1} for n in range(3)], "t.jsonl")
-    given = write_rows([{"prompt": "1+4=\\boxed{5}", "answer": 5}, {"prompt": "7=", "answer": 7}], "g.jsonl")
     validation = write_rows([{"prompt": "2+1=", "answer": 3}], "v.jsonl")
-    rules = {"overlap": "drop", "answer_in_prompt": "drop", "validation": validation}
-    (overlapping,) = previews(plain_tokenizer, DataEntry(path=train), **rules)
+    (overlapping,) = previews(plain_tokenizer, DataEntry(path=train), overlap="drop", validation=validation)
     assert [(each.rule, each.examples) for each in overlapping.left_out] == [
         ("overlap", [f"{train}:3: the validation prompt of {validation}:1"])
     ]
-    (given_away,) = previews(plain_tokenizer, DataEntry(path=given), **rules)
-    assert [(each.rule, each.count) for each in given_away.left_out] == [("answer_in_prompt", 1)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
