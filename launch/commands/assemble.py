@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mrl.agents.environment_client import Environments
 from mrl.agents.pool import EnvironmentPool
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.requirements import unmet
@@ -196,7 +197,7 @@ def reward_processes(
 
 def environment_processes(
     config: Config, acting: Acting | None, clock: PhaseClock, log_folder: Path
-) -> contextlib.AbstractContextManager[EnvironmentPool | None]:
+) -> contextlib.AbstractContextManager[Environments | None]:
     """Those of the episodes, on the driver's node or on each node of the connected cluster; None without any."""
     if acting is None:
         return contextlib.nullcontext()
@@ -210,7 +211,7 @@ def rollout_thread(
     config: Config,
     hybrid: Hybrid,
     rewards: RewardWorkers,
-    environments: EnvironmentPool | None,
+    environments: Environments | None,
     acting: Acting | None,
     clock: PhaseClock,
 ) -> RolloutThread:

@@ -12,16 +12,34 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mrl.agents.answer import EnvironmentAnswer
-from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
 
 POLL_SECONDS = 0.5
 """Longest between two looks at the hosts, which may have died or be silent."""
 UNSENT_SECONDS = 0.002
 """The same while a pipe is full."""
+
+
+class Environments(Protocol):
+    """The processes of environments (mrl/agents/pool.py), an episode by its key; nothing here waits."""
+
+    def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
+
+    def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None: ...
+
+    def close(self, key: str) -> None: ...
+
+    def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]: ...
+
+    def descriptors(self) -> Iterable[int]:
+        """Return what becomes readable when a host says something."""
+        ...
+
+    @property
+    def has_unsent(self) -> bool: ...
 
 
 class OpenEnvironment:
@@ -43,7 +61,7 @@ class OpenEnvironment:
 class EnvironmentClient:
     """All environments of a run. All methods belong to one event loop."""
 
-    def __init__(self, environments: EnvironmentPool, *, max_open: int | None = None) -> None:
+    def __init__(self, environments: Environments, *, max_open: int | None = None) -> None:
         """`max_open`: environments open at once, of training and of a validation each, which is not to wait for episodes
         that are interrupted meanwhile."""
         self.environments = environments

@@ -113,7 +113,7 @@ WORD_FAULTS = [
      "cannot be imported: SystemExit: 0"),
     (("reward={kind: plugin, path: 'nowhere.module:score'}",), "nowhere.module cannot be imported"),
     (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
-    (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with 7"),
+    (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with status 7"),
     (("reward={kind: plugin, path: 'FOLDER/good.py:scores'}",), "has no function 'scores'; it has ['score']"),
     (("data.train=/nowhere/rows.jsonl",), "/nowhere/rows.jsonl: no such file"),
     (("data.train=FOLDER/empty.jsonl",), "empty.jsonl"),

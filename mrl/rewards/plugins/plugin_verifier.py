@@ -48,13 +48,8 @@ def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
     module, function = find_callable(part.path or "", setting="reward.path", what="function")
     part = part.model_copy(update={"style": part.style or style_of(function)})
     check_signature(function, part)
-    version = source_hash(module)
-    name = f"{part.style}:{part.path}"
-    return (
-        GroupPlugin(function, part, name, version)
-        if part.group
-        else SinglePlugin(function, part, name, version)
-    )
+    made = GroupPlugin if part.group else SinglePlugin
+    return made(function, part, f"{part.style}:{part.path}", source_hash(module))
 
 
 def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
@@ -101,26 +96,23 @@ def source_hash(module: ModuleType) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
 
 
-class SinglePlugin:
-    """Scores one sample per call."""
-
+class _Plugin:
     def __init__(self, function: Callable[..., Any], part: RewardPart, name: str, version: str) -> None:
         self._function, self._part = function, part
         self.name, self.version = name, version
         self.waits = is_async(function)
+
+
+class SinglePlugin(_Plugin):
+    """Scores one sample per call."""
 
     async def score(self, request: RewardRequest) -> Verdict | None:
         answers = await _call(self._function, self._part.style, [request], group=False)
         return _verdict(_only(answers, 1, self.name)[0], self._part, self.name)
 
 
-class GroupPlugin:
+class GroupPlugin(_Plugin):
     """Scores all samples of a prompt in one call."""
-
-    def __init__(self, function: Callable[..., Any], part: RewardPart, name: str, version: str) -> None:
-        self._function, self._part = function, part
-        self.name, self.version = name, version
-        self.waits = is_async(function)
 
     async def score_group(self, requests: Sequence[RewardRequest]) -> Sequence[Verdict | None]:
         answers = await _call(self._function, self._part.style, requests, group=True)
