@@ -21,6 +21,7 @@ from typing import Any, Literal
 import jsonschema
 from jsonschema.validators import extend
 
+from mrl.data.row_files import named_once
 from mrl.rewards.visible import visible_text
 
 Format = Literal["hermes", "json"]
@@ -125,7 +126,7 @@ def _call(body: str, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall | BadCa
 
 def _json(text: str) -> Any:
     try:
-        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=_named_once)
+        value = json.loads(text, parse_constant=_no_number, object_pairs_hook=named_once)
         _require_plain(value)
     except (ValueError, RecursionError) as error:
         return BadCall(f"the call is no JSON ({str(error)[:_SHOWN]})")
@@ -134,15 +135,6 @@ def _json(text: str) -> Any:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = set[str]()
-    for name, _ in pairs:
-        if name in names:
-            raise ValueError(f"an object has the key {name[:_SHOWN]!r} twice")
-        names.add(name)
-    return dict(pairs)
 
 
 def _require_plain(value: Any) -> None:

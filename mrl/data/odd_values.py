@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,57 +56,28 @@ def arrow_rows(batch: Any) -> list[dict[str, Any]]:
     """Return the rows of an Arrow batch or table, narrow floats as the decimals that were meant."""
     rows = batch.to_pylist()
     for field in batch.schema:
-        if (shorten := _shortener(field.type)) is not None:
+        if "float" in str(
+            field.type
+        ):  # "float" and "halffloat" are Arrow's narrow ones, "double" is as wide as Python's
             for row in rows:
-                row[field.name] = shorten(row[field.name])
+                row[field.name] = _shortened(row[field.name], field.type)
     return rows
 
 
-def _shortener(kind: Any) -> Callable[[Any], Any] | None:
-    """What shortens the narrow floats in a value of an Arrow type; None if the type has none."""
+def _shortened(value: Any, kind: Any) -> Any:
+    """A value of an Arrow type, the narrow floats in it as their shortest decimals."""
     import pyarrow.types as types
 
+    if value is None:
+        return None
     if types.is_float16(kind) or types.is_float32(kind):
-        narrow = np.float16 if types.is_float16(kind) else np.float32
-        return lambda value: None if value is None else float(str(narrow(value)))
+        return float(str((np.float16 if types.is_float16(kind) else np.float32)(value)))
     if types.is_struct(kind):
-        return _of_fields({kind.field(n).name: kind.field(n).type for n in range(kind.num_fields)})
+        return {name: _shortened(part, kind.field(name).type) for name, part in value.items()}
     if types.is_map(kind):
-        return _of_pairs(_shortener(kind.key_type), _shortener(kind.item_type))
-    if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind):
-        inner = _shortener(kind.value_type)
-        return inner if inner is None or types.is_dictionary(kind) else _of_elements(inner)
-    if types.is_fixed_size_list(kind):
-        return _of_elements(_shortener(kind.value_type))
-    return None
-
-
-def _of_elements(inner: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    return inner and (lambda values: None if values is None else [inner(value) for value in values])
-
-
-def _of_pairs(
-    left: Callable[[Any], Any] | None, right: Callable[[Any], Any] | None
-) -> Callable[[Any], Any] | None:
-    if left is None and right is None:
-        return None
-
-    def shorten(pairs: Any) -> Any:
-        if pairs is None:
-            return None
-        return [(left(a) if left else a, right(b) if right else b) for a, b in pairs]
-
-    return shorten
-
-
-def _of_fields(types: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    inner = {name: found for name, kind in types.items() if (found := _shortener(kind)) is not None}
-    if not inner:
-        return None
-
-    def shorten(value: Any) -> Any:
-        if value is None:
-            return None
-        return {name: inner[name](part) if name in inner else part for name, part in value.items()}
-
-    return shorten
+        return [(_shortened(a, kind.key_type), _shortened(b, kind.item_type)) for a, b in value]
+    if types.is_dictionary(kind):
+        return _shortened(value, kind.value_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_shortened(each, kind.value_type) for each in value]
+    return value

@@ -106,17 +106,18 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
 def _parsed(data: bytes) -> Any:
     """The value of JSON; ValueError for any other text, and where an object names a key twice."""
     try:
-        return json.loads(data, object_pairs_hook=_named_once)
+        return json.loads(data, object_pairs_hook=named_once)
     except RecursionError:
         raise ValueError("brackets in brackets, deeper than can be read") from None
 
 
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"an object has the key {twice[:60]!r} twice")
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError where it has a key twice. Linear."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"an object has the key {key[:60]!r} twice")
+        found[key] = value
     return found
 
 
