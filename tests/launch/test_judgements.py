@@ -94,7 +94,6 @@ def test_a_judge_that_thinks_is_shown_how(tmp_path: Path) -> None:
     ("llm", "text", "said"),
     [
         ("{verdict: choice}", "{response}", "llm.verdict = choice the judge's first token is its verdict"),
-        ("{}", "{first} or {response}", "has the places ['first']; there are prompt, reference, response"),
         ("{}", None, "cannot be read"),
         ("{reference: false}", "{reference}",
          "llm.reference = false, so that the judge is not shown {reference}"),

@@ -72,19 +72,14 @@ def template_of(rules: LlmRules) -> str:
 
 def thought_of(file: str | Path, rules: LlmRules) -> str:
     """The text of a file that says what a judge of these rules thinks before its verdict, with places for what it was shown. ConfigError
-    for another place, where it cannot be read, or where the judge does not think."""
+    for a place of what it is not shown, where it cannot be read, or where the judge does not think."""
     if rules.verdict == "choice":
         raise ConfigError("--thought: with llm.verdict = choice the judge's first token is its verdict")
     try:
         text = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"the thought {str(file)!r} cannot be read: {error}") from error
-    places = set(_PLACE.findall(text))
-    if unknown := sorted(places - {"prompt", "reference", "response"}):
-        raise ConfigError(
-            f"the thought {str(file)!r} has the places {unknown}; there are prompt, reference, response"
-        )
-    if "reference" in places and not rules.reference:
+    if "{reference}" in text and not rules.reference:
         raise ConfigError(
             f"the thought {str(file)!r}: llm.reference = false, so that the judge is not shown {{reference}}"
         )
