@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from typing import Any
 
 import pytest
 
-from mrl.agents.environment import Step
 from mrl.agents.environment_registry import find_environment, names
 from mrl.agents.envs.calculator import Calculator, calculator_rows
 from mrl.agents.tool_calls import ToolCall, calls_in
 from mrl.agents.tools.arithmetic_tool import value_of
 from mrl.agents.tools.tool import ToolBox, ToolError, shorten
-from tests.support.guess import Guess
 
 
 def test_every_shipped_environment_is_there() -> None:
@@ -60,53 +56,6 @@ def test_made_rows_are_the_same_each_time_and_differ() -> None:
     )
     assert len({row["expression"] for row in made}) == 500
     assert all(value_of(row["expression"]).denominator == 1 for row in made)
-
-
-def played(env: Guess, *turns: str) -> list[Step]:
-    env.reset({}, 5)
-    return [asyncio.run(env.step(turn, [])) for turn in turns]
-
-
-def halving(env: Guess) -> list[Step]:
-    env.reset({}, 5)
-    low, high, steps = 1, 64, []
-    while not steps or not steps[-1].done:
-        middle = (low + high) // 2
-        steps.append(asyncio.run(env.step(f"is it {middle}", [])))
-        low, high = (middle + 1, high) if steps[-1].observation == "higher" else (low, middle - 1)
-    return steps
-
-
-def test_turn_rewards_add_up_to_the_outcome() -> None:
-    steps = halving(Guess(64))
-    assert steps[-1].info == {"found": True} and len(steps) > 1
-    assert sum(step.reward or 0.0 for step in steps) == pytest.approx(1.0)
-    assert all((step.reward or 0.0) >= 0.0 for step in steps)
-    outcome = halving(Guess(64, turn_rewards=False))
-    assert [step.reward for step in outcome] == [0.0] * (len(outcome) - 1) + [1.0]
-
-
-def test_a_turn_without_news_is_worth_nothing_and_turns_end() -> None:
-    steps = played(Guess(64, tries=4), "no idea", "1000", "-3", "9" * 50)
-    assert [step.reward for step in steps] == [0.0] * 4
-    assert steps[0].observation == "Say a number." and steps[1].observation == "lower"
-    assert [step.done for step in steps] == [False, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "bounds"), [((0.5, 4.0), (0.5, 4.0)), (2.0, (0.0, math.inf)), (0.0, (0.0, 0.0))]
-)
-def test_answers_wait_as_they_are_told_to(seconds, bounds, monkeypatch) -> None:
-    waits: list[float] = []
-
-    async def slept(delay: float) -> None:
-        waits.append(delay)
-
-    monkeypatch.setattr(asyncio, "sleep", slept)
-    played(Guess(64, seconds=seconds, tries=500), *["64"] * 400)
-    assert len(waits) == 400 and min(waits) >= bounds[0] and max(waits) <= bounds[1]
-    middle = sum(bounds) / 2 if bounds[1] < math.inf else seconds
-    assert sum(waits) / 400 == pytest.approx(middle, rel=0.2)
 
 
 class Echo:

@@ -15,7 +15,7 @@ import pytest
 
 from mrl.agents.answer import EnvironmentAnswer, EnvironmentFault, decode_answer
 from mrl.agents.environment_limits import Deadlines
-from mrl.agents.environment_registry import EnvironmentSpec, find_environment
+from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.episode import EndedBy
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
@@ -203,20 +203,6 @@ def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
     said = pool.describe("counting")
     assert said.replayable and list(said.schemas()) == ["add"] and said.schemas()["add"]["required"] == ["n"]
     assert pool.describe("faulty").tools == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no_such_word", "is none of .* and no path"),
-        ("no.such.module:Thing", "cannot be imported"),
-        (":Thing", "nothing cannot be imported"),
-        (FILE + "Cuonting", r"no class 'Cuonting'; it has .*'Counting'"),
-    ],
-)
-def test_an_environment_that_is_not_there_is_named(name: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        find_environment(name)
 
 
 @pytest.mark.parametrize(

@@ -45,23 +45,6 @@ def _random_text(rng: random.Random, tokenizer: Any) -> str:
     return "".join(rng.choices(parts, k=rng.randint(0, 6)))
 
 
-@pytest.mark.parametrize("role", ["user", "tool"])
-def test_the_difference_is_the_templates_own_text(tokenizer: Any, role: Any) -> None:
-    renderer = TurnRenderer(tokenizer, roles=(role,))
-    said = [Observation("the answer is 17", role), Observation("done again", role)]
-    between = renderer.after(tokenizer.eos_token_id, said[: 2 if role == "tool" else 1])
-    text = tokenizer.decode(
-        [*_asked(tokenizer), *tokenizer("words")["input_ids"], tokenizer.eos_token_id, *between]
-    )
-    call = {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]} if role == "tool" else {}
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "words", **call}]
-    messages += [{"role": role, "content": o.text} for o in said[: 2 if role == "tool" else 1]]
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    end = tokenizer.eos_token
-    assert _words(text).rpartition(_words(end))[2] == _words(whole).rpartition(_words(end))[2]
-    assert _words(text).count(_words(end)) == _words(whole).count(_words(end))
-
-
 def _words(text: str) -> str:
     return "".join(text.split())
 

@@ -158,14 +158,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return domains.write_domains(tmp_path_factory.mktemp("work"))
 
 
-def rows_of_domains(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_no_prompt_lies_in_two_files(folder: Path) -> None:
-    prompts = [row["prompt"] for file in folder.iterdir() for row in rows_of_domains(file)]
+    prompts = [row["prompt"] for file in folder.iterdir() for row in rows(file)]
     assert len(set(prompts)) == len(prompts)
-    assert min(len(rows_of_domains(folder / f"{name}.jsonl")) for name in NAMES) >= 80
+    assert min(len(rows(folder / f"{name}.jsonl")) for name in NAMES) >= 80
 
 
 def test_demonstrations_are_right_and_others_wrong() -> None:

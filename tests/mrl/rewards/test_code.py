@@ -160,22 +160,6 @@ def test_the_boundary_says_what_holds() -> None:
     assert "cgroup" in description
 
 
-def test_the_boundary_without_cgroups_is_the_strictest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no cgroup can be made, the candidate can start no process, and honest programs still pass."""
-    monkeypatch.setattr(sandbox.cgroup, "make_cgroup", lambda **limits: None)
-    strict = sandbox.find_boundary.__wrapped__()
-    assert "no cgroup here" in strict.describe()
-    monkeypatch.setattr("mrl.rewards.code.code_verifier.find_boundary", lambda: strict)
-    assert verify_program("def add(a, b):\n    return a + b", ADD, FAST).value == 1.0
-    fork = "import os\ntry:\n    os.fork()\nexcept OSError:\n    {}\ndef add(a, b):\n    return a + b"
-    assert verify_program(fork.format("pass"), ADD, FAST).value == 1.0
-    assert verify_program(fork.format("raise"), ADD, FAST).reason.startswith("runtime error")
-    shell = "import subprocess\nsubprocess.run(['/bin/true'])\ndef add(a, b):\n    return a + b"
-    assert verify_program(shell, ADD, FAST).reason.startswith("runtime error")
-    thread = "import threading\nthreading.Thread(target=print).start()\ndef add(a, b):\n    return a + b"
-    assert verify_program(thread, ADD, FAST).value == 1.0
-
-
 def test_groups_of_killed_processes_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = sandbox.cgroup.make_cgroup(memory_bytes=2**28, processes=8)
     if made is None:

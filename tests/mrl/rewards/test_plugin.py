@@ -188,14 +188,6 @@ def test_none_means_that_the_verifier_does_not_apply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("gives_nan", "nan"), ("gives_infinity", "inf"), ("gives_text", "not str")]
-)
-def test_values_that_are_no_rewards_are_errors(name: str, says: str) -> None:
-    with pytest.raises(RewardError, match=says):
-        score(load_plugin(part(name)), request("x"))
-
-
-@pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"path": f"{PLUGINS}:natve"}, "no function 'natve'"),

@@ -9,7 +9,7 @@ import pytest
 from mrl.errors import RewardError
 from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool import worker_deadlines
-from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Status, VerdictKind
 from tests.support.plugin_rewards import PLUGINS, plugin
 
@@ -285,22 +285,6 @@ def test_a_plugin_edited_during_a_run_does_not_change_the_run(make_pair, score_a
         verdict = score_all(pool, [make_pair(1, "x", "1")])["1.0"]
     assert verdict.kind is VerdictKind.NO_REWARD
     assert "source changed during the run" in verdict.reason
-
-
-def test_try_verifiers_runs_a_trial_before_engines_start(make_pair: Any) -> None:
-    _, prompt = make_pair(0, "", "1")
-    try_verifiers(plugin("native"), [prompt])
-    try_verifiers(RewardSection(kind="maths"), [prompt])
-    for name, says in [
-        ("nativ", "no function 'nativ'"),
-        ("wrong_signature_verl", ""),
-        ("gives_nan", "nan"),
-        ("raises", "service is down"),
-    ]:
-        with pytest.raises(RewardError, match=f"domain 'default' failed on a trial sample.*{says}"):
-            try_verifiers(plugin(name), [prompt])
-    with pytest.raises(RewardError, match="cannot be imported"):
-        try_verifiers(RewardSection(kind="plugin", path="no.such.module:f"), [prompt])
 
 
 def hanging(n: int) -> str:

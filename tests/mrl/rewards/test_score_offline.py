@@ -72,8 +72,3 @@ def test_a_verifier_without_an_answer_by_the_deadline_is_told() -> None:
     reward = mrl.load_reward({"kind": "plugin", "path": path, "workers": 1, "deadline_seconds": 600})
     with pytest.raises(mrl.RewardError, match=r"1 of 1 responses had no verdict after 0.5 s"):
         mrl.score(reward, [{"response": "hang", "ground_truth": "1"}], deadline_seconds=0.5)
-
-
-def test_a_section_that_cannot_be_says_where() -> None:
-    with pytest.raises(mrl.ConfigError, match=r"reward.maths.symbolik: unknown key; did you mean 'symbolic'"):
-        mrl.load_reward({"kind": "maths", "maths": {"symbolik": False}})
