@@ -3,18 +3,16 @@
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mrl.errors import DataError
 from mrl.rewards.kinds.maths import Maths
-from mrl.rewards.kinds.reward_section import KindPart, RewardSection
+from mrl.rewards.kinds.reward_section import KindPart
 from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.maths_verifier import parse_maths_ground_truth, verify_exactly, verify_symbolically
 from mrl.rewards.maths.numbers import exact_number, tidy
 from mrl.rewards.maths.symbolic import RAISED, compare
-from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.samples import Verdict, VerdictKind
 from tests import data_sets
 
@@ -160,19 +158,6 @@ def test_a_ground_truth_that_nothing_reads_is_compared_as_text_and_said(text: st
     assert value(text, text) == 1.0 and value("3", text) == 0.0
     assert "compares its text" in Maths(KindPart(kind="maths")).remark(text)
     assert not Maths(KindPart(kind="maths")).remark("x^2+1")
-
-
-def test_the_pool_verifies_exactly_and_symbolically(make_pair: Any, score_all: Any) -> None:
-    cases = [
-        ("thus \\boxed{\\sqrt{12}}", "2\\sqrt{3}"),
-        ("\\boxed{18}", "18"),
-        ("\\boxed{18}", "19"),
-        ("I do not know", "19"),
-    ]
-    with RewardPool(RewardSection(kind="maths")) as pool:
-        verdicts = score_all(pool, [make_pair(n, *case) for n, case in enumerate(cases)])
-    assert [verdicts[f"{n}.0"].value for n in range(4)] == [1.0, 1.0, 0.0, 0.0]
-    assert {v.verifier for v in verdicts.values()} == {"maths"}
 
 
 def test_tolerance_rule_and_percent_signs() -> None:
