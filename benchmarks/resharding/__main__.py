@@ -1,6 +1,7 @@
 """The weight sync's benchmark: real trainer and engine ranks, by boxes and by whole tensors, without Ray.
 
-torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
+torchrun --nproc-per-node N -m benchmarks.resharding --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout
+2
 
 One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a
 second process. They move weights by the weight sync's own classes. With several nodes, start torchrun on each
@@ -106,7 +107,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="resharding.bench", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.resharding", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--model", choices=models.NAMES, default="tiny")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of layers, experts and vocabulary rows"

@@ -33,7 +33,7 @@ class StorageSlot:
 
     def receive(self, session: Session) -> list[dict[str, float]]:
         """Takes one session; the receiver's seconds."""
-        return [self._receiver.receive(session, Windows(self._storage)).seconds]
+        return [self._receiver.receive(session, Windows(self._storage))]
 
     def timeline(self) -> list[list[Span]]:
         """What was done for each window of the last session."""

@@ -323,7 +323,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     def receive(
         self, session: Session, engines: Collection[int] | None = None
-    ) -> dict[str, ObjectRef[dict[str, Any]]]:
+    ) -> dict[str, ObjectRef[list[dict[str, float]]]]:
         """Starts the side of every engine, or of these, of a weight sync; the caller waits for it together with the
         trainer's."""
         asked = [n for n in self.numbers() if engines is None or n // self._dp in engines]

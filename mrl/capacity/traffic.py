@@ -146,7 +146,7 @@ def planned_traffic(
         quantised.manifests(wide, rollout.quantization),
         apart if own_slots else shared,
     )
-    local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)
+    local, node_in, network_in, node_out, network_out = (list(map(int, row)) for row in plan.traffic)
     return Traffic(
         need=[sum(column) for column in zip(local, node_in, network_in, strict=True)],
         local=local,

@@ -83,16 +83,6 @@ class SlotPart:
         """Bytes of send bucket this slot ever needs."""
         return max((_end(window.sends) for window in self.windows), default=0)
 
-    @property
-    def receive_bucket_bytes(self) -> int:
-        """Bytes of each receive bucket this slot ever needs."""
-        return max((window.bucket_bytes for window in self.windows), default=0)
-
-    @property
-    def num_copies(self) -> int:
-        """Copies into the engine: local and unpack, after joining."""
-        return sum(len(window.local) + len(window.unpack) for window in self.windows)
-
 
 def _end(messages: Sequence[SlotMessage]) -> int:
     return messages[-1].offset + messages[-1].num_bytes if messages else 0

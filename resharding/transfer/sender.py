@@ -1,6 +1,7 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`planned`).
+Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's
+(`run_session`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Dialer
-from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
 from mrl.resharding.wire.processes import ProcessId
 from mrl.resharding.wire.slot_link import SlotLink
@@ -40,16 +41,10 @@ class WeightSender:
         self._sync = sync
         self._dialer = Dialer(address)
         self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
-        self.faults = Faults()
-        """What is put in on purpose; nothing."""
         self._session: Session | None = None
         self._sent = 0
         self._done = 0
         self.wait_seconds = 0.0
-
-    @property
-    def bucket_bytes(self) -> int:
-        return self._sync.bucket_bytes
 
     @property
     def device(self) -> torch.device:
@@ -142,19 +137,16 @@ class WeightSender:
             while True:  # until the receiver's error, its end, or its silence is raised
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def send_window(
-        self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False
-    ) -> None:
+    def send_window(self, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False) -> None:
         """Announce the next window.
 
         Args:
-            received_bytes: size of what the window brings from other slots.
-            parcels: the messages that bring it; None if nothing is compared.
+            parcels: the messages that bring what comes from other slots; None if nothing is compared.
             in_flight: the receiver takes the messages itself. Otherwise they lie in the buffer that `next_buffer` gave.
         """
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if not in_flight:
-            self._memory().push(which, received_bytes)
+            memory.synchronize(self._memory().device)
         self._post(
             m.WindowFilled(
                 session_id=session.session_id,
@@ -217,7 +209,7 @@ class WeightSender:
         self._link.close()
 
     def _post(self, message: m.Message) -> None:
-        self._dialer.send(self.faults.sends(message))
+        self._dialer.send(message)
 
     def _open_session(self) -> Session:
         if self._session is None:

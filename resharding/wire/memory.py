@@ -3,7 +3,7 @@ the peer."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -11,26 +11,10 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
-
-class MemorySegment(Protocol):
-    """A buffer that two processes share, on its owner's side."""
-
-    buffer: torch.Tensor
-    """[size] uint8."""
-
-    def export(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class OpenedMemory(Protocol):
-    """A buffer that two processes share, on the peer's side."""
-
-    token: str
-    """Names the owner's segment, so that an opened one is recognised."""
-    buffer: torch.Tensor
-
-    def close(self) -> None: ...
+MemorySegment = SharedSegment | CudaSegment
+"""A buffer that two processes share, on its owner's side."""
+OpenedMemory = OpenedSegment | OpenedCudaSegment
+"""A buffer that two processes share, on the peer's side; its `token` names the owner's segment."""
 
 
 def allocate(num_bytes: int, device: torch.device) -> MemorySegment:

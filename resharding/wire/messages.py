@@ -105,8 +105,6 @@ class SessionEnd(Message):
 
 class Verified(Message):
     kind: Literal["verified"] = "verified"
-    num_tensors: Size
-    num_bytes: Size
     seconds: dict[str, float]
     """wait, copy, load, process: where the receiver's time went."""
 

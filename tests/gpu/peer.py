@@ -6,20 +6,16 @@ Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its resu
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.copies import DTYPES, run_copies
+from benchmarks.resharding.storage import Storage, Windows
 from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
-from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.platform.parameter_memory import ParameterMemory
 
@@ -73,42 +69,6 @@ class Peer:
             self._process.kill()
 
 
-class _Digests:
-    """Takes what a session brings, keeps the digest of each tensor (`consumers.Consumer`)."""
-
-    processing_seconds = 0.0
-
-    def __init__(self, manifest: RankManifest, device: torch.device) -> None:
-        self.manifest, self._device = manifest, device
-        self.digests: dict[str, int] = {}
-        self._flat: list[torch.Tensor] = []
-        self._tables = Tables((), (), (), ())
-        self._proof: EngineProof | None = None
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        self._tables, self._proof = tables, proof
-        self._flat = [
-            torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device=self._device)
-            for t in tables.targets
-        ]
-
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        window = self._tables.windows[index]
-        run_copies(window.local, sources, self._flat)
-        run_copies(window.unpack, bucket, self._flat)
-        for index in (t for module in window.closes for t in self._tables.targets_of(module)):
-            if self._proof is not None:
-                self._proof.look(self._tables.targets[index].name, self._flat[index])
-
-    def finish(self) -> None:
-        self.digests = {
-            target.name: digest_bytes(flat_bytes(flat))
-            for target, flat in zip(self._tables.targets, self._flat, strict=True)
-        }
-
-    def abort(self) -> None: ...
-
-
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes as [n] uint8."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -122,9 +82,9 @@ def _serve(pipe: Connection, device: str) -> None:
         nonlocal lease
         if job == "receive":
             session, manifest = arguments
-            taken = _Digests(manifest, torch.device(device))
-            verified = receiver.receive(session, taken)
-            return {"digests": taken.digests, "seconds": verified.seconds}
+            storage = Storage(manifest, torch.device(device))
+            receiver.receive(session, Windows(storage))
+            return {name: digest_bytes(flat_bytes(flat)) for name, flat in storage.flat.items()}
         if job == "free":
             return torch.cuda.mem_get_info()[0]
         if job == "release":

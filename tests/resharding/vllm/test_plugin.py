@@ -1,6 +1,5 @@
 """Weight syncs into real vLLM modules: errors anywhere leave an engine that serves nothing, and a resend heals it bit for bit."""
 
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -56,7 +55,7 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
 
 def test_what_was_sent_is_what_a_fresh_engine_has(tiny_engine, tiny_model, feeder, fresh_answers) -> None:
     feeding = sync_weights(tiny_engine, feeder, tiny_model)
-    assert not feeding.errors and feeding.stats[0].moved.num_bytes == sum(
+    assert not feeding.errors and feeding.stats[0]["bytes"] == sum(
         w.nbytes for w in read(tiny_model).values()
     )
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
@@ -141,18 +140,6 @@ def test_after_an_error_nothing_is_served_and_a_resend_heals_to_the_last_bit(
         tiny_engine.call(driving.generate, ASKED)
     assert not sync_weights(tiny_engine, feeder, tiny_model).errors
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
-
-
-def test_the_sender_hears_the_engines_error(tiny_engine, tiny_model, feeder) -> None:
-    tiny_engine.call(break_loading, "module")
-    weights = read(tiny_model)
-    version = tiny_engine.call(driving.version)
-    session = feeder.session(weights, version, version + 1)
-    feeding = feeder.send(session, weights)
-    with pytest.raises(WeightSyncError):
-        tiny_engine.call(driving.receive, session)
-    assert "broken on purpose at module" in str(feeding.end().errors[0])
-    assert not sync_weights(tiny_engine, feeder, tiny_model).errors
 
 
 @pytest.mark.parametrize(
@@ -242,46 +229,6 @@ def test_a_planned_weight_sync_gives_what_a_fresh_engine_has(
     assert planned_session(tiny_engine, trainer, feeder, plan) == []
     assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
     trainer.close()
-
-
-LAYER = "model.layers.{}.mlp.experts.3.{}_proj.weight"
-SWAPS = {
-    "gate and up in the name table": (LAYER.format(1, "gate"), LAYER.format(1, "up")),
-    "one expert's down of two layers": (LAYER.format(0, "down"), LAYER.format(2, "down")),
-    "queries of two layers": tuple(f"model.layers.{n}.self_attn.q_proj.weight" for n in (1, 3)),
-}
-
-
-@pytest.mark.parametrize("swap", SWAPS)
-def test_two_tensors_of_one_shape_in_each_others_place_are_seen_by_log_probs(
-    tiny_engine: EngineHost, tiny_model: Path, feeder: Feeder, swap: str
-) -> None:
-    """These names were the trainer's own from loading on, so no digest can see it; the check of log-probs after an update does."""
-    weights = read(tiny_model)
-    one, other = SWAPS[swap]
-    assert weights[one].shape == weights[other].shape
-    places = {one: other, other: one}
-    (tensors,) = spread(weights, 1)
-    named = [
-        dataclasses.replace(
-            t, pieces=tuple(dataclasses.replace(p, tensor=places.get(p.tensor, p.tensor)) for p in t.pieces)
-        )
-        for t in tensors
-    ]
-    gaps = []
-    for held in (named, tensors):
-        plan = build_plan(
-            [RankManifest.of(0, held)],
-            described(tiny_engine, tiny_model),
-            Topology.shared(1),
-            PlanOptions(bucket_bytes=64 << 10),
-        )
-        trainer = LeasedRank(held, list(weights.values()))
-        assert planned_session(tiny_engine, trainer, feeder, plan) == []
-        trainer.close()
-        answers = tiny_engine.call(driving.generate, ASKED)
-        gaps.append(driving.worst_gap(tiny_model, ASKED, answers))
-    assert gaps[0] > 1e-2 and gaps[1] < 1e-4, gaps
 
 
 def receive_asleep(engine: RolloutEngine, session: Session, tag: str) -> None:

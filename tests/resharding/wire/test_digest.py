@@ -124,7 +124,7 @@ def test_a_device_is_asked_some_times_for_64_mib_however_many_matrices_there_are
                 (fused, StridedRun(768 * 2048, 2048, 768, 2048)),
                 (down, StridedRun(0, 768, 2048, 768)),
             ):
-                waiting.add(flat.as_strided((run.rows, run.cols), (run.stride, 1), run.offset))
+                waiting.add(run.of(flat))
         waiting.launch()
     pieces = -(-128 * 3 * 768 * 2048 * 2 // (64 << 20))
     assert launches.count <= 20 * (pieces + 1)
@@ -140,7 +140,7 @@ def test_one_large_run_takes_two_operations_for_64_mib() -> None:
 
 def test_tensors_of_a_cpu_are_never_put_together() -> None:
     flat = data(4096)
-    assert matrix_digests((flat, StridedRun(at, 8, 1, 8)) for at in (0, 8)) == [
+    assert matrix_digests(StridedRun(at, 8, 1, 8).of(flat) for at in (0, 8)) == [
         digest_bytes(flat[:8]),
         digest_bytes(flat[8:16]),
     ]
