@@ -92,7 +92,6 @@ def main(argv: list[str] | None = None) -> int:
             repeats=options.repeats,
             warm_up=options.warm_up,
             check=options.check,
-            trace=Path(options.trace) if options.trace else None,
         )
     finally:  # a receiver's process ends only when it is told to
         bench.close()
@@ -132,9 +131,6 @@ def arguments() -> argparse.ArgumentParser:
         help="slots that share memory, by default all of a machine; 1: every slot as on a machine of its own",
     )
     parser.add_argument("--json", help="file for all figures")
-    parser.add_argument(
-        "--trace", help="file for the timeline of a session by the plan, for chrome://tracing or Perfetto"
-    )
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--repeats", type=int, default=5, help="sessions measured; medians are reported")
     parser.add_argument("--warm-up", type=int, default=2, help="sessions before, at least 1")

@@ -33,7 +33,6 @@ from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import leased_tensors, of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.nixl_mesh import nixl
 from mrl.resharding.wire.slot_link import SlotLink
@@ -138,8 +137,6 @@ class PlannedSync:
         self.received_bytes = 0
         """What reaches this rank's receivers from other slots in one session, messages' alignment included; known from
         the first session on."""
-        self.timeline = Timeline()
-        """Of the last session."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane has nothing for."""
@@ -247,7 +244,6 @@ class PlannedSync:
         call it together."""
         trainer = self._trainer
         ranks = RankGroup(self._group, self._sync.deadline_seconds, trainer.device)
-        self.timeline = Timeline()
         trainer.memory.lease()  # before all have met: some receiver may read from then on
         try:
             self._require_agreed(session, ranks, absent)
@@ -261,7 +257,6 @@ class PlannedSync:
                 self._far(ranks),
                 ranks,
                 self._proof,
-                timeline=self.timeline,
                 mesh=self._mesh,
             )
         except BaseException:

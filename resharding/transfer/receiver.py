@@ -21,7 +21,6 @@ from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
@@ -78,8 +77,6 @@ class Receiver:
         """What proves the open session; None in one that is not proved."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
-        self.timeline = Timeline()
-        """Of the last session."""
 
     @property
     def address(self) -> str:
@@ -193,10 +190,8 @@ class Receiver:
         self._lease = renewed(self._lease, opening.lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
-        self.timeline = Timeline()
         for expected in range(len(tables.windows)):
             if opening.at_once:
-                self.timeline.begin("take", expected)
                 received = torch.empty(0, dtype=torch.uint8, device=self._device)
             else:
                 received = self._window(conversation, tables.windows[expected].bucket_bytes, expected)
@@ -204,7 +199,6 @@ class Receiver:
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
-            self.timeline.end("take", expected)
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
         if not self._lease.stays:
@@ -221,7 +215,6 @@ class Receiver:
         message = conversation.next(f"window {expected}")
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
-        self.timeline.begin("take", expected)
         mark = time.monotonic()
         received = self._bytes(conversation, message.buffer, size, message.parcels)
         self._spent["copy"] += time.monotonic() - mark

@@ -26,7 +26,6 @@ from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
 
@@ -54,7 +53,6 @@ def run_session(
     ranks: RankGroup,
     proof: TrainerProof,
     *,
-    timeline: Timeline,
     mesh: TrainerMesh | None = None,
 ) -> dict[str, float]:
     """Send one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
@@ -68,7 +66,6 @@ def run_session(
         proof: of this rank; the receivers of `feeds` are among its own. All ranks compute it together after
         everything
             was sent and while nothing may change it, in a session that asks for it.
-        timeline: gets what this rank does.
         mesh: a rank that feeds nobody still belongs to it.
 
     Returns:
@@ -79,9 +76,9 @@ def run_session(
         ranks.together(lambda: _open(session, feeds, at_once=lane is None))
         if lane is not None:
             ranks.together(lambda: _connect(senders, session, mesh))
-        started = time.monotonic()
+        started, packing = time.monotonic(), 0.0
         if lane is not None:
-            _send_windows(feeds, part, flat, lane, ranks, timeline)
+            packing = _send_windows(feeds, part, flat, lane, ranks)
         moved = proved = time.monotonic()
         proofs: Sequence[str | None] = [None] * len(feeds)
         if session.full:
@@ -101,7 +98,7 @@ def run_session(
     return {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())} | {
         "bytes": float(sum(feed.tables.num_bytes for feed in feeds)),
         "move_seconds": moved - started,
-        "pack_seconds": timeline.seconds("pack"),
+        "pack_seconds": packing,
         "commit_seconds": time.monotonic() - finished,
         "prove_seconds": proved - moved,
         "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
@@ -125,45 +122,40 @@ def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMes
 
 
 def _send_windows(
-    feeds: Sequence[Feed],
-    part: SlotPart,
-    flat: Sequence[torch.Tensor],
-    lane: Lane,
-    ranks: RankGroup,
-    timeline: Timeline,
-) -> None:
-    """Packs and sends every window, in the plan's order. A window is packed while the one before is on its
-    way; then all ranks agree, and it starts."""
+    feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: RankGroup
+) -> float:
+    """Pack and send every window, in the plan's order; return the seconds of packing.
+
+    A window is packed while the one before is on its way; then all ranks agree, and it starts.
+    """
+    packing = 0.0
     for turn, window in enumerate(part.windows):
-        received = ranks.together(
-            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat, timeline)
+        received, seconds = ranks.together(
+            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat)
         )
-        timeline.begin("travel", turn)
+        packing += seconds
         lane.start(turn, window, received)
-    ranks.together(lambda: _last(feeds, lane, len(part.windows), timeline))
+    ranks.together(lambda: _last(feeds, lane, len(part.windows)))
+    return packing
 
 
 def _ready(
-    feeds: Sequence[Feed],
-    lane: Lane,
-    turn: int,
-    window: WindowPart,
-    flat: Sequence[torch.Tensor],
-    timeline: Timeline,
-) -> torch.Tensor | None:
-    """Packs a window, ends the one before and announces it; returns the slot's own receive bucket where this
-    rank fills it."""
+    feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, float]:
+    """Pack a window, end the one before and announce it.
+
+    Returns:
+        The slot's own receive bucket if this rank fills it, and the seconds of packing.
+    """
     _announce_in_flight(feeds, turn - 1)
     with _explained(feeds):
         try:
-            bucket = lane.bucket(turn)
-            timeline.begin("pack", turn)
+            bucket, started = lane.bucket(turn), time.monotonic()
             run_copies(window.pack, flat, bucket)
-            timeline.end("pack", turn)
+            seconds = time.monotonic() - started
         finally:  # else bytes of a session that failed here could still arrive in the next one
             arrived = lane.finish(turn - 1)
-            timeline.end("travel", turn - 1)
-    return _free(feeds, turn, arrived)
+    return _free(feeds, turn, arrived), seconds
 
 
 def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> torch.Tensor | None:
@@ -178,11 +170,10 @@ def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) ->
     return received
 
 
-def _last(feeds: Sequence[Feed], lane: Lane, turns: int, timeline: Timeline) -> None:
+def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
     _announce_in_flight(feeds, turns - 1)
     with _explained(feeds):
         arrived = lane.finish(turns - 1)
-        timeline.end("travel", turns - 1)
         lane.drain()
     _announce_arrived(feeds, turns - 1, arrived)
 

@@ -20,7 +20,6 @@ from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.slot_link import SlotLink
 from tests.gpu.figures import check, show
@@ -71,9 +70,7 @@ def send_through_buckets(
     tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
     ranks = RankGroup(None, DEADLINE_SECONDS, sender.device)
     lane = OneRankLane(part, sender.device)
-    return run_session(
-        [Feed(sender, tables)], session, part, tensors, lane, ranks, proof, timeline=Timeline()
-    )
+    return run_session([Feed(sender, tables)], session, part, tensors, lane, ranks, proof)
 
 
 def payload(

@@ -26,7 +26,6 @@ from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import MeshLink
 from tests.gpu.one_rank import OneRankLane
 
@@ -122,9 +121,7 @@ def send(
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
         lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
     feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
-    return run_session(
-        feeds, session, part, values, lane, ranks, proof_of(plan), timeline=Timeline(), mesh=mesh
-    )
+    return run_session(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
 
 
 class Receiving(threading.Thread):

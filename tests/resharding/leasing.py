@@ -23,7 +23,6 @@ from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.shared_memory import SharedSegment
 
 
@@ -73,7 +72,6 @@ class LeasedRank:
             PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
             proof,
-            timeline=Timeline(),
         )
 
     def close(self) -> None:

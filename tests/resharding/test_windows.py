@@ -11,7 +11,6 @@ from mrl.resharding.planner.slot_plan import WindowPart
 from mrl.resharding.transfer import run_session
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.lanes import PeerLane
-from mrl.resharding.transfer.timeline import Timeline
 from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")
@@ -63,7 +62,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(events: list[Any]) -> None:
-    run_session._send_windows([], PART, [], Recorder(events), Alone(events), Timeline())
+    run_session._send_windows([], PART, [], Recorder(events), Alone(events))
     expected: list[Any] = []
     for turn in range(NUM_WINDOWS):
         expected += [("pack", turn), ("finish", turn - 1), "agreed", ("start", turn)]
@@ -73,7 +72,7 @@ def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(even
 def test_what_is_under_way_is_ended_before_a_rank_says_that_it_failed(events: list[Any]) -> None:
     """Else bytes of a failed session could arrive in the buckets of the next one."""
     with pytest.raises(ValueError, match="broke on purpose"):
-        run_session._send_windows([], PART, [], Recorder(events, broken=2), Alone(events), Timeline())
+        run_session._send_windows([], PART, [], Recorder(events, broken=2), Alone(events))
     assert events[-2:] == [("start", 1), ("finish", 1)]
 
 
