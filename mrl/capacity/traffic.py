@@ -139,7 +139,8 @@ def planned_traffic(
         dp=(own_slots or world) // rollout.tp,
     )
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
-    apart = Topology.separate(world, own_slots, slots_per_node=gpus_per_node)
+    nodes = [slot // gpus_per_node for slot in range(world + own_slots)]
+    apart = Topology.apart(nodes, num_trainers=world)
     wide = engine_manifests.engine_rank_manifests(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
         trainer_manifests.trainer_rank_manifests(facts.hf, layout, dtype=rollout.dtype),

@@ -48,10 +48,6 @@ class PlanOptions:
     quantise_block: int = BLOCK
     """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
 
-    def __post_init__(self) -> None:
-        if self.bucket_bytes < 1:
-            raise ConfigError(f"bucket_bytes = {self.bucket_bytes} must be positive")
-
     @property
     def reach(self) -> int:
         """The distance up to which engine ranks read trainer memory (`Topology.distance`)."""

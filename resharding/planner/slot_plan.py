@@ -183,7 +183,7 @@ class PartBuilder:
         size, wire, block = _matrix(shape), transfer.wire, cell.block
         if not receiving:
             read_at, read = self._reads(item, transfer, cut, 0, self._trainer_tensors)
-            draft.stream(draft.sends, receiver).pack(read_at, read, size, wire, block)
+            draft.sends.setdefault(receiver, _Stream()).pack(read_at, read, size, wire, block)
             return
         place = item.needs[cell.need]
         target = tuple(a + b for a, b in zip(cell.target, start, strict=True))
@@ -193,7 +193,7 @@ class PartBuilder:
             read_at, (rows, cols) = self._reads(item, transfer, cut, *self._lent_by(transfer.sender))
             draft.local.add(read_at, write_at, rows=rows, cols=cols, wire=wire, module=module, block=block)
         else:
-            draft.stream(draft.receives, sender).unpack(write_at, size, wire, module)
+            draft.receives.setdefault(sender, _Stream()).unpack(write_at, size, wire, module)
 
     @staticmethod
     def _reads(
@@ -272,10 +272,6 @@ class _Draft:
         self.sends: dict[int, _Stream] = {}
         self.receives: dict[int, _Stream] = {}
         self.touched: set[int] = set()
-
-    @staticmethod
-    def stream(streams: dict[int, _Stream], peer: int) -> _Stream:
-        return streams.setdefault(peer, _Stream())
 
     def finish(self, index: int, *, opens: tuple[int, ...], closes: tuple[int, ...]) -> WindowPart:
         pack, sends = _laid_out(self.sends, "target_offset")

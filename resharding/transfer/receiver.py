@@ -97,7 +97,7 @@ class Receiver:
             tables = self._tables(conversation, opening)
             self._open_inbox().connect(conversation.given_up)
             self.progress.receiving()
-            self._begin_proof(self._proof_of(tables, consumer.manifest) if session.full else None)
+            self._proof = self._proof_of(tables, consumer.manifest) if session.full else None
             self._take_windows(conversation, opening, tables, consumer)
             seconds = self._finish(conversation, consumer)
             self._commit(conversation, seconds)
@@ -153,12 +153,8 @@ class Receiver:
         key = (tables.digest, manifest.digest)
         if key not in self._known_proofs:
             self._known_proofs = {key: EngineProof(tables.cells, tables.targets, manifest)}
+        self._known_proofs[key].start()
         return self._known_proofs[key]
-
-    def _begin_proof(self, proof: EngineProof | None) -> None:
-        self._proof = proof
-        if proof is not None:
-            proof.start()
 
     def _tables(self, conversation: SessionConversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked

@@ -46,11 +46,6 @@ class WeightSender:
         self._done = 0
         self.wait_seconds = 0.0
 
-    @property
-    def device(self) -> torch.device:
-        """Where the buffers are."""
-        return self._link.device
-
     def redial(self, address: str) -> None:
         """Feeds another process from here on, which has taken the receiver's place; its first session opens what the
         link offers anew."""
@@ -226,10 +221,9 @@ class WeightSender:
             if message.session_id != session.session_id:
                 continue
             self.wait_seconds += time.monotonic() - mark
-            if isinstance(message, m.OpenRefused | m.Failed):
+            if isinstance(message, m.Failed):
                 self._session = None
-                text = message.reason if isinstance(message, m.OpenRefused) else message.error
-                raise WeightSyncError(self._said(session, text))
+                raise WeightSyncError(self._said(session, message.error))
             if not isinstance(message, kind):
                 raise WeightSyncError(
                     f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from mrl.errors import WeightSyncError
 from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
@@ -24,12 +23,7 @@ def allocate(num_bytes: int, device: torch.device) -> MemorySegment:
 
 def open_segment(description: dict[str, Any]) -> OpenedMemory:
     """Opens what `Segment.export` described."""
-    kinds = {"memfd": OpenedSegment, "cuda": OpenedCudaSegment}
-    if description["kind"] not in kinds:
-        raise WeightSyncError(
-            f"unknown kind of shared memory {description['kind']!r}; known: {sorted(kinds)}"
-        )
-    return kinds[description["kind"]](description)
+    return OpenedCudaSegment(description) if description["kind"] == "cuda" else OpenedSegment(description)
 
 
 def synchronize(device: torch.device) -> None:

@@ -148,7 +148,7 @@ class MeshInbox:
         device: torch.device,
         deadline_seconds: float,
     ) -> None:
-        self._description = _checked(descriptions)
+        (self._description,) = descriptions
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
         self._mesh: Joined | None = None
@@ -190,15 +190,3 @@ class MeshInbox:
     def close(self) -> None:
         self.drop()
         self._buckets = []
-
-
-def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    kinds = {
-        "token": str, "store": str, "rank": int, "size": int, "digests": bool,
-        "num_bytes": int, "kind": str,
-    }  # fmt: skip
-    (description,) = descriptions if len(descriptions) == 1 else ({},)
-    right = {k: type(v) for k, v in description.items()} == kinds and description["kind"] in KINDS
-    if not right or description["num_bytes"] <= 0:
-        raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
-    return description

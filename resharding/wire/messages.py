@@ -3,7 +3,7 @@ arrives.
 
 sender                                   receiver
 Open (session, buffers)            ->
-                                   <-    Opened (tables wanted?) | OpenRefused
+                                   <-    Opened (tables wanted?) | Failed
 PlanTables                         ->    (only when wanted)
 WindowFilled (buffer, digests) ... ->
                                    <-    Done (the buffer is free again) | Failed
@@ -53,11 +53,6 @@ class Open(Message):
 class Opened(Message):
     kind: Literal["opened"] = "opened"
     wants_tables: bool
-
-
-class OpenRefused(Message):
-    kind: Literal["refused"] = "refused"
-    reason: str
 
 
 class PlanTables(Message):
@@ -136,7 +131,6 @@ class StillWaiting(Message):
 AnyMessage = Annotated[
     Open
     | Opened
-    | OpenRefused
     | PlanTables
     | WindowFilled
     | Done

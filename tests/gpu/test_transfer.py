@@ -68,8 +68,8 @@ def send_through_buckets(
     """Sends one session through buckets; `manifest`: of `tensors`."""
     part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
-    ranks = RankGroup(None, DEADLINE_SECONDS, sender.device)
-    lane = OneRankLane(part, sender.device)
+    ranks = RankGroup(None, DEADLINE_SECONDS, tensors[0].device)
+    lane = OneRankLane(part, tensors[0].device)
     return run_session([Feed(sender, tables)], session, part, tensors, lane, ranks, proof)
 
 

@@ -115,8 +115,8 @@ def send(
     others: Sequence[WeightSender] = (),
 ) -> dict[str, float]:
     """This process is the only trainer rank. `others`: further senders, which are told of the session before."""
-    part, ranks = plan.part(0), RankGroup(None, seconds, sender.device)
-    mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
+    part, ranks = plan.part(0), RankGroup(None, seconds, torch.device("cpu"))
+    mesh, parcels, lane = None, None, OneRankLane(part, torch.device("cpu"))
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
         lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])

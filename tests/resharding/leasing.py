@@ -60,7 +60,7 @@ class LeasedRank:
         deadline_seconds: float = 20.0,
     ) -> dict[str, float]:
         part = plan.part(slot)
-        ranks = RankGroup(group, deadline_seconds, sender.device)
+        ranks = RankGroup(group, deadline_seconds, torch.device("cpu"))
         proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
         tables = of_part(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])

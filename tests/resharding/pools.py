@@ -92,8 +92,9 @@ def train(
     summary)."""
     trainer = BenchTrainer(TINY, layout, rank, device=CPU)
     addresses = [store.get(f"address{r}").decode() for r in range(receivers)]
-    on_one = 8 if sync.transport == "auto" else 1  # machine: where memory can be shared
-    topology = Topology.separate(layout.world_size, receivers, slots_per_node=on_one)
+    slots = range(layout.world_size + receivers)
+    nodes = [0 if sync.transport == "auto" else slot for slot in slots]  # of one node: memory can be shared
+    topology = Topology.apart(nodes, num_trainers=layout.world_size)
     by_boxes = engine_manifests.engine_rank_manifests(TINY, Layout(tp=receivers))
     names = [tensor.name for tensor in trainer.checkpoint]
     syncs = [

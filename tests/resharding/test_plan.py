@@ -246,7 +246,6 @@ def test_slots_on_the_nodes_they_lie_on_make_the_plan_of_nodes_filled_in_turn():
     assert Topology.beside([0, 1, 1]).nodes == (0, 1, 1, 0, 1, 1)
     apart = Topology.apart([0, 0, 0, 1], num_trainers=2)
     assert (apart.trainer_slots, apart.engine_slots, apart.rails) == ((0, 1), (2, 3), (0, 1, 2, 0))
-    assert Topology.separate(2, 2, slots_per_node=3) == apart
 
 
 def test_senders_share_the_load():
