@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
@@ -23,7 +22,7 @@ from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.rollout.request import Completion, GenerationRequest
 from mrl.training.hf.hf_folder import read_config
-from tests.engines import EngineHost
+from tests.engines import EngineHost, host_of
 from tests.mrl.rollout import driving
 from tests.mrl.training.gaps import GAP
 from tests.mrl.training.layouts import check_family, check_forward
@@ -137,15 +136,7 @@ def test_syncs_by_boxes_and_by_whole_tensors_give_what_an_engine_reads_itself(fa
 
 @contextlib.contextmanager
 def engine(folder: Path, *, real_weights: bool, routes: bool = False) -> Iterator[EngineHost]:
-    host = EngineHost(
-        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
-        model_path=str(folder),
-        max_length=160,
-        seed=1,
-        real_weights=real_weights,
-        sync=SYNC,
-        routes=routes,
-    )
+    host = host_of(folder, engine={"real_weights": real_weights, "sync": SYNC, "routes": routes})
     try:
         yield host
     finally:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
@@ -19,7 +18,7 @@ from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.training.hf import hf_folder
 from mrl.training.hf import read_values as hf_values
-from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.engines import ENGINE_SHAPE, EngineHost, host_of
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder
 from tests.resharding.leasing import LeasedRank
@@ -43,19 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[EngineHost]:
-    host = EngineHost(
-        rollout=RolloutSection(
-            dtype="float32",
-            enforce_eager=True,
-            kv_cache_bytes=64 << 20,
-            max_num_seqs=4,
-            max_num_batched_tokens=128,
-        ),
-        model_path=str(model),
-        max_length=160,
-        seed=1,
-        sync=SYNC,
-    )
+    host = host_of(model, engine={"sync": SYNC}, max_num_seqs=4, max_num_batched_tokens=128)
     yield host
     host.close()
 

@@ -10,15 +10,13 @@ import numpy as np
 import psutil
 import pytest
 
-from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.sync import SyncSection
 from mrl.errors import RolloutError, WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
-from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.engines import ENGINE_SHAPE, EngineHost, host_of
 from tests.mrl.rollout import driving
 from tests.ranks import run_ranks
 from tests.resharding.feeding import Feeder, read
@@ -41,13 +39,7 @@ def feeder(tiny_engine: EngineHost) -> Iterator[Feeder]:
 @pytest.fixture(scope="module")
 def fresh_answers(tiny_model: Path) -> list[list[float]]:
     """Log-probs of another engine that read the folder itself: no weight sync touched it."""
-    host = EngineHost(
-        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
-        model_path=str(tiny_model),
-        max_length=160,
-        seed=1,
-        real_weights=True,
-    )
+    host = host_of(tiny_model, engine={"real_weights": True})
     answers = host.call(driving.generate, ASKED)
     host.close()
     return [a.logprobs.tolist() for a in answers]
@@ -290,13 +282,7 @@ def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManife
 
 @pytest.fixture
 def two_workers(tiny_model: Path) -> Iterator[EngineHost]:
-    host = EngineHost(
-        rollout=RolloutSection(tp=2, dtype="float32", kv_cache_bytes=64 << 20, max_num_seqs=64),
-        model_path=str(tiny_model),
-        max_length=160,
-        seed=1,
-        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0),
-    )
+    host = host_of(tiny_model, engine={"sync": SYNC}, tp=2, enforce_eager=False)
     yield host
     host.close()
 
