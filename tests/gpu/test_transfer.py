@@ -37,22 +37,21 @@ def test_tensors_arrive_as_they_were_sent(device: torch.device) -> None:
     sent = {f"t{i}": digest_bytes(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
     peer = Peer(device.type)
     try:
-        sender = WeightSender(peer.address, sync, SlotLink(sync.bucket_bytes, device))
+        sender = WeightSender(peer.call("address"), sync, SlotLink(sync.bucket_bytes, device))
         for version in range(2):
             session = Session.new(version - 1, version, plan.digest)
-            peer.ask("receive", session, manifest)
+            peer.start("receive", session, manifest)
             started = time.monotonic()
             figures = send_through_buckets(sender, session, plan, manifest, tensors)
             seconds = time.monotonic() - started
-            arrived = peer.answer()
+            arrived = peer.result()
             check(arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent")
         sent_bytes, speed = int(figures["bytes"]), figures["bytes"] / seconds / 1e9
         show(
             f"sender: {sent_bytes >> 20} MiB in {len(plan.windows)} buckets, with digests",
             f"{speed:.1f} GB/s",
         )
-        peer.ask("release")
-        peer.answer()
+        peer.call("release")
         sender.close()
     finally:
         peer.close()
