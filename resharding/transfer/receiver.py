@@ -25,7 +25,8 @@ from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
 from mrl.resharding.wire.mesh import MessageLost
-from mrl.resharding.wire.transport import Inbox, open_inbox
+from mrl.resharding.wire.mesh_link import KINDS, MeshInbox
+from mrl.resharding.wire.slot_link import SlotInbox
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a receiver whose bytes did not come listens for its sender's own error."""
@@ -70,7 +71,7 @@ class Receiver:
         """The longest wait for the sender."""
         self._device = device
         self._listener = Listener(host)
-        self._inbox: Inbox | None = None
+        self._inbox: SlotInbox | MeshInbox | None = None
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
@@ -263,7 +264,7 @@ class Receiver:
             while True:  # until its Abort, its end or its silence is raised
                 conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def _open_inbox(self) -> Inbox:
+    def _open_inbox(self) -> SlotInbox | MeshInbox:
         assert self._inbox is not None
         return self._inbox
 
@@ -271,6 +272,8 @@ class Receiver:
         """Opens what the sender fills, once: the same is recognised in later sessions."""
         if self._inbox is None or not self._inbox.is_for(descriptions):
             self.release()
-            self._inbox = open_inbox(
-                descriptions, device=self._device, deadline_seconds=self.deadline_seconds
-            )
+            if descriptions[0]["kind"] in KINDS:
+                device, seconds = self._device, self.deadline_seconds
+                self._inbox = MeshInbox(descriptions, device=device, deadline_seconds=seconds)
+            else:
+                self._inbox = SlotInbox(descriptions)

@@ -1,6 +1,6 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's
+Owns the protocol; how bytes travel is its link's (`wire`), what fills the buffers its caller's
 (`run_session`).
 """
 
@@ -21,9 +21,9 @@ from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Dialer
 from mrl.resharding.wire.mesh import MessageLost
+from mrl.resharding.wire.mesh_link import MeshLink
 from mrl.resharding.wire.processes import ProcessId
 from mrl.resharding.wire.slot_link import SlotLink
-from mrl.resharding.wire.transport import Link
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a sender whose message was lost listens for the receiver's own error."""
@@ -35,7 +35,7 @@ class WeightSender:
     """Feeds one engine rank. One session at a time: announce and accepted, then next_buffer and send_window in turn,
     finish, commit or abort."""
 
-    def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
+    def __init__(self, address: str, sync: SyncSection, link: SlotLink | MeshLink | None = None) -> None:
         """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
         default."""
         self._sync = sync

@@ -145,7 +145,7 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monke
     )
     mapped: list[Any] = []
     monkeypatch.setattr(receiver_module, "renewed", lambda old, lease: mapped.append(lease))
-    monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
+    monkeypatch.setattr(receiver_module, "SlotInbox", lambda *_: mapped.append("buffers"))
     consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, consumer)
