@@ -45,14 +45,6 @@ def fresh_answers(tiny_model: Path) -> list[list[float]]:
     return [a.logprobs.tolist() for a in answers]
 
 
-def test_what_was_sent_is_what_a_fresh_engine_has(tiny_engine, tiny_model, feeder, fresh_answers) -> None:
-    feeding = sync_weights(tiny_engine, feeder, tiny_model)
-    assert not feeding.errors and feeding.stats[0]["bytes"] == sum(
-        w.nbytes for w in read(tiny_model).values()
-    )
-    assert [a.logprobs.tolist() for a in tiny_engine.call(driving.generate, ASKED)] == fresh_answers
-
-
 def direct_modules(engine: RolloutEngine) -> list[str]:
     """The modules that a plan would write in place, of those with parameters; the model is then put back."""
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
