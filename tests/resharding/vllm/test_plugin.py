@@ -274,7 +274,8 @@ def receive_planned(engine: RolloutEngine, session: tuple, both: list[RankManife
 
 @pytest.fixture
 def two_workers(tiny_model: Path) -> Iterator[EngineHost]:
-    host = host_of(tiny_model, engine={"sync": SYNC}, tp=2, enforce_eager=False)
+    patient = SYNC.model_copy(update={"deadline_seconds": 400.0})  # while trainer ranks make their imports
+    host = host_of(tiny_model, engine={"sync": patient}, tp=2, enforce_eager=False)
     yield host
     host.close()
 
@@ -290,14 +291,14 @@ def test_two_workers_serve_the_same_and_die_with_their_owner(two_workers, tiny_m
 
     plan_session = ("1" * 32, 0, 1)
     run = threading.Thread(
-        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=150))
+        target=lambda: sent.extend(run_ranks(one_trainer_rank, 2, str(other), *rest, seconds=400))
     )
     other, sent = write_model(tmp_path / "other", **ENGINE_SHAPE, seed=12), []
     both = [RankManifest.of(i, m.tensors) for i, m in enumerate(described(host, tiny_model))]
     rest = (host.call(driving.addresses), both, plan_session)
     run.start()
-    host.call(receive_planned, plan_session, both, str(other), seconds=150)
-    run.join(150)
+    host.call(receive_planned, plan_session, both, str(other), seconds=450)
+    run.join(450)
     assert len(sent) == 2 and driving.worst_gap(other, ASKED, host.call(driving.generate, ASKED)) < 1e-4
 
     named = host.call(named_files)
