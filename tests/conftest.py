@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests import data_sets
-from tests.engines import ENGINE_SHAPE, EngineHost
+from tests.engines import ENGINE_SHAPE, EngineHost, host_of
 from tests.nightly import is_nightly
 from tests.tiny_models import write_model
 
@@ -102,17 +102,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_model: Path) -> Iterator[EngineHost]:
     """One engine of tp 1 for all tests of a session; each test sends the weights it needs."""
-    from mrl.config.sections.rollout import RolloutSection
     from mrl.config.sections.sync import SyncSection
 
-    host = EngineHost(
-        rollout=RolloutSection(dtype="float32", enforce_eager=True, kv_cache_bytes=64 << 20, max_num_seqs=64),
-        model_path=str(tiny_model),
-        max_length=160,
-        seed=1,
-        stop_token_ids=(1,),
-        sync=SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0),
-    )
+    sync = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
+    host = host_of(tiny_model, engine={"stop_token_ids": (1,), "sync": sync})
     yield host
     host.close()
 

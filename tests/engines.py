@@ -12,11 +12,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from mrl.config.sections.rollout import RolloutSection
 from tests.forking import process_kind
 from tests.forks import vllm_workers
 
@@ -74,6 +76,13 @@ class EngineHost:
         family = self.kill() if self.process.is_alive() else []
         for process in family:
             process.kill()
+
+
+def host_of(folder: Path, *, engine: dict[str, Any] | None = None, **rollout: Any) -> EngineHost:
+    """A small engine of a folder; `engine`: of RolloutEngine's arguments, `rollout`: of its section."""
+    usual = {"dtype": "float32", "enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
+    section = RolloutSection(**usual | rollout)
+    return EngineHost(rollout=section, model_path=str(folder), max_length=160, seed=1, **engine or {})
 
 
 def _serve(pipe: Any, secret: bytes, engine_arguments: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ LAYERS = [
     ["mrl.capacity", "mrl.loops"],
     ["mrl.launch"],
     ["mrl.cli", "mrl"],
-    ["benchmarks", "mrl.resharding.bench"],
+    ["benchmarks"],
 ]  # fmt: skip
 """From the ground up; a package imports its own layer and those above it in this list. A folder that is not named is its parent's."""
 

@@ -1,6 +1,7 @@
 """The weight sync's benchmark: real trainer and engine ranks, by boxes and by whole tensors, without Ray.
 
-torchrun --nproc-per-node N -m resharding.bench --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
+torchrun --nproc-per-node N -m benchmarks.resharding --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout
+2
 
 One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a
 second process. They move weights by the weight sync's own classes. With several nodes, start torchrun on each
@@ -91,7 +92,6 @@ def main(argv: list[str] | None = None) -> int:
             repeats=options.repeats,
             warm_up=options.warm_up,
             check=options.check,
-            trace=Path(options.trace) if options.trace else None,
         )
     finally:  # a receiver's process ends only when it is told to
         bench.close()
@@ -106,7 +106,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="resharding.bench", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.resharding", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--model", choices=models.NAMES, default="tiny")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of layers, experts and vocabulary rows"
@@ -129,9 +131,6 @@ def arguments() -> argparse.ArgumentParser:
         help="slots that share memory, by default all of a machine; 1: every slot as on a machine of its own",
     )
     parser.add_argument("--json", help="file for all figures")
-    parser.add_argument(
-        "--trace", help="file for the timeline of a session by the plan, for chrome://tracing or Perfetto"
-    )
     parser.add_argument("--bucket-mib", type=float, default=64.0)
     parser.add_argument("--repeats", type=int, default=5, help="sessions measured; medians are reported")
     parser.add_argument("--warm-up", type=int, default=2, help="sessions before, at least 1")

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Dialer, Listener
-from mrl.resharding.wire.messages import OpenRefused
+from mrl.resharding.wire.messages import Failed
 
 ROUND_TRIPS, WARM_UP, ROUNDS = 2000, 50, 3
 DEADLINE_SECONDS = 60.0
@@ -36,7 +36,7 @@ def over_channel(host: str | None) -> Figures:
     peer = _started(_answer_channel, addresses, host)
     dialer, message = (
         Dialer(addresses.get(timeout=DEADLINE_SECONDS)),
-        OpenRefused(session_id="s", reason=_TEXT),
+        Failed(session_id="s", error=_TEXT),
     )
 
     def ask(_: int) -> None:

@@ -63,7 +63,7 @@ class EngineSlots:
         return self._engine.engine_manifests(checkpoint)
 
     def receive(self, session: Session) -> list[dict[str, float]]:
-        return self._engine.receive(session)["seconds"]
+        return self._engine.receive(session)
 
     def answers(self) -> list[list[float]]:
         """Log-probs of a few greedy continuations: what the processed weights compute."""

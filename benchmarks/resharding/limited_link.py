@@ -4,7 +4,7 @@
 
 Each machine is a network namespace with half of the slots; `tc` limits both ends of the pair of interfaces that joins
 them (a token bucket: nothing is lost, nothing delayed beyond the rate). What follows `--` goes to
-`resharding.bench`. Needs root, iproute2, and a kernel with veth and sch_tbf.
+`benchmarks.resharding`. Needs root, iproute2, and a kernel with veth and sch_tbf.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _start(node: int, slots: int, bench: Sequence[str]) -> subprocess.Popen[byte
     torchrun += ["--node-rank", str(node), "--nproc-per-node", str(slots)]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-    command = ["ip", "netns", "exec", NAMES[node], *torchrun, "-m", "resharding.bench", *bench]
+    command = ["ip", "netns", "exec", NAMES[node], *torchrun, "-m", "benchmarks.resharding", *bench]
     return subprocess.Popen(command, env=environment)
 
 

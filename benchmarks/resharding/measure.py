@@ -3,18 +3,14 @@ over ranks and repeats."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.resharding.spans import chrome, packed_meanwhile
 from benchmarks.resharding.world import Rank, Verify, gathered
 from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.transfer.planned_sync import PlannedSync
-from mrl.resharding.transfer.timeline import Span
 
 GB = 1e9
 KINDS: tuple[Verify, ...] = ("off", "wire", "full")
@@ -29,19 +25,15 @@ def measure(
     repeats: int,
     warm_up: int,
     check: bool,
-    trace: Path | None = None,
 ) -> dict[str, Any]:
     """The same report on every rank. The plan by boxes comes first: memory that an allocator kept from whole tensors would
-    hide what it needs. `trace`: file for the timeline of the last measured session by boxes."""
+    hide what it needs."""
     needed = sum(m.num_bytes for m in rank.manifests)
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []
     for mode in modes:
         for verify in kinds:
             run = _measure_one(rank, mode, verify, bucket_bytes, repeats, warm_up, check)
-            timelines = run.pop("timelines")
-            if mode == "planned" and trace is not None and rank.rank == 0:
-                trace.write_text(json.dumps(chrome(timelines)) + "\n")
             runs.append({"mode": mode, "verify": verify} | run)
         plain += [_plain_copy(rank) for _ in range(repeats)]
     plain_seconds = statistics.median(plain)
@@ -72,7 +64,6 @@ def _measure_one(
             rank.run(weight_sync)
         private = rank.peak(weight_sync)
         every = [_over_ranks(rank.run(weight_sync)) for _ in range(repeats)]
-        timelines = _timelines(rank, weight_sync)
         if rank.rank == 0:
             moving = ", ".join(f"{session['moving']:.3f}" for session in every)
             print(f"{mode}, verify {verify}: moved in {moving} s", flush=True)
@@ -86,8 +77,6 @@ def _measure_one(
         "seconds": seconds,
         "every_moving": [session["moving"] for session in every],
         "bytes": moved,
-        "timelines": timelines,
-        "packed_meanwhile": _packed_meanwhile(timelines),
         "peak_extra_bytes": {
             "shared_buckets": 2 * bucket_bytes,
             "private": max(gathered(private)),
@@ -97,17 +86,6 @@ def _measure_one(
         "check": (rank.right if not found else found[0]) if check else "not asked for",
         "check_passed": not found if check else None,
     }
-
-
-def _timelines(rank: Rank, weight_sync: PlannedSync) -> dict[str, list[Span]]:
-    """By process, of all ranks."""
-    return {name: spans for own in gathered(rank.timelines(weight_sync)) for name, spans in own.items()}
-
-
-def _packed_meanwhile(timelines: Mapping[str, Sequence[Span]]) -> float | None:
-    """Mean of the trainer ranks that pack; None where none does."""
-    packing = [spans for spans in timelines.values() if any(span.what == "pack" for span in spans)]
-    return statistics.mean(map(packed_meanwhile, packing)) if packing else None
 
 
 def _plain_copy(rank: Rank) -> float:

@@ -37,11 +37,6 @@ def show(report: dict[str, Any]) -> None:
     )
     console.print(_times(report))
     console.print(_memory(report))
-    for run in report["runs"]:
-        if (share := run["packed_meanwhile"]) is not None:
-            console.print(
-                f"{run['mode']}, verify {run['verify']}: {share:.0%} of packing while the window before travels"
-            )
     for ratio, value in (report["planned_over_whole"] or {}).items():
         console.print(
             f"planned moves {value:.2f} times faster than whole tensors ({ratio.replace('_', ' ')})"

@@ -15,7 +15,6 @@ from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.timeline import Span
 from mrl.resharding.wire import memory
 
 
@@ -33,11 +32,7 @@ class StorageSlot:
 
     def receive(self, session: Session) -> list[dict[str, float]]:
         """Takes one session; the receiver's seconds."""
-        return [self._receiver.receive(session, Windows(self._storage)).seconds]
-
-    def timeline(self) -> list[list[Span]]:
-        """What was done for each window of the last session."""
-        return [self._receiver.timeline.spans]
+        return [self._receiver.receive(session, Windows(self._storage))]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
         """Seconds to write every parameter once by straight copies out of leased memory, which stays mapped as a

@@ -85,9 +85,7 @@ class Storage:
 
 
 class Windows:
-    """Fills a storage as a session's windows say (`consumers.Consumer`)."""
-
-    processing_seconds = 0.0
+    """Fills a storage as a session's windows say (`receiver.Consumer`)."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -1,8 +1,8 @@
 """A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with
 made-up bytes.
 
-Has what `transfer.trainer.SyncedTrainer` reads. Manifests come from the layout; a test elsewhere holds them equal to
-live models'.
+Has what `planned_sync.SyncedTrainer` reads. Manifests come from the layout; a test elsewhere holds them equal
+to live models'.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Buffer:
 
 
 class SharedParameters:
-    """Two buffers as Megatron has them, dense parameters and experts (`transfer.trainer.Memory`)."""
+    """Two buffers as Megatron has them, dense parameters and experts (`planned_sync.Memory`)."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
         self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
@@ -75,7 +75,7 @@ def describe(segments: Sequence[memory.MemorySegment]) -> list[dict[str, Any]]:
 
 
 class BenchTrainer:
-    """One rank of the training layout (`transfer.trainer.SyncedTrainer`)."""
+    """One rank of the training layout (`planned_sync.SyncedTrainer`)."""
 
     dtype = torch.bfloat16
     spec = TRAINER

@@ -27,7 +27,6 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
-from mrl.resharding.transfer.timeline import Span
 
 Verify = Literal["off", "wire", "full"]
 CPU = torch.device("cpu")
@@ -122,11 +121,6 @@ class Rank:
         seconds = time.monotonic() - started
         phases = _phases(seconds, stats, self._answer())
         return phases | {"processor": self._processor_seconds() - busy}
-
-    def timelines(self, weight_sync: PlannedSync) -> dict[str, list[Span]]:
-        """Of the last session, by process: this rank's, and its receiver's where that is a storage."""
-        found = {f"trainer {self.rank}": weight_sync.timeline.spans}
-        return found if self._engine else found | {f"receiver {self.rank}": self._ask("timeline")}
 
     def _processor_seconds(self) -> float:
         """Of the main threads of this slot's processes, so far: what a session costs however busy the machine

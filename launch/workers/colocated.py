@@ -111,7 +111,7 @@ class Hybrid:
 
     def _calls(
         self, session: Session, engines: Collection[int] | None = None
-    ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[dict[str, Any]]]]:
+    ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[Any]]]:
         """A session to all engines, or to these, started on both sides: the trainer ranks' calls and the engines'."""
         absent = [] if engines is None else self.rollout.without(engines)
         return self.train.send(session, absent), self.rollout.receive(session, engines)

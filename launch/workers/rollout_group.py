@@ -321,9 +321,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             return {}  # `watch` finds who it was
         return tightest(rank for engine in told for rank in engine)
 
-    def receive(
-        self, session: Session, engines: Collection[int] | None = None
-    ) -> dict[str, ObjectRef[dict[str, Any]]]:
+    def receive(self, session: Session, engines: Collection[int] | None = None) -> dict[str, ObjectRef[Any]]:
         """Starts the side of every engine, or of these, of a weight sync; the caller waits for it together with the
         trainer's."""
         asked = [n for n in self.numbers() if engines is None or n // self._dp in engines]

@@ -139,14 +139,15 @@ def planned_traffic(
         dp=(own_slots or world) // rollout.tp,
     )
     shared = Topology.shared(world, slots_per_node=gpus_per_node)
-    apart = Topology.separate(world, own_slots, slots_per_node=gpus_per_node)
+    nodes = [slot // gpus_per_node for slot in range(world + own_slots)]
+    apart = Topology.apart(nodes, num_trainers=world)
     wide = engine_manifests.engine_rank_manifests(facts.hf, engine, dtype=rollout.dtype)
     plan = build_plan(
         trainer_manifests.trainer_rank_manifests(facts.hf, layout, dtype=rollout.dtype),
         quantised.manifests(wide, rollout.quantization),
         apart if own_slots else shared,
     )
-    local, node_in, network_in, node_out, network_out, _ = (list(map(int, row)) for row in plan.traffic)
+    local, node_in, network_in, node_out, network_out = (list(map(int, row)) for row in plan.traffic)
     return Traffic(
         need=[sum(column) for column in zip(local, node_in, network_in, strict=True)],
         local=local,

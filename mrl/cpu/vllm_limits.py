@@ -11,7 +11,7 @@ from mrl.errors import ConfigError
 from mrl.models import rope
 from mrl.models.families import FAMILIES
 from mrl.models.family import Family
-from mrl.models.hf_config import HfConfig, field, language_model
+from mrl.models.hf_config import field, language_model
 
 _CPU_MULTIPLE = 32
 """vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
@@ -20,27 +20,24 @@ _CPU_LATENT = 576
 
 
 def cpu_overrides(model_path: str) -> dict[str, Any]:
-    """What vLLM's reading of a folder's config.json is overridden with on CPU."""
-    return rotary_overrides(_config(model_path))
+    """What vLLM's reading of a folder's config.json is overridden with on CPU: latent attention's plain rotary
+    embedding as YaRN of factor 1, which is the same angles.
+
+    vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel (log-probs 2e-3 off and more), and
+    rightly in YaRN's.
+    """
+    config = _config(model_path)
+    if not config.get("kv_lora_rank") or rope.kind(config) != "default":
+        return {}
+    theta = rope.parameters(config).get("rope_theta") or field(config, "rope_theta")
+    length = {"original_max_position_embeddings": field(config, "max_position_embeddings")}
+    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, "factor": 1.0, **length}}
 
 
 def attention_override(model_path: str) -> dict[str, Any]:
     """The field of vLLM's EngineArgs by which latent attention is the same on every CPU: where there is AMX, vLLM 0.32 takes
     kernels for it that know bfloat16 and widths of 32 alone."""
     return {"attention_backend": "CPU_MLA"} if _config(model_path).get("kv_lora_rank") else {}
-
-
-def rotary_overrides(config: HfConfig) -> dict[str, Any]:
-    """Latent attention's plain rotary embedding as YaRN of factor 1, which is the same angles.
-
-    vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel (log-probs 2e-3 off and more), and
-    rightly in YaRN's.
-    """
-    if not config.get("kv_lora_rank") or rope.kind(config) != "default":
-        return {}
-    theta = rope.parameters(config).get("rope_theta") or field(config, "rope_theta")
-    length = {"original_max_position_embeddings": field(config, "max_position_embeddings")}
-    return {"rope_parameters": {"rope_type": "yarn", "rope_theta": theta, "factor": 1.0, **length}}
 
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:

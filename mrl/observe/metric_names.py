@@ -317,8 +317,10 @@ METRICS = {
     ),
     "sync/wait_seconds": Metric("s", "Longest wait of an engine rank for its sender."),
     "sync/copy_seconds": Metric("s", "Longest copying on an engine rank."),
-    "sync/load_seconds": Metric("s", "Longest loading into vLLM's parameters on an engine rank."),
-    "sync/process_seconds": Metric("s", "Longest processing after loading on an engine rank."),
+    "sync/load_seconds": Metric(
+        "s", "Longest loading into vLLM's modules, window by window, on an engine rank."
+    ),
+    "sync/process_seconds": Metric("s", "Longest end of loading on an engine rank, after its last window."),
     "sync/move_seconds": Metric("s", "Longest packing, messages and unpacking on a trainer rank."),
     "sync/pack_seconds": Metric("s", "Of these, what the rank's own copies took."),
     "sync/commit_seconds": Metric("s", "Longest time from every rank's verification to every rank's commit."),

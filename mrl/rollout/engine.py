@@ -312,8 +312,9 @@ class RolloutEngine(EngineWorkers):
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def receive(self, session: Session) -> dict[str, Any]:
+    def receive(self, session: Session) -> list[dict[str, float]]:
         """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.
+        Returns the seconds that each worker took.
 
         WeightSyncError carries the remote tracebacks; the engine then serves nothing until a later session commits.
         """
@@ -323,7 +324,6 @@ class RolloutEngine(EngineWorkers):
             )
         if "weights" not in self._awake:
             raise RolloutError(f"{self.part.name} sleeps; wake its weights before a weight sync")
-        started = time.monotonic()
         before, self._not_serving = self._not_serving, f"{session} did not end"
         answers = self._ask_workers("mrl_receive", dataclasses.asdict(session))
         if error := self._errors("mrl_receive", answers):
@@ -331,8 +331,7 @@ class RolloutEngine(EngineWorkers):
             self._not_serving = before if refused else error
             raise WeightSyncError(error)
         self._become_visible(session.to_version)
-        stats = {k: [a[k] for a in answers] for k in ("num_tensors", "num_bytes", "seconds")}
-        return {**stats, "total_seconds": time.monotonic() - started}
+        return [answer["seconds"] for answer in answers]
 
     def _become_visible(self, version: int) -> None:
         """The engine serves what its workers committed. While vLLM keeps requests its prefix cache cannot be emptied; new
@@ -361,7 +360,7 @@ class RolloutEngine(EngineWorkers):
             self._engine.sleep(level=2)
             self._awake.clear()
             reason = "its weights were dropped when it slept"
-            self._on_workers("mrl_drop", reason)
+            self._on_workers("mrl_drop")
             self._not_serving = self._not_serving or reason
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:

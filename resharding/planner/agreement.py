@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.tensors import SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, cells, contains, overlapping_boxes
+from mrl.resharding.planner.boxes import Box, cells, contains, full_shape, overlapping_boxes
 from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest, Replicas
 
 _NAMED = 20
@@ -33,16 +33,16 @@ def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankMa
     held, needed = _boxes(trainers), _boxes(engines)
     whole = {name for manifest in engines for name in manifest.unplanned if not name.endswith(SCALES)}
     wrong = [
-        f"{name} {_shape(held[name])}: no engine rank takes it"
+        f"{name} {full_shape(held[name])}: no engine rank takes it"
         for name in held.keys() - needed.keys() - whole
     ]
     wrong += [
-        f"{name} {_shape(needed[name])}: no trainer rank holds it" for name in needed.keys() - held.keys()
+        f"{name} {full_shape(needed[name])}: no trainer rank holds it" for name in needed.keys() - held.keys()
     ]
     wrong += [f"{name}: no trainer rank holds it" for name in whole - held.keys() - needed.keys()]
     full: dict[tuple[Box, ...], bool] = {}
     for name in held.keys() & needed.keys():
-        ours, theirs = _shape(held[name]), _shape(needed[name])
+        ours, theirs = full_shape(held[name]), full_shape(needed[name])
         if ours != theirs:
             wrong.append(f"{name}: the trainer has {ours}, the engines {theirs}")
         elif name not in whole:
@@ -75,12 +75,6 @@ def _boxes(manifests: Sequence[RankManifest]) -> _Boxes:
             if not piece.tensor.endswith(SCALES):
                 boxes.setdefault(piece.tensor, {})[piece.start, piece.shape] = None
     return boxes
-
-
-def _shape(boxes: Iterable[Box]) -> tuple[int, ...]:
-    """Where the boxes of a tensor end, in each dimension."""
-    ends = [[at + size for at, size in zip(*box, strict=True)] for box in boxes]
-    return tuple(max(sizes) for sizes in zip(*ends, strict=True))
 
 
 def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:

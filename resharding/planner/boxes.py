@@ -25,6 +25,16 @@ def intersection(a: Box, b: Box) -> Box | None:
     return tuple(start), tuple(shape)
 
 
+def full_shape(boxes: Iterable[Box]) -> tuple[int, ...]:
+    """Where the boxes of a tensor end, in each dimension.
+
+    >>> full_shape([((0, 0), (2, 4)), ((2, 0), (1, 3))])
+    (3, 4)
+    """
+    ends = [[at + size for at, size in zip(*box, strict=True)] for box in boxes]
+    return tuple(max(sizes) for sizes in zip(*ends, strict=True))
+
+
 def contains(outer: Box, inner: Box) -> bool:
     """Whether every element of `inner` is in `outer`."""
     (a, an), (b, bn) = outer, inner

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -156,6 +157,10 @@ class StridedRun:
     stride: int
     rows: int
     cols: int
+
+    def of(self, flat: Any) -> Any:
+        """Return the run in a flat tensor as a matrix [rows, cols], in place."""
+        return flat.as_strided((self.rows, self.cols), (self.stride, 1), flat.storage_offset() + self.offset)
 
 
 def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> StridedRun:

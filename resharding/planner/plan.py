@@ -13,7 +13,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -49,10 +48,6 @@ class PlanOptions:
     quantise_block: int = BLOCK
     """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
 
-    def __post_init__(self) -> None:
-        if self.bucket_bytes < 1:
-            raise ConfigError(f"bucket_bytes = {self.bucket_bytes} must be positive")
-
     @property
     def reach(self) -> int:
         """The distance up to which engine ranks read trainer memory (`Topology.distance`)."""
@@ -87,11 +82,11 @@ class Plan:
 
     @functools.cached_property
     def traffic(self) -> np.ndarray:
-        """[6, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the
-        node, sent across nodes, and the number of copies into the engine before joining."""
+        """[5, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the
+        node, sent across nodes."""
         counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
         patterns = {id(item.pattern): item.pattern for item in self.items}
-        totals = np.zeros((6, self.topology.num_slots), dtype=np.int64)
+        totals = np.zeros((5, self.topology.num_slots), dtype=np.int64)
         engines, trainers = np.array(self.topology.engine_slots), np.array(self.topology.trainer_slots)
         for (key, ordinal), times in counts.items():
             pattern = patterns[key]
@@ -99,32 +94,22 @@ class Plan:
             lane = np.minimum(pattern.distance, 2)
             num_bytes = times * pattern.sizes
             np.add.at(totals, (lane, here), num_bytes)
-            np.add.at(totals[5], here, times)
             np.add.at(totals, (2 + lane[lane > 0], there[lane > 0]), num_bytes[lane > 0])
         return totals
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, int]:
         """Totals over all slots, in bytes of wire dtype, and counts.
 
-        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices;
-        `copies_max` is the most copies into one engine rank before joining.
+        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices.
         """
         local, intra, inter, *_ = (int(row.sum()) for row in self.traffic)
         return {
-            "digest": self.digest,
-            "slots": self.topology.num_slots,
-            "nodes": len(set(self.topology.nodes)),
-            "tensors": len(self.items),
-            "patterns": len({id(item.pattern) for item in self.items}),
             "bytes_needed": local + intra + inter,
             "bytes_local": local,
             "bytes_intra_node": intra,
             "bytes_inter_node": inter,
             "lower_bound_cross_slot_bytes": sum(item.pattern.bytes_not_on_slot for item in self.items),
-            "copies_max": int(self.traffic[5].max(initial=0)),
             "windows": len(self.windows),
-            "bucket_bytes": self.options.bucket_bytes,
-            "whole_tensors": len(self.whole_tensors),
             "whole_bytes": sum(self.whole_tensors.values()),
         }
 

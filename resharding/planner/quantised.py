@@ -18,7 +18,7 @@ from typing import Any
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor, LocalTensor, Piece
-from mrl.resharding.planner.boxes import Box, cells, contains
+from mrl.resharding.planner.boxes import Box, cells, contains, full_shape
 from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modules
 
 VALUES = "float8_e4m3fn"
@@ -99,8 +99,7 @@ class Blocks:
     @classmethod
     def of(cls, boxes: Iterable[Box], edge: int) -> Blocks:
         """The blocks of the tensor that the boxes make up."""
-        ends = [tuple(a + n for a, n in zip(*box, strict=True)) for box in boxes]
-        return cls(tuple(max(sizes) for sizes in zip(*ends, strict=True)), edge)
+        return cls(full_shape(boxes), edge)
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -83,16 +83,6 @@ class SlotPart:
         """Bytes of send bucket this slot ever needs."""
         return max((_end(window.sends) for window in self.windows), default=0)
 
-    @property
-    def receive_bucket_bytes(self) -> int:
-        """Bytes of each receive bucket this slot ever needs."""
-        return max((window.bucket_bytes for window in self.windows), default=0)
-
-    @property
-    def num_copies(self) -> int:
-        """Copies into the engine: local and unpack, after joining."""
-        return sum(len(window.local) + len(window.unpack) for window in self.windows)
-
 
 def _end(messages: Sequence[SlotMessage]) -> int:
     return messages[-1].offset + messages[-1].num_bytes if messages else 0
@@ -193,7 +183,7 @@ class PartBuilder:
         size, wire, block = _matrix(shape), transfer.wire, cell.block
         if not receiving:
             read_at, read = self._reads(item, transfer, cut, 0, self._trainer_tensors)
-            draft.stream(draft.sends, receiver).pack(read_at, read, size, wire, block)
+            draft.sends.setdefault(receiver, _Stream()).pack(read_at, read, size, wire, block)
             return
         place = item.needs[cell.need]
         target = tuple(a + b for a, b in zip(cell.target, start, strict=True))
@@ -203,7 +193,7 @@ class PartBuilder:
             read_at, (rows, cols) = self._reads(item, transfer, cut, *self._lent_by(transfer.sender))
             draft.local.add(read_at, write_at, rows=rows, cols=cols, wire=wire, module=module, block=block)
         else:
-            draft.stream(draft.receives, sender).unpack(write_at, size, wire, module)
+            draft.receives.setdefault(sender, _Stream()).unpack(write_at, size, wire, module)
 
     @staticmethod
     def _reads(
@@ -282,10 +272,6 @@ class _Draft:
         self.sends: dict[int, _Stream] = {}
         self.receives: dict[int, _Stream] = {}
         self.touched: set[int] = set()
-
-    @staticmethod
-    def stream(streams: dict[int, _Stream], peer: int) -> _Stream:
-        return streams.setdefault(peer, _Stream())
 
     def finish(self, index: int, *, opens: tuple[int, ...], closes: tuple[int, ...]) -> WindowPart:
         pack, sends = _laid_out(self.sends, "target_offset")

@@ -76,12 +76,6 @@ class Topology:
             engine_slots=tuple(range(num_trainers, len(nodes))),
         )
 
-    @classmethod
-    def separate(cls, num_trainers: int, num_engine_ranks: int, *, slots_per_node: int = 8) -> Topology:
-        """`apart` on nodes that are filled one after the other."""
-        slots = range(num_trainers + num_engine_ranks)
-        return cls.apart([slot // slots_per_node for slot in slots], num_trainers=num_trainers)
-
     def distance(self, trainer_slot: int, engine_slot: int) -> int:
         """0 same slot, 1 same node, 2 same rail in another node, 3 anything else."""
         if trainer_slot == engine_slot:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mrl.models.tensors import SCALES, LocalTensor, Piece
+from mrl.resharding.planner.boxes import Box, full_shape
 from mrl.resharding.planner.manifest import RankManifest
 
 _END = ".whole"
@@ -37,17 +38,17 @@ def with_whole_tensors(
     wanted = {name for engine in engines for name in engine.unplanned if not name.endswith(SCALES)}
     if not wanted:
         return list(engines)
-    ends: dict[str, tuple[int, ...]] = {}
+    boxes: dict[str, list[Box]] = {}
     dtypes: dict[str, str] = {}
     for tensor in (t for m in {m.digest: m for m in trainers}.values() for t in m.tensors):
         for piece in (p for p in tensor.pieces if p.tensor in wanted):
-            end = tuple(at + size for at, size in zip(piece.start, piece.shape, strict=True))
-            known = ends.setdefault(piece.tensor, end)
-            ends[piece.tensor] = tuple(max(sizes) for sizes in zip(known, end, strict=True))
+            boxes.setdefault(piece.tensor, []).append((piece.start, piece.shape))
             dtypes.setdefault(piece.tensor, tensor.dtype)
     made: dict[str, RankManifest] = {}
     for engine in engines:
         if engine.digest not in made:
-            targets = [whole_target(n, ends[n], dtypes[n]) for n in engine.unplanned if n in wanted]
+            targets = [
+                whole_target(n, full_shape(boxes[n]), dtypes[n]) for n in engine.unplanned if n in wanted
+            ]
             made[engine.digest] = RankManifest.of(engine.rank, (*engine.tensors, *targets), engine.unplanned)
     return [dataclasses.replace(made[e.digest], rank=e.rank) for e in engines]

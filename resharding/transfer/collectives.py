@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mrl.errors import WeightSyncError
 
-_ERROR_BYTES = 4096
+_ERROR_CHARACTERS = 4096
 
 T = TypeVar("T")
 
@@ -49,21 +49,15 @@ class RankGroup:
             raise error
         return result  # type: ignore[return-value]
 
-    def sum_of(self, action: Callable[[], torch.Tensor], count: int) -> torch.Tensor:
-        """[count] int64: the sum over all ranks of what the action gives on each; an error on any is raised
-        on all."""
+    def sum_of(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """[n] int64: the sum over all ranks of what the action gives on each; an error on any is raised on
+        all."""
+        own = self.together(action)
         if self.size == 1:
-            return action()
-        total, error = torch.zeros(count + 1, dtype=torch.int64), None
-        try:
-            total[:count] = action()
-        except Exception as caught:
-            error, total[count] = caught, 1
-        total = total.to(self.device)
+            return own
+        total = own.to(self.device)
         self._wait(dist.all_reduce(total, group=self._group, async_op=True))
-        if int(total[count]):
-            raise WeightSyncError("the weight sync failed:\n" + self._collect(error)) from error
-        return total[:count].cpu()
+        return total.cpu()
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """WeightSyncError on all ranks that names every fact which is not the same on all of them, with what
@@ -107,11 +101,9 @@ class RankGroup:
             self._wait(work)
 
     def _collect(self, error: Exception | None) -> str:
-        """Every rank's error text, cut to its last bytes."""
-        text = "" if error is None else "".join(traceback.format_exception(error))
-        own = text.encode()[-_ERROR_BYTES:].ljust(_ERROR_BYTES, b"\0")
-        texts = [data.rstrip(b"\0").decode(errors="replace") for data in self._gathered(own)]
-        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        """Every rank's error text, cut to its end."""
+        own = "" if error is None else "".join(traceback.format_exception(error))[-_ERROR_CHARACTERS:]
+        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(self.told(own)) if text)
 
     def _gathered(self, own: bytes) -> list[bytes]:
         """Every rank's bytes, which are equally many on all."""

@@ -46,7 +46,7 @@ class SessionConversation:
         )
         if theirs != session:
             reason = f"the sender opened {theirs} with digest {theirs.digest[:12]}, expected {session} with {session.digest[:12]}"
-            self._listener.send(sender, m.OpenRefused(session_id=message.session_id, reason=reason))
+            self._listener.send(sender, m.Failed(session_id=message.session_id, error=reason))
             raise WeightSyncError(reason)
         self._sender = (sender, ProcessId(message.pid, message.start_ticks))
         self._lost = self._listener.watch(*self._sender)
@@ -87,7 +87,7 @@ class SessionConversation:
     def _refuse(self, sender: bytes, message: m.AnyMessage | WeightSyncError, why: str) -> None:
         """Answers an Open or a malformed message; the rest of a refused or dead session is dropped."""
         if isinstance(message, WeightSyncError):
-            self._listener.send(sender, m.OpenRefused(session_id="", reason=str(message)))
+            self._listener.send(sender, m.Failed(session_id="", error=str(message)))
         elif isinstance(message, m.Open):
             reason = f"session {message.session_id[:8]} (version {message.from_version} -> {message.to_version}) refused: {why}"
-            self._listener.send(sender, m.OpenRefused(session_id=message.session_id, reason=reason))
+            self._listener.send(sender, m.Failed(session_id=message.session_id, error=reason))

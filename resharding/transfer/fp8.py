@@ -10,9 +10,7 @@ lie, is `quantised`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-import numpy as np
 import torch
 
 from mrl.models.tensors import SCALES
@@ -65,16 +63,8 @@ def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
     return tall.unflatten(1, (-1, block)).amax(2).view(band.dtype)
 
 
-def quantised(weight: Any, wire: str, block: int) -> Any:
-    """The values (wire float8_e4m3fn) or the scales (wire float32) of a box of whole blocks; numpy or torch.
-
-    numpy spells bfloat16 as uint16 and float8 as uint8.
-    """
-    if isinstance(weight, np.ndarray):
-        whole = torch.from_numpy(np.ascontiguousarray(weight))
-        whole = whole.view(torch.bfloat16) if weight.dtype == np.uint16 else whole
-        made = quantised(whole, wire, block)
-        return (made if wire == "float32" else made.view(torch.uint8)).numpy()
+def quantised(weight: torch.Tensor, wire: str, block: int) -> torch.Tensor:
+    """The values (wire float8_e4m3fn) or the scales (wire float32) of a box of whole blocks."""
     scales = block_scales(weight, block)
     return scales if wire == "float32" else values(weight, scales, block)
 

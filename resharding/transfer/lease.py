@@ -7,9 +7,7 @@ The owner's side counts leases (its own `ParameterMemory`); this file only descr
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import mmap
 import os
 import warnings
@@ -24,6 +22,7 @@ from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.slot_tables import LeasedTensor
 from mrl.resharding.wire.cuda_memory import OpenedCudaSegment, describe_storage
 from mrl.resharding.wire.processes import ProcessId, file_of_process
+from mrl.resharding.wire.shared_memory import unmap
 
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -99,16 +98,7 @@ class Lease:
         self.buffers = []
         maps, self._maps = self._maps, []
         for memory in maps:
-            with contextlib.suppress(BufferError):
-                memory.close()
-                continue
-            gc.collect()  # takes 0.1 s of every weight sync: only where a reference cycle holds a view
-            try:
-                memory.close()
-            except BufferError as error:
-                raise WeightSyncError(
-                    "a tensor on leased memory is still held; the lease cannot end"
-                ) from error
+            unmap(memory, "the reader of a lease")
         opened, self._opened = self._opened, []
         for segment in opened:
             segment.close()

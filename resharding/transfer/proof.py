@@ -71,7 +71,7 @@ class TrainerProof:
 
         `arrays`: this rank's, flat. Each cell's digest is one rank's and 0 on all others, so that a sum
         exchanges them."""
-        every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)), self._count)
+        every = ranks.sum_of(lambda: torch.from_numpy(self._digests(arrays).view(np.int64)))
         told = self.needed if receivers is None else receivers
         digests = every.numpy().view(np.uint64)
         return [encoded(digests[np.array(list(self.needed[receiver]), np.int64)]) for receiver in told]
@@ -82,11 +82,11 @@ class TrainerProof:
         device = arrays[0].device if arrays else torch.device("cpu")
         seen: list[int] = []
 
-        def stored() -> Iterator[tuple[torch.Tensor, StridedRun]]:
+        def stored() -> Iterator[torch.Tensor]:
             for index, values in read([(self._answers[n].tensor, self._answers[n].box) for n in numbers]):
                 seen.append(numbers[index])
-                flat = values.reshape(-1).to(device)  # each kind of device has a digest of its own
-                yield _in_form(self._answers[numbers[index]], flat, _whole(flat))
+                row = values.reshape(1, -1).to(device)  # each kind of device has a digest of its own
+                yield _in_form(self._answers[numbers[index]], row)
 
         digests = matrix_digests(stored())
         pairs = zip(seen, digests, strict=True)
@@ -101,34 +101,17 @@ class TrainerProof:
         placed = [(n, arrays[index]) for index, numbers in self._by_tensor.items() for n in numbers]
         result = np.zeros(self._count, np.uint64)
         result[[n for n, _ in placed]] = matrix_digests(
-            _in_form(self._answers[n], held, self._runs[n]) for n, held in placed
+            _in_form(self._answers[n], self._runs[n].of(held)) for n, held in placed
         )
         return result
 
 
-def _in_form(answer: AnsweredCell, flat: torch.Tensor, run: StridedRun) -> tuple[torch.Tensor, StridedRun]:
-    """A box of a held tensor in the form that engine ranks hold: as it lies where they hold the very bytes
-    (scales may have the dtype of what they are made from), else made."""
-    if not answer.block and flat.dtype == DTYPES[answer.dtype]:
-        return flat, run
-    formed = _formed(answer, flat, run, DTYPES[answer.dtype]).reshape(-1)
-    return formed, _whole(formed)
-
-
-def _formed(answer: AnsweredCell, flat: torch.Tensor, run: StridedRun, dtype: torch.dtype) -> torch.Tensor:
-    """A box in the form of engine ranks: cast, or quantised, which needs its rows as they were (a run may
-    have joined them)."""
-    if not answer.block:
-        matrix = flat.as_strided((run.rows, run.cols), (run.stride, 1), flat.storage_offset() + run.offset)
-        return matrix.to(dtype)
-    rows, cols = answer.box[1]
-    stride = run.stride if run.rows == rows else cols
-    matrix = flat.as_strided((rows, cols), (stride, 1), flat.storage_offset() + run.offset)
-    return quantised(matrix, answer.dtype, answer.block)
-
-
-def _whole(values: torch.Tensor) -> StridedRun:
-    return StridedRun(0, values.numel(), 1, values.numel())
+def _in_form(answer: AnsweredCell, held: torch.Tensor) -> torch.Tensor:
+    """Return a held matrix in the form that engine ranks hold: itself if they hold the same bytes, else cast,
+    or quantised in the rows of its tensor (a run may have joined them)."""
+    if answer.block:
+        return quantised(held.reshape(answer.box[1]), answer.dtype, answer.block)
+    return held.to(DTYPES[answer.dtype])
 
 
 class EngineProof:
@@ -189,7 +172,7 @@ class EngineProof:
     def look(self, target: str, flat: torch.Tensor) -> None:
         """Looks at a target of the tables after its last byte was written and before anything is made of it."""
         placed = self._places.get(target, [])
-        digests = matrix_digests((flat, run) for _, run in placed)
+        digests = matrix_digests(run.of(flat) for _, run in placed)
         self._seen += zip((number for number, _ in placed), digests, strict=True)
 
     def compare(self, said: str) -> None:

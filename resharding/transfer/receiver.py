@@ -10,27 +10,55 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.consumers import Consumer
 from mrl.resharding.transfer.conversation import SessionConversation
 from mrl.resharding.transfer.lease import Lease, renewed
 from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.session import ReceiverProgress, ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Listener
-from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
-from mrl.resharding.wire.transport import Inbox, open_inbox
+from mrl.resharding.wire.mesh_link import KINDS, MeshInbox
+from mrl.resharding.wire.slot_link import SlotInbox
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a receiver whose bytes did not come listens for its sender's own error."""
+
+
+class Consumer(Protocol):
+    """What a receiver feeds with the windows of a plan: an engine's modules (`vllm/modules.py`), or bare
+    storages."""
+
+    @property
+    def manifest(self) -> RankManifest | None:
+        """What this engine rank itself says of its loader layout; None where it was never asked."""
+        ...
+
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """A session's bytes are about to arrive. `proof` wants every target of the tables after its last byte
+        and before anything is made of it (`EngineProof.look`): parameters in loader layout, whole tensors
+        before they are loaded."""
+        ...
+
+    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket; loads
+        the whole tensors that are complete with it."""
+        ...
+
+    def finish(self) -> None:
+        """Everything arrived: check completeness, process."""
+        ...
+
+    def abort(self) -> None:
+        """Put loading state back so that a full resend starts clean; must not raise."""
+        ...
 
 
 class Receiver:
@@ -41,27 +69,23 @@ class Receiver:
         self.progress = ReceiverProgress()
         self.deadline_seconds = deadline_seconds
         """The longest wait for the sender."""
-        self.faults = Faults()
-        """What is put in on purpose; nothing. To be set before the first session."""
         self._device = device
         self._listener = Listener(host)
-        self._inbox: Inbox | None = None
+        self._inbox: SlotInbox | MeshInbox | None = None
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
         """What proves the open session; None in one that is not proved."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
-        self.timeline = Timeline()
-        """Of the last session."""
 
     @property
     def address(self) -> str:
         """Where this rank's sender connects."""
         return self._listener.address
 
-    def receive(self, session: Session, consumer: Consumer) -> m.Verified:
-        """Takes one whole session; returns after commit.
+    def receive(self, session: Session, consumer: Consumer) -> dict[str, float]:
+        """Takes one whole session; returns after commit, with the seconds of its waits and works.
 
         Any error is raised after the consumer was put back, the lease ended and the sender told; the state is
         then failed.
@@ -72,14 +96,13 @@ class Receiver:
         try:
             opening = self._accept(conversation)
             tables = self._tables(conversation, opening)
-            self.faults.reached("told")
             self._open_inbox().connect(conversation.given_up)
             self.progress.receiving()
-            self._begin_proof(self._proof_of(tables, consumer.manifest) if session.full else None)
+            self._proof = self._proof_of(tables, consumer.manifest) if session.full else None
             self._take_windows(conversation, opening, tables, consumer)
-            verified = self._finish(conversation, consumer, len(tables.targets), tables.num_bytes)
-            self._commit(conversation, verified)
-            return verified
+            seconds = self._finish(conversation, consumer)
+            self._commit(conversation, seconds)
+            return seconds
         except BaseException as error:
             self._fail(conversation, error, consumer)
             raise
@@ -87,7 +110,7 @@ class Receiver:
     def _fail(self, conversation: SessionConversation, error: BaseException, consumer: Consumer) -> None:
         begun = self.progress.state in (ReceiverState.RECEIVING, ReceiverState.VERIFIED)
         text = "".join(traceback.format_exception(error))
-        self.progress.fail(text)
+        self.progress.fail()
         traceback.clear_frames(
             error.__traceback__
         )  # frames of the failed call would keep leased memory mapped
@@ -99,10 +122,10 @@ class Receiver:
         if self._inbox is not None:
             self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
 
-    def drop(self, reason: str) -> None:
+    def drop(self) -> None:
         """The weights were given up (a sleep): nothing is served until a session commits again."""
         if self.progress.serving:
-            self.progress.fail(reason)
+            self.progress.fail()
 
     def release(self) -> None:
         """Unmaps buffers and leased memory; the owner may free them when this has returned."""
@@ -120,7 +143,6 @@ class Receiver:
     def _accept(self, conversation: SessionConversation) -> m.Open:
         opening = conversation.accept()
         self._map(opening.buffers)
-        self.faults.reached("accepted")
         return opening
 
     def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
@@ -132,12 +154,8 @@ class Receiver:
         key = (tables.digest, manifest.digest)
         if key not in self._known_proofs:
             self._known_proofs = {key: EngineProof(tables.cells, tables.targets, manifest)}
+        self._known_proofs[key].start()
         return self._known_proofs[key]
-
-    def _begin_proof(self, proof: EngineProof | None) -> None:
-        self._proof = proof
-        if proof is not None:
-            proof.start()
 
     def _tables(self, conversation: SessionConversation, opening: m.Open) -> Tables:
         """This slot's tables, from the sender or from an earlier session with the same digests, checked
@@ -169,10 +187,8 @@ class Receiver:
         self._lease = renewed(self._lease, opening.lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
-        self.timeline = Timeline()
         for expected in range(len(tables.windows)):
             if opening.at_once:
-                self.timeline.begin("take", expected)
                 received = torch.empty(0, dtype=torch.uint8, device=self._device)
             else:
                 received = self._window(conversation, tables.windows[expected].bucket_bytes, expected)
@@ -180,7 +196,6 @@ class Receiver:
             consumer.apply(expected, sources, received)
             memory.synchronize(self._device)
             self._spent["load"] += time.monotonic() - mark
-            self.timeline.end("take", expected)
             conversation.send(m.Done(session_id=conversation.session.session_id, index=expected))
         sources.clear()
         if not self._lease.stays:
@@ -197,7 +212,6 @@ class Receiver:
         message = conversation.next(f"window {expected}")
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
-        self.timeline.begin("take", expected)
         mark = time.monotonic()
         received = self._bytes(conversation, message.buffer, size, message.parcels)
         self._spent["copy"] += time.monotonic() - mark
@@ -217,30 +231,16 @@ class Receiver:
             raise WeightSyncError("the session is to be proved, and its end brings no proof")
         self._proof.compare(end.proof)
 
-    def _finish(
-        self,
-        conversation: SessionConversation,
-        consumer: Consumer,
-        num_tensors: int,
-        num_bytes: int,
-    ) -> m.Verified:
-        mark, during = time.monotonic(), consumer.processing_seconds
+    def _finish(self, conversation: SessionConversation, consumer: Consumer) -> dict[str, float]:
+        mark = time.monotonic()
         consumer.finish()
         memory.synchronize(self._device)
-        # Modules are processed as they become complete, inside the windows.
-        self._spent["load"] -= during
-        self._spent["process"] += time.monotonic() - mark + during
-        return m.Verified(
-            session_id=conversation.session.session_id,
-            num_tensors=num_tensors,
-            num_bytes=num_bytes,
-            seconds=self._spent | {"wait": conversation.wait_seconds},
-        )
+        self._spent["process"] += time.monotonic() - mark
+        return self._spent | {"wait": conversation.wait_seconds}
 
-    def _commit(self, conversation: SessionConversation, verified: m.Verified) -> None:
+    def _commit(self, conversation: SessionConversation, seconds: dict[str, float]) -> None:
         self.progress.verified()
-        self.faults.reached("verified")
-        conversation.send(verified)
+        conversation.send(m.Verified(session_id=conversation.session.session_id, seconds=seconds))
         message = conversation.next("the commit")
         if not isinstance(message, m.Commit):
             raise WeightSyncError(f"expected the commit of {conversation.session}, got {message.kind}")
@@ -264,7 +264,7 @@ class Receiver:
             while True:  # until its Abort, its end or its silence is raised
                 conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def _open_inbox(self) -> Inbox:
+    def _open_inbox(self) -> SlotInbox | MeshInbox:
         assert self._inbox is not None
         return self._inbox
 
@@ -272,6 +272,8 @@ class Receiver:
         """Opens what the sender fills, once: the same is recognised in later sessions."""
         if self._inbox is None or not self._inbox.is_for(descriptions):
             self.release()
-            self._inbox = open_inbox(
-                descriptions, self.faults, device=self._device, deadline_seconds=self.deadline_seconds
-            )
+            if descriptions[0]["kind"] in KINDS:
+                device, seconds = self._device, self.deadline_seconds
+                self._inbox = MeshInbox(descriptions, device=device, deadline_seconds=seconds)
+            else:
+                self._inbox = SlotInbox(descriptions)

@@ -1,64 +1,33 @@
-"""One session from the trainers' side: open, move, finish, commit; and abort wherever it breaks.
+"""What a trainer rank does in a session: open, send every window, prove, finish, commit; and abort wherever
+it breaks.
 
-Every rank of the group calls `run_session` together; either all return, committed, or all raise. A rank may
-feed several engine ranks (separate pools) or none.
+Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
+for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
+agreement before each window starts, so that one rank's failure is raised by all. Every rank visits every
+window. A rank may feed several engine ranks (separate pools) or none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from mrl.resharding.planner.slot_plan import SlotPart, WindowPart
 from mrl.resharding.transfer.collectives import RankGroup
+from mrl.resharding.transfer.copies import run_copies
+from mrl.resharding.transfer.lanes import Lane
+from mrl.resharding.transfer.proof import TrainerProof
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Moved:
-    """What a rank sent to its receivers in a session."""
-
-    num_bytes: int
-    num_windows: int
-    seconds: float
-    """Packing, messages, unpacking."""
-    pack_seconds: float
-    """What this rank's own copies took of `seconds`."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SendStats:
-    """What one rank's weight sync took, in seconds."""
-
-    moved: Moved
-    seconds: float
-    wait_seconds: float
-    """What this rank waited for its receivers."""
-    commit_seconds: float
-    """From every rank's verification to every rank's commit."""
-    prove_seconds: float
-    """Digests of this rank's own parameters, and their exchange."""
-    receiver_seconds: dict[str, float]
-    """wait, copy, load, process on the receivers' side; the longest."""
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """By metric name: seconds of this rank, bytes of this slot."""
-        seconds = {f"{name}_seconds": value for name, value in self.receiver_seconds.items()}
-        return seconds | {
-            "bytes": float(self.moved.num_bytes),
-            "move_seconds": self.moved.seconds,
-            "pack_seconds": self.moved.pack_seconds,
-            "commit_seconds": self.commit_seconds,
-            "prove_seconds": self.prove_seconds,
-            "sender_wait_seconds": self.wait_seconds,
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,31 +45,47 @@ class Feed:
 
 
 def run_session(
-    ranks: RankGroup,
-    session: Session,
     feeds: Sequence[Feed],
-    move: Callable[[], Moved],
-    prove: Callable[[], Sequence[str]],
+    session: Session,
+    part: SlotPart,
+    tensors: Sequence[torch.Tensor],
+    lane: Lane | None,
+    ranks: RankGroup,
+    proof: TrainerProof,
     *,
     mesh: TrainerMesh | None = None,
-    at_once: bool = False,
-) -> SendStats:
-    """Runs one session; `move` sends everything in between. A rank that feeds nobody still belongs to the
-    `mesh`.
+) -> dict[str, float]:
+    """Send one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
 
-    `at_once`: on all ranks, which have met: all lies in the feeds' leases, and receivers begin when they are told of the session.
-    `prove`: for every feed, what the trainer ranks' own parameters hold in its cells, after everything was
-    sent and while nothing may change it; all ranks compute it together, in a session that asks for it."""
-    started = time.monotonic()
-    senders = [feed.sender for feed in feeds]
+    What the feeds' leases describe may change again when this has returned or raised.
+
+    Args:
+        part: what this rank packs, out of `tensors`, its own parameters in the manifest's order. lane: None,
+        on all ranks, if no slot gets a message, because its receiver reads everything. The ranks have met
+            then, and receivers begin when they are told of the session.
+        proof: of this rank; the receivers of `feeds` are among its own. All ranks compute it together after
+        everything
+            was sent and while nothing may change it, in a session that asks for it.
+        mesh: a rank that feeds nobody still belongs to it.
+
+    Returns:
+        By metric name: seconds of this rank and the longest of its receivers, bytes of this slot.
+    """
+    flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
     try:
-        ranks.together(lambda: _open(session, feeds, at_once))
-        if not at_once:
+        ranks.together(lambda: _open(session, feeds, at_once=lane is None))
+        if lane is not None:
             ranks.together(lambda: _connect(senders, session, mesh))
-        moved = move()
-        proofs, proving = _timed(prove) if session.full else ([None] * len(senders), 0.0)
+        started, packing = time.monotonic(), 0.0
+        if lane is not None:
+            packing = _send_windows(feeds, part, flat, lane, ranks)
+        moved = proved = time.monotonic()
+        proofs: Sequence[str | None] = [None] * len(feeds)
+        if session.full:
+            proofs = proof.said(flat, ranks, [feed.receiver for feed in feeds])
+            proved = time.monotonic()
         verified = ranks.together(lambda: [s.finish(p) for s, p in zip(senders, proofs, strict=True)])
-        mark = time.monotonic()
+        finished = time.monotonic()
         ranks.together(lambda: [sender.commit() for sender in senders])
     except BaseException as error:
         for sender in senders:
@@ -109,20 +94,15 @@ def run_session(
             mesh.drop()
         traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
         raise
-    return SendStats(
-        moved=moved,
-        seconds=time.monotonic() - started,
-        commit_seconds=time.monotonic() - mark,
-        prove_seconds=proving,
-        wait_seconds=max((sender.wait_seconds for sender in senders), default=0.0),
-        receiver_seconds=_longest([v.seconds for v in verified]),
-    )
-
-
-def _timed(prove: Callable[[], Sequence[str]]) -> tuple[Sequence[str], float]:
-    """The proofs and the seconds that they took."""
-    started = time.monotonic()
-    return prove(), time.monotonic() - started
+    reports = [v.seconds for v in verified]
+    return {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())} | {
+        "bytes": float(sum(feed.tables.num_bytes for feed in feeds)),
+        "move_seconds": moved - started,
+        "pack_seconds": packing,
+        "commit_seconds": time.monotonic() - finished,
+        "prove_seconds": proved - moved,
+        "sender_wait_seconds": max((sender.wait_seconds for sender in senders), default=0.0),
+    }
 
 
 def _open(session: Session, feeds: Sequence[Feed], at_once: bool) -> None:
@@ -141,5 +121,81 @@ def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMes
         mesh.connect(session.session_id, lambda: None)
 
 
-def _longest(reports: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: max(r[name] for r in reports) for name in (reports[0] if reports else ())}
+def _send_windows(
+    feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: RankGroup
+) -> float:
+    """Pack and send every window, in the plan's order; return the seconds of packing.
+
+    A window is packed while the one before is on its way; then all ranks agree, and it starts.
+    """
+    packing = 0.0
+    for turn, window in enumerate(part.windows):
+        received, seconds = ranks.together(
+            lambda turn=turn, window=window: _ready(feeds, lane, turn, window, flat)
+        )
+        packing += seconds
+        lane.start(turn, window, received)
+    ranks.together(lambda: _last(feeds, lane, len(part.windows)))
+    return packing
+
+
+def _ready(
+    feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, float]:
+    """Pack a window, end the one before and announce it.
+
+    Returns:
+        The slot's own receive bucket if this rank fills it, and the seconds of packing.
+    """
+    _announce_in_flight(feeds, turn - 1)
+    with _explained(feeds):
+        try:
+            bucket, started = lane.bucket(turn), time.monotonic()
+            run_copies(window.pack, flat, bucket)
+            seconds = time.monotonic() - started
+        finally:  # else bytes of a session that failed here could still arrive in the next one
+            arrived = lane.finish(turn - 1)
+    return _free(feeds, turn, arrived), seconds
+
+
+def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> torch.Tensor | None:
+    """Announces what has arrived; returns when the receivers have room for the next window."""
+    _announce_arrived(feeds, turn - 1, arrived)
+    received = None
+    for feed in feeds:
+        if feed.parcels is None:
+            received = feed.sender.next_buffer()
+        else:
+            feed.sender.wait_turn()
+    return received
+
+
+def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
+    _announce_in_flight(feeds, turns - 1)
+    with _explained(feeds):
+        arrived = lane.finish(turns - 1)
+        lane.drain()
+    _announce_arrived(feeds, turns - 1, arrived)
+
+
+def _announce_in_flight(feeds: Sequence[Feed], turn: int) -> None:
+    """Announce a window whose messages have started to the receivers that take them themselves."""
+    for feed in feeds if turn >= 0 else ():
+        if feed.parcels is not None:
+            feed.sender.send_window(feed.parcels[turn], in_flight=True)
+
+
+def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> None:
+    """Announce a window whose bytes lie in the bucket that this rank shares with the receiver."""
+    for feed in feeds if turn >= 0 else ():
+        if feed.parcels is None:
+            feed.sender.send_window(arrived)
+
+
+@contextlib.contextmanager
+def _explained(feeds: Sequence[Feed]) -> Any:
+    """A lost message is told with the error of the receiver that gave up, where this rank feeds it."""
+    with contextlib.ExitStack() as stack:
+        for feed in feeds:
+            stack.enter_context(feed.sender.explained())
+        yield

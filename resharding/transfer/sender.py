@@ -1,6 +1,7 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`transport`), what fills the buffers its caller's (`planned`).
+Owns the protocol; how bytes travel is its link's (`wire`), what fills the buffers its caller's
+(`run_session`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.wire import memory
 from mrl.resharding.wire import messages as m
 from mrl.resharding.wire.channel import Dialer
-from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.mesh import MessageLost
+from mrl.resharding.wire.mesh_link import MeshLink
 from mrl.resharding.wire.processes import ProcessId
 from mrl.resharding.wire.slot_link import SlotLink
-from mrl.resharding.wire.transport import Link
 
 _LAST_WORDS_SECONDS = 2.0
 """How long a sender whose message was lost listens for the receiver's own error."""
@@ -34,27 +35,16 @@ class WeightSender:
     """Feeds one engine rank. One session at a time: announce and accepted, then next_buffer and send_window in turn,
     finish, commit or abort."""
 
-    def __init__(self, address: str, sync: SyncSection, link: Link | None = None) -> None:
+    def __init__(self, address: str, sync: SyncSection, link: SlotLink | MeshLink | None = None) -> None:
         """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
         default."""
         self._sync = sync
         self._dialer = Dialer(address)
         self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
-        self.faults = Faults()
-        """What is put in on purpose; nothing."""
         self._session: Session | None = None
         self._sent = 0
         self._done = 0
         self.wait_seconds = 0.0
-
-    @property
-    def bucket_bytes(self) -> int:
-        return self._sync.bucket_bytes
-
-    @property
-    def device(self) -> torch.device:
-        """Where the buffers are."""
-        return self._link.device
 
     def redial(self, address: str) -> None:
         """Feeds another process from here on, which has taken the receiver's place; its first session opens what the
@@ -142,19 +132,16 @@ class WeightSender:
             while True:  # until the receiver's error, its end, or its silence is raised
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
-    def send_window(
-        self, received_bytes: int, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False
-    ) -> None:
+    def send_window(self, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False) -> None:
         """Announce the next window.
 
         Args:
-            received_bytes: size of what the window brings from other slots.
-            parcels: the messages that bring it; None if nothing is compared.
+            parcels: the messages that bring what comes from other slots; None if nothing is compared.
             in_flight: the receiver takes the messages itself. Otherwise they lie in the buffer that `next_buffer` gave.
         """
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if not in_flight:
-            self._memory().push(which, received_bytes)
+            memory.synchronize(self._memory().device)
         self._post(
             m.WindowFilled(
                 session_id=session.session_id,
@@ -217,7 +204,7 @@ class WeightSender:
         self._link.close()
 
     def _post(self, message: m.Message) -> None:
-        self._dialer.send(self.faults.sends(message))
+        self._dialer.send(message)
 
     def _open_session(self) -> Session:
         if self._session is None:
@@ -234,10 +221,9 @@ class WeightSender:
             if message.session_id != session.session_id:
                 continue
             self.wait_seconds += time.monotonic() - mark
-            if isinstance(message, m.OpenRefused | m.Failed):
+            if isinstance(message, m.Failed):
                 self._session = None
-                text = message.reason if isinstance(message, m.OpenRefused) else message.error
-                raise WeightSyncError(self._said(session, text))
+                raise WeightSyncError(self._said(session, message.error))
             if not isinstance(message, kind):
                 raise WeightSyncError(
                     f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"

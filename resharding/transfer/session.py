@@ -72,7 +72,6 @@ class ReceiverProgress:
         self.version = -1
         """Last committed version."""
         self.session: Session | None = None
-        self.error = ""
 
     @property
     def serving(self) -> bool:
@@ -94,7 +93,7 @@ class ReceiverProgress:
                 "and end at a later one (or at the same one, when its weights were lost)"
             )
         self._move(ReceiverState.PREPARED)
-        self.session, self.error = session, ""
+        self.session = session
 
     def receiving(self) -> None:
         self._move(ReceiverState.RECEIVING)
@@ -108,10 +107,10 @@ class ReceiverProgress:
         self._move(ReceiverState.COMMITTED)
         self.version, self.session = self.session.to_version, None
 
-    def fail(self, error: str) -> None:
+    def fail(self) -> None:
         """The receiver serves nothing until a later session commits."""
         self._move(ReceiverState.FAILED)
-        self.session, self.error = None, error
+        self.session = None
 
     def _move(self, state: ReceiverState) -> None:
         if state not in _NEXT[self.state]:

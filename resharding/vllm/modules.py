@@ -9,14 +9,12 @@ own the protocol (`receiver`).
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
@@ -33,7 +31,6 @@ from mrl.resharding.transfer.slot_tables import Tables
 from mrl.resharding.vllm import in_place
 from mrl.resharding.vllm.trace import aliases, name_loaders, quantised_block, without_source
 
-_PROCESS = "process_weights_after_loading"
 _POISON = 0xFF
 """Byte that staged parameters are filled with first: what the plan left out would read NaN."""
 
@@ -43,37 +40,9 @@ _LOADED_TOGETHER = 256 << 20
 milliseconds each, and not all of a window, which may be everything."""
 
 
-class _Processing:
-    """Measures what modules spend in vLLM's `process_weights_after_loading`, between start and stop."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._methods: list[Any] = []
-
-    def start(self, model: Any) -> None:
-        for module in model.modules():
-            method = getattr(module, "quant_method", None)
-            if isinstance(method, QuantizeMethodBase) and _PROCESS not in vars(method):
-                setattr(method, _PROCESS, self.timed(getattr(method, _PROCESS)))
-                self._methods.append(method)
-
-    def stop(self) -> None:
-        for method in self._methods:
-            delattr(method, _PROCESS)
-        self._methods = []
-
-    def timed(self, process: Callable[..., None]) -> Callable[..., None]:
-        def timed(layer: torch.nn.Module) -> None:
-            mark = time.monotonic()
-            process(layer)
-            self.seconds += time.monotonic() - mark
-
-        return timed
-
-
 class PlanLoader:
-    """Runs a slot's tables into the modules of an engine (`consumers.Consumer`), inside one layerwise reload that is checked
-    and finished, or put back."""
+    """Runs a slot's tables into the modules of an engine (`receiver.Consumer`), inside one layerwise reload
+    that is checked and finished, or put back."""
 
     def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
         """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
@@ -84,7 +53,6 @@ class PlanLoader:
         self._tied: set[str] = set()
         """Parameters that are another module's: the output layer of a model that shares it with the embedding."""
         self._packed: set[torch.nn.Module] = set()
-        self._processing = _Processing()
         self._proof: EngineProof | None = None
         self._tables = Tables((), (), (), ())
         self._flat: list[torch.Tensor | None] = []
@@ -97,24 +65,14 @@ class PlanLoader:
         self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         """(index among the targets, name) of every module's parameters that the plan writes."""
 
-    @property
-    def processing_seconds(self) -> float:
-        return self._processing.seconds
-
-    def _begin(self) -> dict[str, Any]:
-        """The model's parameters in loader layout."""
+    def start(self, tables: Tables, proof: EngineProof | None) -> None:
+        """WeightSyncError when the tables are not for this model's loader layout."""
         name_loaders(self._model)
         shared = aliases(self._model)
         initialize_layerwise_reload(self._model)
-        self._processing.start(self._model)
         parameters = dict(self._model.named_parameters())
         self._expected = {name for name in parameters if not without_source(name)}
         self._tied = self._expected.intersection(shared)
-        return parameters
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """WeightSyncError when the tables are not for this model's loader layout."""
-        parameters = self._begin()
         self._tables, self._proof = tables, proof
         self._flat = [None] * len(tables.targets)
         self._written = tables.written()
@@ -173,7 +131,6 @@ class PlanLoader:
             raise WeightSyncError(
                 f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
             )
-        self._processing.stop()
         _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
         # A tied layer's module loaded nothing, and may have made something of the weights of before.
@@ -184,12 +141,11 @@ class PlanLoader:
 
     def _pack(self, module: torch.nn.Module) -> None:
         if module not in self._packed:
-            self._processing.timed(in_place.pack_experts)(module)
+            in_place.pack_experts(module)
             self._packed.add(module)
 
     def abort(self) -> None:
         self._flat = []
-        self._processing.stop()
         put_back(self._model)
 
     def _open_module(self, number: int, device: torch.device) -> None:

@@ -67,8 +67,8 @@ class SlotEngine(WeightTransferEngine):
     receiver: Receiver | None = None
     manifest: RankManifest | None = None
     """Where this worker's own loaders put the checkpoint, once it was asked."""
-    last: dict[str, Any] | None = None
-    """What the last committed session reported."""
+    seconds: dict[str, float] | None = None
+    """Of the last committed session."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.receiver is None:
@@ -83,11 +83,8 @@ class SlotEngine(WeightTransferEngine):
         """Takes one whole session, committed or raised."""
         if self.receiver is None:
             raise WeightSyncError("no sender address was handed out yet; call prepare_sync first")
-        self.last = None
-        verified = self.receiver.receive(
-            Session(**update_info.session), PlanLoader(self.model, self.model_config, self.manifest)
-        )
-        self.last = verified.model_dump()
+        loader = PlanLoader(self.model, self.model_config, self.manifest)
+        self.seconds = self.receiver.receive(Session(**update_info.session), loader)
 
     def finish_weight_update(self) -> None:
         """Nothing: loading was finished and checked before the commit."""
@@ -127,13 +124,13 @@ class WorkerExtension:
         return {"use": memory_use(self.device)}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's three phases for one session; what was received, or the error with its traceback and
+        """vLLM's three phases for one session; {seconds} that it took, or the error with its traceback and
         whether the weights of before are still there (the session was refused before it took anything)."""
         try:
             self.start_weight_update()  # type: ignore[attr-defined]
             self.update_weights({"session": session})  # type: ignore[attr-defined]
             self.finish_weight_update()  # type: ignore[attr-defined]
-            return dict(self.weight_transfer_engine.last or {})
+            return {"seconds": self.weight_transfer_engine.seconds}
         except Exception:
             receiver = self.weight_transfer_engine.receiver
             serving = receiver is not None and receiver.progress.serving
@@ -150,10 +147,10 @@ class WorkerExtension:
         except Exception:
             return {"error": traceback.format_exc()}
 
-    def mrl_drop(self, reason: str) -> dict[str, Any]:
+    def mrl_drop(self) -> dict[str, Any]:
         """The worker's weights are gone; the same version may be synced again."""
         if self.weight_transfer_engine.receiver is not None:
-            self.weight_transfer_engine.receiver.drop(reason)
+            self.weight_transfer_engine.receiver.drop()
         return {}
 
     def mrl_release_sync(self) -> dict[str, Any]:

@@ -4,16 +4,24 @@ is unchanged.
 The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own
 `load_weights` is fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded.
 Biases and routers' corrections stay live in a reload; copies into them are recorded and not made. Then the
-live parameters are put back. vllm and torch are imported inside, so that the module can be named as a worker
-extension anywhere.
+live parameters are put back.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
+    _place_kernel_tensors,
+    get_layerwise_info,
+)
+from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
+from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
 from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
@@ -52,46 +60,6 @@ def quantised_block(model_config: Any) -> int:
     return rows
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Trace:
-    """What the loaders of one worker did with a checkpoint."""
-
-    records: tuple[TraceRecord, ...]
-    parameters: dict[str, tuple[tuple[int, ...], str]]
-    """Loader-layout shape and dtype of every parameter that has a source, in the model's order."""
-    aliases: tuple[str, ...]
-    """Parameters that share another one's storage."""
-    unexpected: tuple[str, ...]
-    """Copies between anything else, as text: a loader that does more than copy boxes."""
-
-
-def trace_loaders(model: Any, checkpoint: Sequence[CheckpointTensor]) -> Trace:
-    """Run model.load_weights over meta tensors and record its copies."""
-    import torch
-
-    shared = aliases(model)
-    fed = [
-        (t.name, t.as_stored(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")))
-        for t in checkpoint
-    ]
-    sources = {tensor.untyped_storage()._cdata: name for name, tensor in fed}
-    with _on_meta(model):
-        parameters = dict(model.named_parameters())
-        targets = {p.untyped_storage()._cdata: name for name, p in parameters.items()}
-        recorder, feeding = _recorder(targets, sources), _Feeding(fed)
-        try:
-            with torch.no_grad(), recorder:
-                model.load_weights(iter(feeding))
-        except Exception as error:
-            raise WeightSyncError(feeding.blame(error, parameters)) from error
-        shapes = {
-            name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
-            for name, p in parameters.items()
-            if not without_source(name)
-        }
-    return Trace(tuple(recorder.records), shapes, shared, tuple(recorder.unexpected))
-
-
 class _Feeding:
     """Tensors on their way into a model's loaders, which take one after the other."""
 
@@ -121,30 +89,45 @@ class _Feeding:
 def traced_manifest(
     model: Any, checkpoint: Sequence[CheckpointTensor], *, rank: int, block: int = 0
 ) -> RankManifest:
-    """The engine manifest of one live worker. WeightSyncError names what a plan cannot express.
+    """Run model.load_weights over meta tensors; return the engine manifest of this live worker.
 
     `block`: of an engine with quantised weights, which takes values and scales for a tensor of the trainer.
+    WeightSyncError names what a plan cannot express: copies between anything but parameters and tensors of
+    the checkpoint.
     """
-    checkpoint = quantised.checkpoint(checkpoint, block)
-    trace = trace_loaders(model, checkpoint)
-    if trace.unexpected:
+    checkpoint, shared = quantised.checkpoint(checkpoint, block), aliases(model)
+    fed = [
+        (t.name, t.as_stored(torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta")))
+        for t in checkpoint
+    ]
+    sources = {tensor.untyped_storage()._cdata: name for name, tensor in fed}
+    with _on_meta(model):
+        parameters = dict(model.named_parameters())
+        targets = {p.untyped_storage()._cdata: name for name, p in parameters.items()}
+        recorder, feeding = _Recorder(targets, sources), _Feeding(fed)
+        try:
+            with torch.no_grad(), recorder:
+                model.load_weights(iter(feeding))
+        except Exception as error:
+            raise WeightSyncError(feeding.blame(error, parameters)) from error
+        shapes = {
+            name: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
+            for name, p in parameters.items()
+            if not without_source(name)
+        }
+    if recorder.unexpected:
         raise WeightSyncError(
-            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: {trace.unexpected[:8]}"
+            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: "
+            f"{recorder.unexpected[:8]}"
         )
-    _require_agreed_forms(trace, checkpoint)
-    return from_trace(trace.records, trace.parameters, checkpoint, rank=rank, aliases=trace.aliases)
-
-
-def _require_agreed_forms(trace: Trace, checkpoint: Sequence[CheckpointTensor]) -> None:
-    """WeightSyncError where the engine keeps wide what would come quantised, or the other way round: its
-    loaders would cast."""
     narrow = {tensor.name for tensor in checkpoint if tensor.dtype == quantised.VALUES}
     if wrong := {
-        f"{r.tensor} -> {r.parameter} ({trace.parameters[r.parameter][1]})"
-        for r in trace.records
-        if (r.tensor in narrow) != (trace.parameters[r.parameter][1] == quantised.VALUES)
-    }:
+        f"{r.tensor} -> {r.parameter} ({shapes[r.parameter][1]})"
+        for r in recorder.records
+        if (r.tensor in narrow) != (shapes[r.parameter][1] == quantised.VALUES)
+    }:  # its loaders would cast
         raise WeightSyncError(f"the engine quantises other tensors than weight syncs do: {sorted(wrong)[:8]}")
+    return from_trace(recorder.records, shapes, checkpoint, rank=rank, aliases=shared)
 
 
 def aliases(model: Any) -> tuple[str, ...]:
@@ -161,14 +144,6 @@ def aliases(model: Any) -> tuple[str, ...]:
 
 @contextmanager
 def _on_meta(model: Any) -> Iterator[None]:
-    from vllm.model_executor.model_loader.reload.layerwise import (
-        _get_original_loader,
-        _place_kernel_tensors,
-        get_layerwise_info,
-    )
-    from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
-    from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
-
     layers = list(model.modules())
     name_loaders(model)
     try:
@@ -191,44 +166,33 @@ def _on_meta(model: Any) -> Iterator[None]:
             info.reset()
 
 
-def _recorder(targets: dict[int, str], sources: dict[int, str]) -> Any:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+class _Recorder(TorchDispatchMode):
+    """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one that
+    fits; and what changes a fed tensor."""
 
-    class Recorder(TorchDispatchMode):
-        """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one that fits;
-        and what changes a fed tensor."""
+    def __init__(self, targets: dict[int, str], sources: dict[int, str]) -> None:
+        super().__init__()
+        self._targets, self._sources = targets, sources
+        self.records: list[TraceRecord] = []
+        self.unexpected: list[str] = []
+        """Copies between anything else, as text: a loader that does more than copy boxes."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.records: list[TraceRecord] = []
-            self.unexpected: list[str] = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is torch.ops.aten.copy_.default:
-                to, frm = args[0], args[1]
-                target = targets.get(to.untyped_storage()._cdata)
-                source = sources.get(frm.untyped_storage()._cdata)
-                if target is None or source is None or to.shape != frm.shape:
-                    self.unexpected.append(f"{source} {tuple(frm.shape)} -> {target} {tuple(to.shape)}")
-                else:
-                    self.records.append(
-                        TraceRecord(
-                            target,
-                            to.storage_offset(),
-                            tuple(to.shape),
-                            to.stride(),
-                            source,
-                            frm.storage_offset(),
-                            frm.stride(),
-                        )
-                    )
-                if frm.is_meta and to.shape == frm.shape:
-                    return to
-            elif func._schema.is_mutable and isinstance(args[0], torch.Tensor):
-                source = sources.get(args[0].untyped_storage()._cdata)
-                if source is not None:
-                    self.unexpected.append(f"{source} is changed before it is copied ({func})")
-            return func(*args, **(kwargs or {}))
-
-    return Recorder()
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            to, frm = args[0], args[1]
+            target = self._targets.get(to.untyped_storage()._cdata)
+            source = self._sources.get(frm.untyped_storage()._cdata)
+            if target is None or source is None or to.shape != frm.shape:
+                self.unexpected.append(f"{source} {tuple(frm.shape)} -> {target} {tuple(to.shape)}")
+            else:
+                to_place = (to.storage_offset(), tuple(to.shape), to.stride())
+                self.records.append(
+                    TraceRecord(target, *to_place, source, frm.storage_offset(), frm.stride())
+                )
+            if frm.is_meta and to.shape == frm.shape:
+                return to
+        elif func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+            source = self._sources.get(args[0].untyped_storage()._cdata)
+            if source is not None:
+                self.unexpected.append(f"{source} is changed before it is copied ({func})")
+        return func(*args, **(kwargs or {}))

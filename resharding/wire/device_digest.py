@@ -18,21 +18,20 @@ _PRIME = 0x9E3779B97F4A7C15
 def weighted_sum(data: torch.Tensor) -> int:
     """The fingerprint that vectorised arithmetic of any device computes, position by position.
 
-    With 8-byte words x in blocks of 2^15: s_b = sum_j x_bj w_j, result = sum_b s_b v_b + tail + length,
-    modulo 2^64. All weights are odd and pseudo-random, so every single-bit change changes the result.
+    With 8-byte words x, the last filled up with zeros, in blocks of 2^15: s_b = sum_j x_bj w_j, and the
+    result is sum_b s_b v_b + length, modulo 2^64. All weights are odd and pseudo-random, so every single-bit
+    change changes the result.
     """
     return int(_sum(data)) & _MASK
 
 
 def _sum(data: torch.Tensor) -> torch.Tensor:
     """[] int64 on the data's device, which is not waited for."""
-    num_words = data.numel() // 8
-    if data.storage_offset() % 8:
-        data = data.clone()  # words begin where words may
-    whole, rest = data[: num_words * 8].view(torch.int64), data[num_words * 8 :].long()
-    bits = torch.arange(0, 8 * rest.numel(), 8, device=data.device)
-    tail = (rest << bits).sum() * (_PRIME - (1 << 64))
-    num_blocks = num_words // _BLOCK_WORDS
+    length = data.numel()
+    if data.storage_offset() % 8 or length % 8:
+        data = torch.cat([data, data.new_zeros(-length % 8)])  # words begin where words may
+    whole = data.view(torch.int64)
+    num_blocks = whole.numel() // _BLOCK_WORDS
     weights = _weights(_BLOCK_WORDS, data.device)
     most = 1 if data.device.type == "cpu" else _DEVICE_BLOCKS
     grid = whole[: num_blocks * _BLOCK_WORDS].view(-1, _BLOCK_WORDS)
@@ -40,7 +39,7 @@ def _sum(data: torch.Tensor) -> torch.Tensor:
     short = whole[num_blocks * _BLOCK_WORDS :]
     sums.append((short * weights[: short.numel()]).sum(0, keepdim=True))
     blocks = torch.cat(sums)
-    return (blocks * _block_weights(len(blocks), data.device)).sum() + tail + data.numel()
+    return (blocks * _block_weights(len(blocks), data.device)).sum() + length
 
 
 @functools.lru_cache(maxsize=8)
@@ -69,7 +68,7 @@ class DeviceDigests:
     def add(self, matrix: torch.Tensor) -> None:
         """Takes a matrix of any strides; its elements' bytes count in row-major order."""
         blocks = _blocks_of(matrix)
-        if matrix.nbytes % 8 or blocks >= _DEVICE_BLOCKS:
+        if blocks >= _DEVICE_BLOCKS:
             self.launch()
             self._sums.append(_sum(matrix.reshape(-1).view(torch.uint8)).view(1))
             return
@@ -96,7 +95,7 @@ def _blocks_of(matrix: torch.Tensor) -> int:
 
 
 def _sums_together(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[matrices] int64: what `_sum` gives for each, whose bytes are whole words, in a few launches for all.
+    """[matrices] int64: what `_sum` gives for each, in a few launches for all.
 
     They are put next to each other, each in blocks of its own; what is left of its last block is 0.
     """

@@ -3,34 +3,17 @@ the peer."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from mrl.errors import WeightSyncError
 from mrl.resharding.wire.cuda_memory import CudaSegment, OpenedCudaSegment
 from mrl.resharding.wire.shared_memory import OpenedSegment, SharedSegment
 
-
-class MemorySegment(Protocol):
-    """A buffer that two processes share, on its owner's side."""
-
-    buffer: torch.Tensor
-    """[size] uint8."""
-
-    def export(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-class OpenedMemory(Protocol):
-    """A buffer that two processes share, on the peer's side."""
-
-    token: str
-    """Names the owner's segment, so that an opened one is recognised."""
-    buffer: torch.Tensor
-
-    def close(self) -> None: ...
+MemorySegment = SharedSegment | CudaSegment
+"""A buffer that two processes share, on its owner's side."""
+OpenedMemory = OpenedSegment | OpenedCudaSegment
+"""A buffer that two processes share, on the peer's side; its `token` names the owner's segment."""
 
 
 def allocate(num_bytes: int, device: torch.device) -> MemorySegment:
@@ -40,12 +23,7 @@ def allocate(num_bytes: int, device: torch.device) -> MemorySegment:
 
 def open_segment(description: dict[str, Any]) -> OpenedMemory:
     """Opens what `Segment.export` described."""
-    kinds = {"memfd": OpenedSegment, "cuda": OpenedCudaSegment}
-    if description["kind"] not in kinds:
-        raise WeightSyncError(
-            f"unknown kind of shared memory {description['kind']!r}; known: {sorted(kinds)}"
-        )
-    return kinds[description["kind"]](description)
+    return OpenedCudaSegment(description) if description["kind"] == "cuda" else OpenedSegment(description)
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,45 +1,27 @@
 """A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that comes with it.
 
-Messages leave from buckets of the trainer rank's own (`planned.MeshLane`).
+Messages leave from buckets of the trainer rank's own (`transfer/lanes.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.meeting import Meeting
 from mrl.resharding.wire.mesh import Mesh, Outgoing
 from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.nixl_mesh import NixlMesh
 from mrl.resharding.wire.parcels import require_sent, split
 
-
-class Joined(Protocol):
-    """One rank among all ranks of a weight sync: `mesh.Mesh`, `nixl_mesh.NixlMesh`."""
-
-    lost: Lost
-
-    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]: ...
-
-    def flush(self, works: Sequence[Any]) -> None:
-        """Returns when messages reach their receivers without this rank's doing."""
-        ...
-
-    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]: ...
-
-    def wait(self, works: Sequence[Any], what: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-KINDS: dict[str, Callable[..., Joined]] = {"distributed": Mesh, "nixl": NixlMesh}
+Joined = Mesh | NixlMesh
+"""One rank among all ranks of a weight sync."""
+KINDS: dict[str, type[Mesh] | type[NixlMesh]] = {"distributed": Mesh, "nixl": NixlMesh}
 """By `sync.transport`."""
 
 
@@ -145,9 +127,11 @@ class MeshLink:
         return [self._mesh.describe(session_id, self._receiver) | {"num_bytes": self._num_bytes}]
 
     def connect(self, lost: Lost) -> None:
+        """Meet the other ends, after every receiver was told."""
         self._mesh.connect(self._session_id, lost)
 
     def drop(self) -> None:
+        """The session failed: nothing half-way may reach the next one."""
         self._mesh.drop()
 
     def close(self) -> None:
@@ -160,12 +144,11 @@ class MeshInbox:
     def __init__(
         self,
         descriptions: Sequence[dict[str, Any]],
-        faults: Faults,
         *,
         device: torch.device,
         deadline_seconds: float,
     ) -> None:
-        self._description, self._faults = _checked(descriptions), faults
+        (self._description,) = descriptions
         self._device, self._seconds = device, deadline_seconds
         self.num_bytes = self._description["num_bytes"]
         self._mesh: Joined | None = None
@@ -188,13 +171,13 @@ class MeshInbox:
         )
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+        """Return the bucket's first `num_bytes`, filled parcel by parcel by their senders, until its next
+        `take`."""
         if self._mesh is None or parcels is None:
             raise WeightSyncError("a window before the session's ranks had met, or without its messages")
         bucket, digested = self._buckets[which][:num_bytes], self._description["digests"]
         expected = split(bucket, parcels)
         said = self._mesh.receive(expected, digested=digested)
-        for _, data in expected:
-            self._faults.arrived(data)
         for (rank, data), sent in zip(expected, said, strict=False):
             require_sent(data, sent, rank)
         return bucket
@@ -207,15 +190,3 @@ class MeshInbox:
     def close(self) -> None:
         self.drop()
         self._buckets = []
-
-
-def _checked(descriptions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    kinds = {
-        "token": str, "store": str, "rank": int, "size": int, "digests": bool,
-        "num_bytes": int, "kind": str,
-    }  # fmt: skip
-    (description,) = descriptions if len(descriptions) == 1 else ({},)
-    right = {k: type(v) for k, v in description.items()} == kinds and description["kind"] in KINDS
-    if not right or description["num_bytes"] <= 0:
-        raise WeightSyncError(f"no description of a mesh: {list(descriptions)!r:.200}")
-    return description

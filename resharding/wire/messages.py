@@ -3,7 +3,7 @@ arrives.
 
 sender                                   receiver
 Open (session, buffers)            ->
-                                   <-    Opened (tables wanted?) | OpenRefused
+                                   <-    Opened (tables wanted?) | Failed
 PlanTables                         ->    (only when wanted)
 WindowFilled (buffer, digests) ... ->
                                    <-    Done (the buffer is free again) | Failed
@@ -55,11 +55,6 @@ class Opened(Message):
     wants_tables: bool
 
 
-class OpenRefused(Message):
-    kind: Literal["refused"] = "refused"
-    reason: str
-
-
 class PlanTables(Message):
     kind: Literal["tables"] = "tables"
     tables: dict[str, Any]
@@ -105,8 +100,6 @@ class SessionEnd(Message):
 
 class Verified(Message):
     kind: Literal["verified"] = "verified"
-    num_tensors: Size
-    num_bytes: Size
     seconds: dict[str, float]
     """wait, copy, load, process: where the receiver's time went."""
 
@@ -138,7 +131,6 @@ class StillWaiting(Message):
 AnyMessage = Annotated[
     Open
     | Opened
-    | OpenRefused
     | PlanTables
     | WindowFilled
     | Done

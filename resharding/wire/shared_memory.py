@@ -54,7 +54,7 @@ class SharedSegment:
         if self._fd < 0:
             return
         self.buffer = torch.empty(0, dtype=torch.uint8)
-        _unmap(self._map, "the owner")
+        unmap(self._map, "the owner")
         os.close(self._fd)
         self._fd = -1
 
@@ -72,7 +72,7 @@ class OpenedSegment:
     def close(self) -> None:
         """Unmaps, collects, and only then returns: an acknowledgement may follow."""
         self.buffer = torch.empty(0, dtype=torch.uint8)
-        _unmap(self._map, "the receiver")
+        unmap(self._map, "the receiver")
 
 
 def _check(fd: int, path: str, num_bytes: int) -> None:
@@ -94,14 +94,15 @@ def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
     return memory, torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 
 
-def _unmap(memory: mmap.mmap, who: str) -> None:
+def unmap(memory: mmap.mmap, who: str) -> None:
+    """Close a mapping; WeightSyncError if a tensor on it is still held."""
     with contextlib.suppress(BufferError):
         memory.close()
         return
-    gc.collect()  # a view held by a reference cycle (an exception's frame, for instance) ends here
+    gc.collect()  # a view in a reference cycle (an exception's frame) ends here; it takes 0.1 s
     try:
         memory.close()
     except BufferError as error:
         raise WeightSyncError(
-            f"{who} still holds a tensor on a shared segment of {len(memory)} bytes"
+            f"{who} still holds a tensor on {len(memory)} bytes of shared memory"
         ) from error

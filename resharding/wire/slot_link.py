@@ -1,4 +1,4 @@
-"""Two buffers in memory that a slot's two processes share. Pushing waits for the device; nothing else moves."""
+"""Two buffers in memory that a slot's two processes share: nothing moves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire import memory
 from mrl.resharding.wire.channel import Lost
-from mrl.resharding.wire.faults import Faults
 from mrl.resharding.wire.messages import Parcel
 from mrl.resharding.wire.parcels import require_sent, split
 
@@ -23,6 +22,7 @@ class SlotLink:
         self.segments = [memory.allocate(num_bytes, device) for _ in range(2)]
 
     def describe(self, session_id: str) -> list[dict[str, Any]]:
+        """Return what the receiver needs to open its end; plain values."""
         return [segment.export() for segment in self.segments]
 
     def connect(self, lost: Lost) -> None:
@@ -31,10 +31,6 @@ class SlotLink:
     def buffer(self, which: int) -> torch.Tensor:
         """[bucket_bytes] uint8, which the receiver has mapped."""
         return self.segments[which].buffer
-
-    def push(self, which: int, num_bytes: int) -> None:
-        """Returns when the receiver sees what was put into a buffer."""
-        memory.synchronize(self.device)
 
     def drop(self) -> None:
         """Does nothing: the memory stays, its bytes are those of no session until the next one fills it."""
@@ -47,8 +43,7 @@ class SlotLink:
 class SlotInbox:
     """The receiver's end of a slot's memory: mapped once and kept over sessions."""
 
-    def __init__(self, descriptions: Sequence[dict[str, Any]], faults: Faults) -> None:
-        self._faults = faults
+    def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
         self._opened: list[memory.OpenedMemory] = []
         try:
             for description in descriptions:
@@ -59,14 +54,15 @@ class SlotInbox:
         self.num_bytes = min(o.buffer.numel() for o in self._opened)
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
+        """Return True if the sender still offers what this was opened for."""
         return [o.token for o in self._opened] == [d.get("token") for d in descriptions]
 
     def connect(self, lost: Lost) -> None:
         """Does nothing: it was opened."""
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
+        """Return the bucket's first `num_bytes`, filled by the sender, until its next `take`."""
         bucket = self._opened[which].buffer[:num_bytes]
-        self._faults.arrived(bucket)
         if parcels is None:
             return bucket
         for parcel, (rank, data) in zip(parcels, split(bucket, parcels), strict=True):

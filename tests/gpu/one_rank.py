@@ -10,7 +10,8 @@ from mrl.resharding.wire.messages import Parcel
 
 
 class OneRankLane:
-    """Copies the messages of the only trainer rank into the bucket that it shares with the only receiver (`planned.Lane`)."""
+    """Copies the messages of the only trainer rank into the bucket that it shares with the only receiver
+    (`lanes.Lane`)."""
 
     def __init__(self, part: SlotPart, device: torch.device) -> None:
         self._bucket = torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device)

@@ -1,58 +1,33 @@
 """A second process of the tests of one device: it does with a trainer's memory what an engine's worker does.
 
-Needs neither vLLM nor Ray. Talks over a pipe: gets a job, answers with its result.
+Needs neither vLLM nor Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import multiprocessing
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from benchmarks.resharding.child import Child
+from benchmarks.resharding.storage import Storage, Windows
 from mrl.resharding.planner.manifest import RankManifest
-from mrl.resharding.transfer.copies import DTYPES, run_copies
 from mrl.resharding.transfer.lease import Lease, describe_device, describe_files
-from mrl.resharding.transfer.proof import EngineProof
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.slot_tables import Tables
+from mrl.resharding.transfer.session import Session
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.training.platform.parameter_memory import ParameterMemory
 
 DEADLINE_SECONDS = 60.0
 
 
-class Peer:
-    """A process on the same device; `address` is where a sender connects."""
+class Peer(Child):
+    """The process on the same device."""
 
     def __init__(self, device: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, device), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.address: str = self.answer()
-
-    def ask(self, job: str, *arguments: Any) -> None:
-        self._pipe.send((job, arguments))
-
-    def answer(self) -> Any:
-        """The result of the last job; RuntimeError with the peer's error, or when it stays silent."""
-        if not self._pipe.poll(2 * DEADLINE_SECONDS):
-            raise RuntimeError(f"the peer did not answer within {2 * DEADLINE_SECONDS:g} s")
-        value = self._pipe.recv()
-        if isinstance(value, Exception):
-            raise RuntimeError(f"the peer failed: {value!r}") from value
-        return value
-
-    def free_bytes(self) -> int:
-        """What is free on the device, as that process is told."""
-        self.ask("free")
-        return self.answer()
+        super().__init__(_Worker, torch.device(device), seconds=2 * DEADLINE_SECONDS)
 
     @contextlib.contextmanager
     def leased(self, memory: ParameterMemory, device: torch.device) -> Iterator[list[int]]:
@@ -60,85 +35,48 @@ class Peer:
         memory.lease()
         buffers = [flat_bytes(buffer.param_data) for buffer in memory.buffers]
         lent = describe_device(buffers) if device.type == "cuda" else describe_files(memory.export())
-        self.ask("lease", lent)
-        yield self.answer()
-        self.ask("unmap")
-        self.answer()
+        yield self.call("lease", lent)
+        self.call("unmap")
         memory.release()
 
+
+class _Worker:
+    """What the process has."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._receiver = Receiver(deadline_seconds=DEADLINE_SECONDS, device=device)
+        self._lease: Lease | None = None
+
+    def address(self) -> str:
+        """Where a sender connects."""
+        return self._receiver.address
+
+    def receive(self, session: Session, manifest: RankManifest) -> dict[str, int]:
+        """Take one session; the digest of each tensor."""
+        storage = Storage(manifest, self._device)
+        self._receiver.receive(session, Windows(storage))
+        return {name: digest_bytes(flat_bytes(flat)) for name, flat in storage.flat.items()}
+
+    def free_bytes(self) -> int:
+        """What is free on the device."""
+        return torch.cuda.mem_get_info()[0]
+
+    def lease(self, lent: list[dict[str, Any]]) -> list[int]:
+        self._lease = Lease(lent)
+        return [digest_bytes(buffer) for buffer in self._lease.buffers]
+
+    def unmap(self) -> None:
+        assert self._lease is not None
+        self._lease.close()
+
+    def release(self) -> None:
+        self._receiver.release()
+
     def close(self) -> None:
-        self._pipe.send(("close", ()))
-        self._process.join(DEADLINE_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-
-
-class _Digests:
-    """Takes what a session brings, keeps the digest of each tensor (`consumers.Consumer`)."""
-
-    processing_seconds = 0.0
-
-    def __init__(self, manifest: RankManifest, device: torch.device) -> None:
-        self.manifest, self._device = manifest, device
-        self.digests: dict[str, int] = {}
-        self._flat: list[torch.Tensor] = []
-        self._tables = Tables((), (), (), ())
-        self._proof: EngineProof | None = None
-
-    def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        self._tables, self._proof = tables, proof
-        self._flat = [
-            torch.empty(math.prod(t.shape), dtype=DTYPES[t.dtype], device=self._device)
-            for t in tables.targets
-        ]
-
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        window = self._tables.windows[index]
-        run_copies(window.local, sources, self._flat)
-        run_copies(window.unpack, bucket, self._flat)
-        for index in (t for module in window.closes for t in self._tables.targets_of(module)):
-            if self._proof is not None:
-                self._proof.look(self._tables.targets[index].name, self._flat[index])
-
-    def finish(self) -> None:
-        self.digests = {
-            target.name: digest_bytes(flat_bytes(flat))
-            for target, flat in zip(self._tables.targets, self._flat, strict=True)
-        }
-
-    def abort(self) -> None: ...
+        self._receiver.close()
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes as [n] uint8."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _serve(pipe: Connection, device: str) -> None:
-    receiver = Receiver(deadline_seconds=DEADLINE_SECONDS, device=torch.device(device))
-    lease: Lease | None = None
-
-    def work(job: str, arguments: tuple[Any, ...]) -> Any:
-        nonlocal lease
-        if job == "receive":
-            session, manifest = arguments
-            taken = _Digests(manifest, torch.device(device))
-            verified = receiver.receive(session, taken)
-            return {"digests": taken.digests, "seconds": verified.seconds}
-        if job == "free":
-            return torch.cuda.mem_get_info()[0]
-        if job == "release":
-            return receiver.release()
-        if job == "lease":
-            lease = Lease(arguments[0])
-            return [digest_bytes(buffer) for buffer in lease.buffers]
-        assert job == "unmap" and lease is not None, f"unknown job {job}"
-        return lease.close()
-
-    pipe.send(receiver.address)
-    while (request := pipe.recv())[0] != "close":
-        try:
-            pipe.send(work(*request))
-        except Exception as error:  # told to the asking process, which ends with it
-            pipe.send(error)
-    receiver.close()

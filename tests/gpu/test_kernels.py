@@ -122,33 +122,6 @@ def test_experts(device: torch.device, sizes: Sizes) -> None:
     )
 
 
-def test_attention(device: torch.device, sizes: Sizes) -> None:
-    """Packed attention with 32 heads over 4 groups of keys."""
-    _attention(device, sizes, "attention", heads=32, groups=4, width=128, value_width=128)
-
-
-def test_latent_attention(device: torch.device, sizes: Sizes) -> None:
-    """Packed attention whose keys are wider than its values, as DeepSeek's are."""
-    _attention(device, sizes, "latent attention", heads=16, groups=16, width=192, value_width=128)
-
-
-def test_sliding_windows(device: torch.device, sizes: Sizes) -> None:
-    """Packed attention with sinks, without a window and with one, as gpt-oss has them in turn."""
-    for window in (0, sizes.window):
-        name = f"attention with sinks, window {window}" if window else "attention with sinks"
-        _attention(
-            device,
-            sizes,
-            name,
-            heads=16,
-            groups=2,
-            width=64,
-            value_width=64,
-            window=window,
-            sinks=True,
-        )
-
-
 def test_delta_nets(device: torch.device, sizes: Sizes) -> None:
     """The gated delta rule in chunks: results against token after token, gradients against the same chunks in float64."""
     lengths, heads, width = _segments(sizes), sizes.delta_heads, sizes.delta_width
@@ -174,18 +147,18 @@ def test_delta_nets(device: torch.device, sizes: Sizes) -> None:
     show(name, f"{1e3 * seconds:.1f} ms, {used:.2f} GB more")
 
 
-def _attention(
-    device: torch.device,
-    sizes: Sizes,
-    name: str,
-    *,
-    heads: int,
-    groups: int,
-    width: int,
-    value_width: int,
-    window: int = 0,
-    sinks: bool = False,
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "heads", "groups", "width", "value_width", "sinks", "windowed"),
+    [
+        ("attention", 32, 4, 128, 128, False, False),
+        ("latent attention", 16, 16, 192, 128, False, False),
+        ("attention with sinks", 16, 2, 64, 64, True, False),
+        ("attention with sinks and a window", 16, 2, 64, 64, True, True),
+    ],
+)
+def test_attention(device, sizes, name, heads, groups, width, value_width, sinks, windowed) -> None:
+    """Packed attention: keys wider than values as DeepSeek has them, sinks and windows as gpt-oss."""
+    window = sizes.window if windowed else 0
     lengths = _segments(sizes)
     tokens = int(lengths.sum())
     buckets = segment_buckets(lengths, dtype=torch.bfloat16, device=device, window=window)

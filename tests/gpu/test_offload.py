@@ -117,7 +117,7 @@ class Offloading:
             gradients = self._memory.buffers[0].grad_data.untyped_storage().size()
             return self._num_bytes - self._memory.shared_bytes() - gradients
         memory.synchronize(self._device)
-        return self._peer.free_bytes()
+        return self._peer.call("free_bytes")
 
     def _timed(self, name: str, action: Callable[[], None]) -> None:
         memory.synchronize(self._device)

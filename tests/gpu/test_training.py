@@ -138,7 +138,7 @@ def _held(worker: MegatronWorker, device: torch.device) -> int:
 
 def _visible(peer: Peer, device: torch.device) -> int:
     """Bytes that are free on the device, as the second process is told; 0 on CPU."""
-    return peer.free_bytes() if device.type == "cuda" else 0
+    return peer.call("free_bytes") if device.type == "cuda" else 0
 
 
 def _contents(worker: MegatronWorker) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -13,14 +14,12 @@ from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Feed, SendStats
+from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.slot_link import SlotLink
 from tests.gpu.figures import check, show
@@ -38,21 +37,21 @@ def test_tensors_arrive_as_they_were_sent(device: torch.device) -> None:
     sent = {f"t{i}": digest_bytes(flat_bytes(tensor)) for i, tensor in enumerate(tensors)}
     peer = Peer(device.type)
     try:
-        sender = WeightSender(peer.address, sync, SlotLink(sync.bucket_bytes, device))
+        sender = WeightSender(peer.call("address"), sync, SlotLink(sync.bucket_bytes, device))
         for version in range(2):
             session = Session.new(version - 1, version, plan.digest)
-            peer.ask("receive", session, manifest)
-            stats = send_through_buckets(sender, session, plan, manifest, tensors)
-            arrived = peer.answer()["digests"]
+            peer.start("receive", session, manifest)
+            started = time.monotonic()
+            figures = send_through_buckets(sender, session, plan, manifest, tensors)
+            seconds = time.monotonic() - started
+            arrived = peer.result()
             check(arrived == sent, f"transfer {version + 1}: {len(sent)} tensors arrived as they were sent")
-        moved = stats.moved
-        speed = moved.num_bytes / stats.seconds / 1e9
+        sent_bytes, speed = int(figures["bytes"]), figures["bytes"] / seconds / 1e9
         show(
-            f"sender: {moved.num_bytes >> 20} MiB in {moved.num_windows} buckets, with digests",
+            f"sender: {sent_bytes >> 20} MiB in {len(plan.windows)} buckets, with digests",
             f"{speed:.1f} GB/s",
         )
-        peer.ask("release")
-        peer.answer()
+        peer.call("release")
         sender.close()
     finally:
         peer.close()
@@ -64,15 +63,13 @@ def send_through_buckets(
     plan: Plan,
     manifest: RankManifest,
     tensors: Sequence[torch.Tensor],
-) -> SendStats:
+) -> dict[str, float]:
     """Sends one session through buckets; `manifest`: of `tensors`."""
     part, proof = plan.part(0), TrainerProof(PlanCells(plan), 0, manifest.tensors, [0])
     tables = of_part(plan.part(1), (), list(proof.needed[0].values()))
-    ranks = RankGroup(None, DEADLINE_SECONDS, sender.device)
-    lane = OneRankLane(part, sender.device)
-    return planned.send(
-        [Feed(sender, tables)], session, part, tensors, lane, ranks, proof, timeline=Timeline()
-    )
+    ranks = RankGroup(None, DEADLINE_SECONDS, tensors[0].device)
+    lane = OneRankLane(part, tensors[0].device)
+    return run_session([Feed(sender, tables)], session, part, tensors, lane, ranks, proof)
 
 
 def payload(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.resharding.storage import Storage, Windows
 from mrl.config.sections.sync import SyncSection
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.agreement import as_one_rank
@@ -18,58 +18,38 @@ from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan, PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
-from mrl.resharding.planner.whole_tensors import whole_tensor_of
-from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.consumers import Consumer
-from mrl.resharding.transfer.copies import DTYPES, run_copies
-from mrl.resharding.transfer.planned import MeshLane, parcels_of
+from mrl.resharding.transfer.lanes import MeshLane, parcels_of
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof
-from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.run_session import Feed, SendStats
+from mrl.resharding.transfer.receiver import Consumer, Receiver
+from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.mesh_link import MeshLink
 from tests.gpu.one_rank import OneRankLane
 
 SYNC = SyncSection(bucket_bytes=1024, deadline_seconds=30.0)
 
 
-class Shelf:
-    """A consumer that keeps the tensors that come whole, and fails where it is told to."""
-
-    processing_seconds = 0.0
-    manifest = RankManifest.of(0, ())
-    """Nothing lies in parameters of its own."""
+class Shelf(Windows):
+    """Keeps the tensors that come whole, and fails where it is told to; nothing lies in parameters of its
+    own."""
 
     def __init__(self, fail_at: str | None = None, action: Callable[[], Any] | None = None) -> None:
+        super().__init__(Storage(RankManifest.of(0, ()), torch.device("cpu")))
         self.tensors: dict[str, torch.Tensor] = {}
         self.aborts = 0
         self._fail_at, self._action = fail_at, action
-        self._tables = Tables((), (), (), ())
-        self._flat: list[torch.Tensor] = []
-        self._proof: EngineProof | None = None
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
         self._reach("start")
-        self._tables, self._proof = tables, proof
-        sizes = ((math.prod(t.shape), DTYPES[t.dtype]) for t in tables.targets)
-        self._flat = [torch.empty(size, dtype=dtype) for size, dtype in sizes]
+        super().start(tables, proof)
 
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        window = self._tables.windows[index]
-        run_copies(window.local, sources, self._flat)
-        run_copies(window.unpack, bucket, self._flat)
-        for number in (n for module in window.closes for n in self._tables.targets_of(module)):
-            target, flat = self._tables.targets[number], self._flat[number]
-            if self._proof is not None:
-                self._proof.look(target.name, flat)
-            name = whole_tensor_of(target.name)
-            assert name is not None and name not in self.tensors
-            self._reach(name)
-            self.tensors[name] = flat.view(target.shape)
+    def _load(self, name: str, tensor: torch.Tensor) -> None:
+        assert name not in self.tensors
+        self._reach(name)
+        self.tensors[name] = tensor
 
     def finish(self) -> None:
         self._reach("finish")
@@ -133,17 +113,15 @@ def send(
     seconds: float = 30.0,
     *,
     others: Sequence[WeightSender] = (),
-) -> SendStats:
+) -> dict[str, float]:
     """This process is the only trainer rank. `others`: further senders, which are told of the session before."""
-    part, ranks = plan.part(0), RankGroup(None, seconds, sender.device)
-    mesh, parcels, lane = None, None, OneRankLane(part, sender.device)
+    part, ranks = plan.part(0), RankGroup(None, seconds, torch.device("cpu"))
+    mesh, parcels, lane = None, None, OneRankLane(part, torch.device("cpu"))
     if isinstance(sender._link, MeshLink):
         mesh, parcels = sender._link._mesh, parcels_of(plan.part(1), {0: 0})
         lane = MeshLane(mesh, part, {1: 0}, [{1: 0} for _ in part.windows])
     feeds = [Feed(each, tables_of(plan), parcels) for each in (*others, sender)]
-    return planned.send(
-        feeds, session, part, values, lane, ranks, proof_of(plan), timeline=Timeline(), mesh=mesh
-    )
+    return run_session(feeds, session, part, values, lane, ranks, proof_of(plan), mesh=mesh)
 
 
 class Receiving(threading.Thread):
@@ -174,7 +152,7 @@ def exchange(
     shelf, session = Shelf(), Session.new(receiver.progress.version, version, plan.digest)
     thread = Receiving(receiver, session, shelf)
     stats = send(sender, session, plan, values)
-    assert thread.end() is None and stats.moved.num_bytes == sum(v.nbytes for v in values)
+    assert thread.end() is None and stats["bytes"] == sum(v.nbytes for v in values)
     assert receiver.progress.serving and receiver.progress.version == version
     assert len(shelf.tensors) == len(values)
     assert all(torch.equal(shelf.tensors[f"t{i}"], value) for i, value in enumerate(values))

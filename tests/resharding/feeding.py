@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,7 +52,7 @@ def plan_of(weights: dict[str, torch.Tensor], bucket_bytes: int) -> Plan:
 
 
 class Feeder:
-    """The senders of one engine; `send` runs them in threads, so that the caller can start the engine's side."""
+    """The senders of one engine."""
 
     def __init__(self, addresses: list[str], sync: SyncSection, *, full: bool = False) -> None:
         """`full`: sessions are proved, for which the engine must have been asked for its manifest."""
@@ -63,7 +63,9 @@ class Feeder:
         return Session.new(start, end, plan_of(weights, self.sync.bucket_bytes).digest, full=self._full)
 
     def send(self, session: Session, weights: dict[str, torch.Tensor]) -> Feeding:
-        return Feeding(self, session, weights)
+        plan = plan_of(weights, self.sync.bucket_bytes)
+        trainer = LeasedRank(plan.trainers[0].tensors, list(weights.values()))
+        return Feeding(self.senders, session, plan, trainer, trainer.close)
 
     def close(self) -> None:
         for sender in self.senders:
@@ -71,21 +73,29 @@ class Feeder:
 
 
 class Feeding:
-    def __init__(self, feeder: Feeder, session: Session, weights: dict[str, torch.Tensor]) -> None:
-        plan = plan_of(weights, feeder.sync.bucket_bytes)
-        self._trainer = LeasedRank(plan.trainers[0].tensors, list(weights.values()))
-        self.stats: list[Any] = []
+    """One session, each sender in a thread, so that the caller can start the engine's side; `end` waits for
+    it."""
+
+    def __init__(
+        self,
+        senders: Sequence[WeightSender],
+        session: Session,
+        plan: Plan,
+        trainer: LeasedRank,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stats: list[dict[str, float]] = []
         self.errors: list[Exception] = []
+        self._close = close
 
         def run(sender: WeightSender) -> None:
             try:
-                stats = self._trainer.send(sender, session, plan, 0, group=None, deadline_seconds=30.0)
-                self.stats.append(stats)
+                self.stats.append(trainer.send(sender, session, plan, 0, group=None, deadline_seconds=30.0))
             except Exception as error:
                 traceback.clear_frames(error.__traceback__)  # they keep the memory that is closed at the end
                 self.errors.append(error)
 
-        self._threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in feeder.senders]
+        self._threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in senders]
         for thread in self._threads:
             thread.start()
 
@@ -93,5 +103,5 @@ class Feeding:
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive(), "a sender did not return"
-        self._trainer.close()
+        self._close()
         return self

@@ -14,17 +14,15 @@ from mrl.models.tensors import LocalTensor, Piece
 from mrl.resharding.planner.cells import PlanCells
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
-from mrl.resharding.transfer import planned
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
+from mrl.resharding.transfer.lanes import PeerLane
 from mrl.resharding.transfer.lease import describe_files
-from mrl.resharding.transfer.planned import PeerLane
 from mrl.resharding.transfer.proof import TrainerProof
-from mrl.resharding.transfer.run_session import Feed, SendStats
+from mrl.resharding.transfer.run_session import Feed, run_session
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import LeasedTensor, of_part
-from mrl.resharding.transfer.timeline import Timeline
 from mrl.resharding.wire.shared_memory import SharedSegment
 
 
@@ -60,13 +58,13 @@ class LeasedRank:
         *,
         group: dist.ProcessGroup | None,
         deadline_seconds: float = 20.0,
-    ) -> SendStats:
+    ) -> dict[str, float]:
         part = plan.part(slot)
-        ranks = RankGroup(group, deadline_seconds, sender.device)
+        ranks = RankGroup(group, deadline_seconds, torch.device("cpu"))
         proof = TrainerProof(PlanCells(plan), slot, self._tensors, [slot])
         tables = of_part(part, self.leased, list(proof.needed[slot].values()))
         lease = describe_files([(self.segment.export()["fd"], self.segment.buffer.numel())])
-        return planned.send(
+        return run_session(
             [Feed(sender, tables, receiver=slot, lease=lease)],
             session,
             part,
@@ -74,7 +72,6 @@ class LeasedRank:
             PeerLane(ranks, part, {s: s for s in range(plan.topology.num_slots)}),
             ranks,
             proof,
-            timeline=Timeline(),
         )
 
     def close(self) -> None:
@@ -100,7 +97,7 @@ def one_trainer_rank(
     addresses: list[str],
     manifests: list[RankManifest],
     session: Any,
-) -> SendStats:
+) -> dict[str, float]:
     """A process of `run_ranks`: sends its share of a folder's tensors by the plan (session: its from and to version)."""
     import datetime
     import os

@@ -19,21 +19,13 @@ import dataclasses
 import enum
 import random
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+
+import torch
 
 from mrl.resharding.planner.plan import Plan
 from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
 from mrl.resharding.transfer.copies import run_copies
-from tests.resharding.simulate import (
-    Storage,
-    arrays_of,
-    bytes_like,
-    flat,
-    lent_to,
-    listed,
-    poisoned,
-    tensors_of,
-)
+from tests.resharding.simulate import Storages, bucket_of, flat_of, lent_to, targets_of, trained_on
 
 NUM_BUCKETS = 2
 
@@ -65,21 +57,24 @@ class Outcome:
 
     states: dict[int, State]
     """By engine rank."""
-    tensors: dict[int, list[Any]]
-    """Flat arrays of the committed engines, by engine rank, in the manifest's order."""
+    tensors: dict[int, list[torch.Tensor]]
+    """Flat tensors of the committed engines, by engine rank, in the manifest's order."""
     turns: int
 
 
 class _Slot:
     """What one slot's two processes share."""
 
-    def __init__(self, part: SlotPart, sources: Sequence[list[Any]], plan: Plan) -> None:
+    def __init__(self, part: SlotPart, sources: Sequence[list[torch.Tensor]]) -> None:
         self.part = part
-        self.arrays = arrays_of(part, sources)
-        self.lent = lent_to(part, sources)
-        self.targets = poisoned(part.engine_tensors, sources, plan)
-        self.send = [bytes_like(sources, part.send_bucket_bytes) for _ in range(NUM_BUCKETS)]
-        self.buckets = [bytes_like(sources, part.receive_bucket_bytes) for _ in range(NUM_BUCKETS)]
+        self.held, self.lent, self.targets = (
+            trained_on(part, sources),
+            lent_to(part, sources),
+            targets_of(part),
+        )
+        most = max((window.bucket_bytes for window in part.windows), default=0)
+        self.send = [bucket_of(part.send_bucket_bytes) for _ in range(NUM_BUCKETS)]
+        self.buckets = [bucket_of(most) for _ in range(NUM_BUCKETS)]
         self.window: WindowPart | None = None
         self.unsent: set[int] = set()
         self.unreceived: set[int] = set()
@@ -90,18 +85,13 @@ class _Slot:
         self.committed = False
 
 
-def rehearse(
-    plan: Plan, source_storages: Sequence[Storage], *, seed: int, kills: Sequence[Kill] = ()
-) -> Outcome:
+def rehearse(plan: Plan, storages: Storages, *, seed: int, kills: Sequence[Kill] = ()) -> Outcome:
     """Run the plan's processes in a random order. RuntimeError on a deadlock nobody's death explains.
 
     After a kill the others wait until nothing can move; then every deadline has passed and each unfinished engine fails.
     """
-    sources = [
-        [flat(array) for array in listed(storage, tensors_of(plan.trainers, rank), rank=rank)]
-        for rank, storage in enumerate(source_storages)
-    ]
-    slots = [_Slot(plan.part(slot), sources, plan) for slot in range(plan.topology.num_slots)]
+    sources = flat_of(storages)
+    slots = [_Slot(plan.part(slot), sources) for slot in range(plan.topology.num_slots)]
     processes: dict[tuple[str, int], Process] = {}
     for number, slot in enumerate(slots):
         processes["exchange", number] = _exchange(slot, slots)
@@ -153,7 +143,7 @@ def _schedule(
 
 def _exchange(slot: _Slot, slots: Sequence[_Slot]) -> Process:
     for turn, window in enumerate(slot.part.windows):
-        run_copies(window.pack, slot.arrays, slot.send[turn % NUM_BUCKETS])
+        run_copies(window.pack, slot.held, slot.send[turn % NUM_BUCKETS])
         yield lambda: not slot.unsent and not slot.unreceived
         slot.filled = turn
         yield lambda turn=turn: slot.unpacked > turn - NUM_BUCKETS or slot.part.engine_rank is None

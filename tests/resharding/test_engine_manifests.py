@@ -17,18 +17,6 @@ def tensor(manifest, name: str):
     return next(t for t in manifest.tensors if t.name == name)
 
 
-def test_expert_slabs_of_tensor_parallel_and_expert_parallel_rollouts():
-    name = "model.layers.1.mlp.experts.routed_experts.w13_weight"
-    split = tensor(engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=2))[1], name)
-    assert split.shape == (8, 8, 16)
-    assert split.pieces[1] == Piece("model.layers.1.mlp.experts.0.up_proj.weight", (4, 0), (4, 16), (0, 4, 0))
-    whole = tensor(engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=2, ep=2))[1], name)
-    assert whole.shape == (4, 16, 16)
-    assert whole.pieces[0] == Piece(
-        "model.layers.1.mlp.experts.4.gate_proj.weight", (0, 0), (8, 16), (0, 0, 0)
-    )
-
-
 def test_key_value_heads_are_replicated_where_tp_exceeds_them():
     manifests = engine_manifests.engine_rank_manifests(QWEN3_MOE, Layout(tp=4))
     found = [tensor(m, "model.layers.0.self_attn.qkv_proj.weight").pieces for m in manifests]

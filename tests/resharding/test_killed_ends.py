@@ -12,7 +12,6 @@ import pytest
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import ReceiverState, Session
-from mrl.resharding.wire.faults import Faults
 from tests.ranks import Rank
 from tests.resharding.exchanges import (
     SYNC,
@@ -23,35 +22,8 @@ from tests.resharding.exchanges import (
     model,
     send,
 )
+from tests.resharding.faults import after, change_messages
 from tests.resharding.wires import Wire
-
-
-class DieAt(Faults):
-    """Kills the receiver's own process at a point of its session."""
-
-    def __init__(self, point: str) -> None:
-        self._point = point
-
-    def reached(self, point: str) -> None:
-        if point == self._point:
-            kill_self()
-
-
-class DieBefore(Faults):
-    """Kills the sender's own process in place of a message, or (confirmed) soon after its commit was sent."""
-
-    def __init__(self, point: str) -> None:
-        self._point, self._left = point, 3 if point == "window" else 0
-
-    def sends(self, message: Any) -> Any:
-        if self._point == "confirmed" and message.kind == "commit":
-            threading.Timer(0.1, kill_self).start()
-        if message.kind == self._point:
-            if not self._left:
-                time.sleep(0.1)  # lets what was sent before arrive
-                kill_self()
-            self._left -= 1
-        return message
 
 
 def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
@@ -61,7 +33,8 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
     pipe.send((receiver.address, session))
     if point == "open":
         kill_self()
-    receiver.faults = DieAt(point)
+    if point in ("accepted", "verified"):
+        after(receiver, point, kill_self)
     receiver.receive(session, Shelf(point, kill_self))
 
 
@@ -111,7 +84,20 @@ def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
 def send_and_die(wire: Wire, point: str, address: str, session: Session) -> None:
     sender = wire.sender(address, SYNC)
     plan, values = model()
-    sender.faults = DieBefore(point)
+    left = [3 if point == "window" else 0]
+
+    def die(message: Any) -> Any:
+        """In place of a message, or (confirmed) soon after the commit was sent."""
+        if point == "confirmed" and message.kind == "commit":
+            threading.Timer(0.1, kill_self).start()
+        if message.kind == point:
+            if not left[0]:
+                time.sleep(0.1)  # lets what was sent before arrive
+                kill_self()
+            left[0] -= 1
+        return message
+
+    change_messages(sender, die)
     send(sender, session, plan, values, 20.0)
     time.sleep(60)  # until the timer of a confirmed commit kills this process
 

@@ -1,77 +1,95 @@
 """Planned weight syncs between real processes: every slot ends with exactly the bytes its manifest names, or all raise."""
 
 import dataclasses
-import multiprocessing
+import datetime
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
-from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
-from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
-from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import receiver as receiver_module
+from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.lease import Lease, describe_files, renewed
-from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.transfer.session import ReceiverState, Session
 from mrl.resharding.transfer.slot_tables import Tables, of_part
-from mrl.resharding.wire.faults import Faults
-from mrl.resharding.wire.messages import Message
 from mrl.resharding.wire.shared_memory import SharedSegment
 from mrl.training.platform.parameter_memory import _free_pages
-from tests.ranks import Rank, run_ranks
-from tests.resharding.exchanges import Receiving, kill_self
+from tests.ranks import run_ranks
+from tests.resharding.exchanges import Receiving
+from tests.resharding.faults import change_messages
 from tests.resharding.footprint import Footprint, require_no_leak
 from tests.resharding.leasing import LeasedRank
 from tests.resharding.planned import (
-    SHAPES,
     SYNC,
     Parameters,
-    as_torch,
     equal,
-    one_rank,
     plan_of,
     world_of,
 )
-from tests.resharding.wires import KINDS, MESHES, Wire, store
+from tests.resharding.pools import Broken
+from tests.resharding.slots import CPU, Slot
 from tests.resharding.worlds import checkpoint, loaded
 
-CPU = torch.device("cpu")
 
+def one_slot(
+    rank: int, size: int, port: int, layout: Layout, rollout: Layout, node: int, broken: bool
+) -> Any:
+    """Both ends of a slot; what comes from ranks of other nodes is counted where it arrives."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    exchange, sizes = RankGroup.exchange, []
 
-def test_one_slot_copies_everything_from_leased_memory() -> None:
-    assert one_rank(0, 1, 0, "one", None) == [0, True, [], 0]
+    def counting(self: RankGroup, sends: Any, receives: Any) -> list[Any]:
+        # weights; digests of 8 bytes come after them
+        sizes.extend(data.numel() for _, data in receives if data.dtype == torch.uint8)
+        return exchange(self, sends, receives)
+
+    RankGroup.exchange = counting  # type: ignore[method-assign]
+    manifests = engine_manifests.engine_rank_manifests(TINY, rollout)
+    slot = Slot(BenchTrainer(TINY, layout, rank, device=CPU), manifests, rank, slots_per_node=node)
+    slot.trainer.fill(0)
+    error = slot.sync(0, Broken(slot.storage) if rank == 1 else None) if broken else ""
+    sizes.clear()
+    again, outcome, summary = slot.sync(0), slot.outcome(0), slot.weight_sync.plan.summary()
+    slot.close()
+    dist.destroy_process_group()
+    return error, again, outcome, sum(sizes), summary
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["tp2-ep2", "pp2", "tp2-pp2", "ep2-dp2", "cp2-ep2"])
-def test_every_slot_ends_with_its_manifests_bytes(name: str) -> None:
-    size = SHAPES[name][0].world_size
-    results = run_ranks(one_rank, size, name, None, seconds=240)
-    assert [r[:3] for r in results] == [[0, True, []]] * size
-    assert sum(r[3] for r in results) >= plan_of(world_of(name)).summary()["lower_bound_cross_slot_bytes"] > 0
-
-
-@pytest.mark.integration
-def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
-    for rank, (version, same, outcome, _) in enumerate(run_ranks(one_rank, 2, "pp2", 1, seconds=240)):
-        assert (version, same) == (0, True)
-        assert sorted(o.split(":")[0] for o in outcome) == ["receiver", "sender"]
-        assert all("broke on purpose" in o for o in outcome), f"rank {rank}: {outcome}"
+@pytest.mark.parametrize(
+    ("layout", "rollout", "slots_per_node", "broken"),
+    [
+        (Layout(tp=2, ep=2), Layout(tp=2), 1, False),
+        (Layout(cp=2, ep=2), Layout(dp=2), 1, False),
+        (Layout(pp=2), Layout(tp=2), 1, True),
+        (Layout(tp=2, pp=2), Layout(tp=2, dp=2), 2, False),
+        (Layout(ep=2, dp=4), Layout(tp=4), 2, False),
+    ],
+    ids=str,
+)
+def test_every_slot_ends_with_its_bytes_of_which_only_the_plans_cross_nodes(
+    layout: Layout, rollout: Layout, slots_per_node: int, broken: bool
+) -> None:
+    """One slot's error is raised by every rank, and a resend heals."""
+    results = run_ranks(one_slot, layout.world_size, layout, rollout, slots_per_node, broken, seconds=240)
+    for error, again, outcome, _, _ in results:
+        assert ("broken on purpose in window" in error) == broken
+        assert (again, outcome) == ("", (True, None))
+    assert sum(r[3] for r in results) == results[0][4]["bytes_inter_node"] > 0
 
 
 # -- one slot, in this process ------------------------------------------------------------------------------------
@@ -79,13 +97,11 @@ def test_one_slots_error_is_raised_by_every_rank_and_a_resend_heals() -> None:
 
 @pytest.fixture
 def slot():
-    world = world_of("one")
+    world = world_of()
     plan = plan_of(world)
     receiver = Receiver(deadline_seconds=30.0, device=torch.device("cpu"))
     sender = WeightSender(receiver.address, SYNC)
-    trainer = LeasedRank(
-        world.trainers[0].tensors, [as_torch(a) for a in loaded(world.trainers[0], checkpoint(world))]
-    )
+    trainer = LeasedRank(world.trainers[0].tensors, loaded(world.trainers[0], checkpoint(world)))
     yield world, plan, receiver, sender, trainer
     receiver.close()
     sender.close()
@@ -129,14 +145,14 @@ def test_a_plan_from_another_layout_is_refused_before_any_byte_moves(slot, monke
     )
     mapped: list[Any] = []
     monkeypatch.setattr(receiver_module, "renewed", lambda old, lease: mapped.append(lease))
-    monkeypatch.setattr(receiver_module, "open_inbox", lambda *_, **__: mapped.append("buffers"))
+    monkeypatch.setattr(receiver_module, "SlotInbox", lambda *_: mapped.append("buffers"))
     consumer = Parameters(world.engines[0])
     session = Session.new(-1, 0, plan.digest)
     thread = Receiving(receiver, session, consumer)
     with pytest.raises(WeightSyncError, match=f"digest {other.digest[:12]}.*expected .* {plan.digest[:12]}"):
         trainer.send(sender, dataclasses.replace(session, digest=other.digest), other, 0, group=None)
     assert isinstance(thread.end(), WeightSyncError)
-    assert not mapped and not consumer.flat and receiver.progress.version == -1
+    assert not mapped and not consumer._flat and receiver.progress.version == -1
     monkeypatch.undo()
     _exchange(slot, Session.new(-1, 0, plan.digest))
 
@@ -253,7 +269,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
     windows = (dataclasses.replace(tables.windows[0], bucket_bytes=64), *tables.windows[1:])
     consumer = Parameters(world.engines[0])
     thread = _lent_at_once(slot, consumer, dataclasses.replace(tables, windows=windows))
-    assert "sends nothing, and its windows bring bytes" in str(thread.end()) and not consumer.flat
+    assert "sends nothing, and its windows bring bytes" in str(thread.end()) and not consumer._flat
     sender.abort("refused")
 
 
@@ -296,148 +312,13 @@ def test_tables_survive_the_wire_and_garbage_does_not(slot: Any) -> None:
             Tables.decode(garbage)
 
 
-# -- a killed peer, a flipped bit, over every transport ------------------------------------------------------------
-
-
-class Pair:
-    """One trainer rank in this process; its receiver here or in another one."""
-
-    def __init__(self, wire: Wire, address: str, seconds: float) -> None:
-        transport: Any = wire.kind if wire.kind in MESHES else "auto"
-        sync = SyncSection(bucket_bytes=16 << 10, deadline_seconds=seconds, transport=transport)
-        self.trainer = BenchTrainer(TINY, Layout(), 0, device=wire.device)
-        self.weight_sync = PlannedSync(
-            self.trainer,
-            sync,
-            [address],
-            engine_manifests.engine_rank_manifests(TINY, Layout()),
-            topology=Topology.on([0]) if transport == "auto" else Topology.beside([0]),
-            store=f"tcp://127.0.0.1:{wire.port}",
-        )
-        self.trainer.fill(0)
-
-    def close(self) -> None:
-        self.weight_sync.close()
-        self.trainer.close()
-
-
-class Ending(Windows):
-    """Does something at the first window, the middle one or the end."""
-
-    def __init__(self, storage: Storage, at: str, action: Callable[[], None]) -> None:
-        super().__init__(storage)
-        self._at, self._action = at, action
-
-    def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        if index == {"first": 0, "middle": len(self._tables.windows) // 2}.get(self._at):
-            self._action()
-        super().apply(index, sources, bucket)
-
-    def finish(self) -> None:
-        if self._at == "finish":
-            self._action()
-
-
-def receive_and_die(wire: Wire, at: str, pipe: Any) -> None:
-    receiver = wire.receiver(120.0)
-    pipe.send(receiver.address)
-    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], wire.device)
-    receiver.receive(pipe.recv(), Ending(storage, at, kill_self))
-
-
-@pytest.fixture(params=KINDS)
-def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
-    meeting = store()
-    yield Wire(request.param, meeting.port)
-    del meeting
-
-
-@pytest.mark.parametrize("at", ["first", "middle", "finish"])
-def test_a_receiver_killed_in_a_planned_session_ends_it_and_another_takes_its_place(wire, at) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    process = Rank(target=receive_and_die, args=(wire, at, theirs), daemon=True)
-    process.start()
-    assert ours.poll(60)
-    pair = Pair(wire, ours.recv(), 120.0)
-    session = Session.new(-1, 0, pair.weight_sync.digest)
-    ours.send(session)
-    with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|connection to tcp://.* closed"):
-        pair.weight_sync.send(session)
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL and pair.trainer.memory.leases == 0
-    pair.close()
-    fresh = wire.receiver(60.0)
-    again = Pair(wire, fresh.address, 60.0)
-    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], wire.device)
-    session = Session.new(-1, 0, again.weight_sync.digest)
-    thread = Receiving(fresh, session, Windows(storage))
-    again.weight_sync.send(session)
-    assert thread.end() is None
-    assert storage.first_difference(MadeUp(again.trainer.checkpoint, version=0)) is None
-    fresh.close()
-    again.close()
-
-
-class Heard(Faults):
-    """Keeps the kinds of what was sent."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def sends(self, message: Message) -> Message:
-        self.kinds.append(message.kind)
-        return message
-
-
 def test_inside_a_node_a_session_is_three_words() -> None:
     """The trainer's parameters are read where they lie: nothing is told of windows, and tables are brought once."""
-    wire = Wire(KINDS[0], 0)
-    receiver = wire.receiver(60.0)
-    pair = Pair(wire, receiver.address, 60.0)
-    (sender,), storage = (
-        pair.weight_sync._endpoints.senders,
-        Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], CPU),
-    )
+    manifests = engine_manifests.engine_rank_manifests(TINY, Layout())
+    slot, kinds = Slot(BenchTrainer(TINY, Layout(), 0, device=CPU), manifests), []
+    (sender,) = slot.weight_sync._senders.values()
+    change_messages(sender, lambda message: (kinds.append(message.kind), message)[1])
     for version, more in enumerate((["tables"], [])):
-        sender.faults = heard = Heard()
-        session = Session.new(version - 1, version, pair.weight_sync.digest, full=False)
-        thread = Receiving(receiver, session, Windows(storage))
-        pair.weight_sync.send(session)
-        assert thread.end() is None
-        assert heard.kinds == ["open", *more, "end", "commit"]
-    receiver.close()
-    pair.close()
-
-
-class FlipOnce(Faults):
-    """Flips one bit of the first bytes that arrive."""
-
-    flipped = False
-
-    def arrived(self, data: torch.Tensor) -> None:
-        if not self.flipped:
-            self.flipped = True
-            data[77] ^= 4
-
-
-@pytest.mark.parametrize("kind", MESHES)
-def test_a_bit_flipped_on_the_way_between_pools_is_refused_and_a_resend_heals(kind: str) -> None:
-    """On one slot nothing travels in a planned session: both sides read the same memory."""
-    meeting = store()
-    wire = Wire(kind, meeting.port)
-    receiver = wire.receiver(60.0)
-    pair = Pair(wire, receiver.address, 60.0)
-    storage = Storage(engine_manifests.engine_rank_manifests(TINY, Layout())[0], CPU)
-    receiver.faults = FlipOnce()
-    session = Session.new(-1, 0, pair.weight_sync.digest)
-    thread = Receiving(receiver, session, Windows(storage))
-    with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
-        pair.weight_sync.send(session)
-    assert isinstance(thread.end(), WeightSyncError) and receiver.progress.state is ReceiverState.FAILED
-    session = Session.new(-1, 0, pair.weight_sync.digest)
-    thread = Receiving(receiver, session, Windows(storage))
-    pair.weight_sync.send(session)
-    assert thread.end() is None and receiver.progress.serving
-    assert storage.first_difference(MadeUp(pair.trainer.checkpoint, version=0)) is None
-    receiver.close()
-    pair.close()
+        kinds.clear()
+        assert slot.sync(version, full=False) == "" and kinds == ["open", *more, "end", "commit"]
+    slot.close()

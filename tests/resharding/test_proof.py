@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
-from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
 from mrl.models.layout import Layout
 from mrl.models.tensors import LocalTensor
@@ -30,78 +28,18 @@ from mrl.resharding.transfer import proof as proof_module
 from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.lease import Lent
-from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.proof import EngineProof, TrainerProof, encoded
-from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
-from mrl.resharding.transfer.session import ReceiverState, Session
+from mrl.resharding.transfer.session import Session
 from mrl.resharding.transfer.slot_tables import Target
 from mrl.resharding.wire.digest import matrix_digests
 from tests.ranks import run_ranks
 from tests.resharding.simulate import execute
+from tests.resharding.slots import CPU, Slot
 from tests.resharding.worlds import checkpoint, loaded, random_world
 
-CPU = torch.device("cpu")
-SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0)
 BLOCKS = TINY | {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
 """Wide enough to be quantised by blocks."""
-
-
-class Slot:
-    """Both ends of one slot in this process."""
-
-    def __init__(
-        self,
-        trainer: BenchTrainer,
-        manifests: Sequence[RankManifest],
-        rank: int = 0,
-        *,
-        planned_for: Sequence[RankManifest] = (),
-        slots_per_node: int = 1,
-    ) -> None:
-        """`planned_for`: what the trainer is told that engines want, where that differs from what they want."""
-        self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
-        self.receiver = Receiver(deadline_seconds=60.0, device=CPU)
-        addresses: list[Any] = [self.receiver.address]
-        if dist.is_initialized():
-            addresses = [None] * dist.get_world_size()
-            dist.all_gather_object(addresses, self.receiver.address)
-        topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
-        told = list(planned_for or manifests)
-        self.weight_sync = PlannedSync(trainer, SYNC, addresses, told, topology=topology)
-        self._number = 0
-
-    def sync(self, version: int, during: Callable[[], None] = lambda: None, *, full: bool = True) -> str:
-        """One session from poisoned parameters; the sender's error, or nothing. `during`: done while leased memory is read."""
-        self.storage.poison()
-        self._number += 1
-        committed = self.receiver.progress.version
-        session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest, full=full)
-        thread = threading.Thread(target=self._take, args=(session, Acting(self.storage, during)))
-        thread.start()
-        try:
-            self.weight_sync.send(session)
-        except WeightSyncError as error:
-            return str(error)
-        finally:
-            thread.join(60)
-        return ""
-
-    def _take(self, session: Session, windows: Windows) -> None:
-        try:
-            self.receiver.receive(session, windows)
-        except WeightSyncError:
-            assert self.receiver.progress.state is ReceiverState.FAILED
-
-    def outcome(self, version: int) -> tuple[bool, str | None]:
-        """(the version is committed, what is wrong with its bytes)."""
-        made = MadeUp(self.trainer.checkpoint, version=version)
-        return self.receiver.progress.version == version, self.storage.first_difference(made)
-
-    def close(self) -> None:
-        self.receiver.close()
-        self.weight_sync.close()
-        self.trainer.close()
 
 
 class Acting(Windows):
@@ -175,7 +113,7 @@ def test_a_row_of_a_table_that_is_wrong_is_never_committed(slot: Slot, fault: An
 
 def test_leased_memory_that_changes_while_it_is_read_is_never_committed(slot: Slot) -> None:
     """Both versions are right; a mixture of them is neither."""
-    error = slot.sync(0, during=lambda: slot.trainer.fill(1))
+    error = slot.sync(0, Acting(slot.storage, lambda: slot.trainer.fill(1)))
     assert "not what the trainer's parameters hold" in error and slot.receiver.progress.version == -1
     assert slot.sync(1) == "" and slot.outcome(1) == (True, None)
 
@@ -191,11 +129,7 @@ def test_a_session_that_is_full_is_never_committed_without_a_proof(slot, monkeyp
 
 def test_a_session_that_is_not_full_is_committed_without_a_proof() -> None:
     slot = slot_of(TINY)
-    session = Session.new(-1, 0, slot.weight_sync.digest, full=False)
-    thread = threading.Thread(target=lambda: slot.receiver.receive(session, Windows(slot.storage)))
-    thread.start()
-    assert slot.weight_sync.send(session)["prove_seconds"] == 0
-    thread.join(60)
+    assert slot.sync(0, full=False) == "" and slot.figures["prove_seconds"] == 0
     assert slot.outcome(0) == (True, None)
     slot.close()
 
@@ -257,7 +191,7 @@ def test_what_a_folder_holds_is_digested_where_the_parameters_are(monkeypatch: p
     devices: list[str] = []
 
     def digests(pieces: Any) -> list[int]:
-        found = [flat.device.type for flat, _ in pieces]
+        found = [matrix.device.type for matrix in pieces]
         devices.extend(found)
         return [7] * len(found)
 
@@ -383,7 +317,7 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> No
         world = random_world(seed, quantise=quantise)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)
         cells, full = PlanCells(plan), checkpoint(world)
-        held = [tensors_of_rank(manifest, loaded(manifest, full)) for manifest in world.trainers]
+        held = [loaded(manifest, full) for manifest in world.trainers]
         digests = np.zeros(cells.count, np.uint64)
         for manifest, arrays in zip(world.trainers, held, strict=True):
             proof = TrainerProof(cells, manifest.rank, manifest.tensors, [])
@@ -404,13 +338,6 @@ def test_any_layout_is_proved_and_any_byte_changed_is_seen(quantise: bool) -> No
                 assert tensor.pieces[0].tensor in look(engine, arrays, said)
                 seen += 1
     assert seen > 20
-
-
-def tensors_of_rank(manifest: RankManifest, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    return [
-        torch.from_numpy(np.ascontiguousarray(a)).reshape(-1).view(DTYPES[t.dtype]).view(t.shape)
-        for t, a in zip(manifest.tensors, arrays, strict=True)
-    ]
 
 
 def tensors_of_engine(plan: Plan, rank: int) -> tuple[LocalTensor, ...]:
@@ -454,6 +381,6 @@ def test_a_matrix_has_one_digest_however_its_rows_lie() -> None:
         flat = torch.randn(at + rows * width, generator=generator)
         together = flat[at:].view(rows, width)[:, :cols].reshape(-1).clone()
         strided, whole = StridedRun(at, width, rows, cols), StridedRun(0, rows * cols, 1, rows * cols)
-        assert matrix_digests([(flat, strided)]) == matrix_digests([(together, whole)])
+        assert matrix_digests([strided.of(flat)]) == matrix_digests([whole.of(together)])
         together[0] += 1
-        assert matrix_digests([(flat, strided)]) != matrix_digests([(together, whole)])
+        assert matrix_digests([strided.of(flat)]) != matrix_digests([whole.of(together)])

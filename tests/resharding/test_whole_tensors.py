@@ -1,17 +1,16 @@
 """What engines take otherwise than by boxes is named, counted and comes whole, as rows of the plan; for the known families it is nothing."""
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.resharding.made_up import MadeUp
 from benchmarks.resharding.models import TINY
 from benchmarks.resharding.storage import Storage, Windows
 from benchmarks.resharding.trainer import BenchTrainer
 from mrl.config.sections.sync import SyncSection
 from mrl.errors import WeightSyncError
+from mrl.models.families import family_of
 from mrl.models.layout import Layout
 from mrl.resharding.planner import engine_manifests, quantised
 from mrl.resharding.planner.manifest import RankManifest
@@ -19,11 +18,10 @@ from mrl.resharding.planner.plan import build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.receiver import Receiver
-from mrl.resharding.transfer.session import ReceiverState, Session
+from tests.resharding.slots import CPU, Slot
 from tests.resharding.wires import store
 from tests.resharding.worlds import FAMILIES, random_world
 
-CPU = torch.device("cpu")
 ODD = "model.layers.1.self_attn.qkv_proj"
 """A module that, for these tests, an engine fills by something else than copies of boxes."""
 WHOLE = tuple(f"model.layers.1.self_attn.{p}_proj.weight" for p in "kqv")
@@ -57,80 +55,37 @@ def test_an_unplannable_module_comes_whole_in_the_same_session(transport: Any) -
     """Two windows and more, in which whole tensors come beside parameters; an error there fails the session."""
     full, manifest = traced()
     meeting = store()
-    trainer = BenchTrainer(TINY, Layout(), 0, device=CPU)
     sync = SyncSection(bucket_bytes=8 << 10, deadline_seconds=60.0, transport=transport)
-    host = None if transport == "auto" else "127.0.0.1"
-    receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
-    topology = Topology.on([0]) if transport == "auto" else Topology.beside([0])
-    weight_sync = PlannedSync(
-        trainer,
-        sync,
-        [receiver.address],
-        [manifest],
-        topology=topology,
-        store=f"tcp://127.0.0.1:{meeting.port}",
-    )
-    assert sorted(weight_sync.plan.whole_tensors) == sorted(WHOLE)
-    sizes = {t.name: 2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE}
-    assert weight_sync.plan.summary()["whole_bytes"] == sum(sizes.values())
-    storage, committed = Storage(full, CPU), -1
-    for attempt in range(3):
-        storage.poison()
-        trainer.fill(attempt)
-        consumer = Counting(storage, broken=attempt == 1)
-        session = Session.new(committed, committed + 1, weight_sync.digest)
-        errors: list[BaseException] = []
-
-        def take(session: Session = session, consumer: Counting = consumer) -> None:
-            try:
-                receiver.receive(session, consumer)
-            except ValueError as error:
-                errors.append(error)  # noqa: B023 the thread ends inside the loop's turn
-
-        thread = threading.Thread(target=take)
-        thread.start()
-        if attempt == 1:
-            with pytest.raises(WeightSyncError, match="broken on purpose at a whole tensor"):
-                weight_sync.send(session)
-            thread.join(60)
-            assert errors and receiver.progress.state is ReceiverState.FAILED
-            continue
-        report = weight_sync.send(session)
-        thread.join(60)
-        committed += 1
-        assert report["whole_bytes"] == sum(sizes.values())
-        assert sorted(consumer.whole) == sorted(WHOLE)
-        assert storage.first_difference(MadeUp(trainer.checkpoint, version=attempt)) is None
-    receiver.close()
-    weight_sync.close()
-    trainer.close()
+    trainer, address = BenchTrainer(TINY, Layout(), 0, device=CPU), f"tcp://127.0.0.1:{meeting.port}"
+    slot = Slot(trainer, [full], planned_for=[manifest], sync=sync, store=address)
+    assert sorted(slot.weight_sync.plan.whole_tensors) == sorted(WHOLE)
+    size = sum(2 * t.shape[0] * t.shape[1] for t in trainer.checkpoint if t.name in WHOLE)
+    assert slot.weight_sync.plan.summary()["whole_bytes"] == size
+    for version, broken in ((0, False), (1, True), (1, False)):
+        trainer.fill(version)
+        consumer = Counting(slot.storage, broken)
+        error = slot.sync(version, consumer)
+        assert ("broken on purpose at a whole tensor" in error) == broken, error
+        if not broken:
+            assert slot.figures["whole_bytes"] == size and sorted(consumer.whole) == sorted(WHOLE)
+            assert slot.outcome(version) == (True, None)
+    slot.close()
 
 
 def test_query_groups_inside_blocks_come_whole_and_are_quantised_on_arrival() -> None:
     """Megatron interleaves groups of 128 rows of queries, 64 of keys and 64 of values: the last two lie inside blocks."""
     hf = TINY | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 128}
     manifest = quantised.quantised_manifest(engine_manifests.engine_rank_manifests(hf, Layout())[0])
-    trainer = BenchTrainer(hf, Layout(), 0, device=CPU)
-    sync = SyncSection(bucket_bytes=1 << 20, deadline_seconds=60.0)
-    receiver = Receiver(deadline_seconds=60.0, device=CPU)
-    weight_sync = PlannedSync(trainer, sync, [receiver.address], [manifest], topology=Topology.on([0]))
+    slot = Slot(BenchTrainer(hf, Layout(), 0, device=CPU), [manifest])
     whole = [f"model.layers.{n}.self_attn.{p}_proj.weight" for n in range(4) for p in "qkv"]
-    assert weight_sync.plan.whole_tensors.keys() == set(whole)
-    storage = Storage(manifest, CPU)
-    for number in range(2):
-        trainer.fill(number)
-        storage.poison()
-        consumer, session = Counting(storage), Session.new(number - 1, number, weight_sync.digest)
-        thread = threading.Thread(target=receiver.receive, args=(session, consumer))
-        thread.start()
-        report = weight_sync.send(session)
-        thread.join(60)
-        assert sorted(consumer.whole) == sorted(whole)
-        assert report["whole_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
-        assert storage.first_difference(MadeUp(trainer.checkpoint, version=number)) is None
-    receiver.close()
-    weight_sync.close()
-    trainer.close()
+    assert slot.weight_sync.plan.whole_tensors.keys() == set(whole)
+    for version in range(2):
+        slot.trainer.fill(version)
+        consumer = Counting(slot.storage)
+        assert slot.sync(version, consumer) == "" and sorted(consumer.whole) == sorted(whole)
+        assert slot.figures["whole_bytes"] == 4 * (256 + 128 + 128) * 256 * 2
+        assert slot.outcome(version) == (True, None)
+    slot.close()
 
 
 def test_a_whole_tensor_that_no_trainer_holds_is_named() -> None:
@@ -150,7 +105,10 @@ def test_nothing_of_the_known_families_comes_whole(family: str) -> None:
     for seed in range(5):
         world = random_world(seed, family=family)
         plan = build_plan(world.trainers, world.engines, world.topology, world.options)
-        assert not plan.whole_tensors
+        assert not plan.whole_tensors and plan.summary()["whole_bytes"] == 0
+        assert {i.tensor for i in plan.items} == {
+            t.name for t in family_of(world.hf).checkpoint_tensors(world.hf)
+        }
 
 
 def test_a_rank_that_takes_a_tensor_whole_changes_the_plans_digest() -> None:

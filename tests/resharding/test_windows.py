@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from mrl.models.layout import Layout
 from mrl.resharding.planner.slot_plan import WindowPart
-from mrl.resharding.transfer import planned
+from mrl.resharding.transfer import run_session
 from mrl.resharding.transfer.collectives import RankGroup
-from mrl.resharding.transfer.planned import PeerLane
-from mrl.resharding.transfer.timeline import Timeline
+from mrl.resharding.transfer.lanes import PeerLane
 from tests.resharding.planned import plan_of, world_of
 
 CPU = torch.device("cpu")
-PART = plan_of(world_of("tp2-pp2")).part(0)
+PART = plan_of(world_of(Layout(tp=2, pp=2), Layout(tp=2, dp=2))).part(0)
 NUM_WINDOWS = len(PART.windows)
 
 
@@ -56,13 +56,13 @@ class Recorder:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     monkeypatch.setattr(
-        planned, "run_copies", lambda table, arrays, bucket: seen.append(("pack", int(bucket)))
+        run_session, "run_copies", lambda table, arrays, bucket: seen.append(("pack", int(bucket)))
     )
     return seen
 
 
 def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(events: list[Any]) -> None:
-    planned._windows([], PART, [], Recorder(events), Alone(events), Timeline())
+    run_session._send_windows([], PART, [], Recorder(events), Alone(events))
     expected: list[Any] = []
     for turn in range(NUM_WINDOWS):
         expected += [("pack", turn), ("finish", turn - 1), "agreed", ("start", turn)]
@@ -72,7 +72,7 @@ def test_a_window_is_packed_between_the_start_and_the_end_of_the_one_before(even
 def test_what_is_under_way_is_ended_before_a_rank_says_that_it_failed(events: list[Any]) -> None:
     """Else bytes of a failed session could arrive in the buckets of the next one."""
     with pytest.raises(ValueError, match="broke on purpose"):
-        planned._windows([], PART, [], Recorder(events, broken=2), Alone(events), Timeline())
+        run_session._send_windows([], PART, [], Recorder(events, broken=2), Alone(events))
     assert events[-2:] == [("start", 1), ("finish", 1)]
 
 
@@ -94,7 +94,7 @@ class Counted(RankGroup):
 def test_peers_are_sent_to_out_of_two_buckets_in_turn_and_waited_for_once_a_window() -> None:
     seen: list[Any] = []
     lane = PeerLane(Counted(seen), PART, {slot: slot for slot in range(4)})
-    received = torch.empty(PART.receive_bucket_bytes, dtype=torch.uint8)
+    received = torch.empty(max(w.bucket_bytes for w in PART.windows), dtype=torch.uint8)
     for turn, window in enumerate(PART.windows):
         first = lane.bucket(turn).data_ptr()
         assert first != lane.bucket(turn + 1).data_ptr() and first == lane.bucket(turn + 2).data_ptr()

@@ -1,22 +1,22 @@
 """Random small models and layouts, with the checkpoint they share. Used by the planner's tests."""
 
 import dataclasses
-import math
 import random
 import zlib
 
 import numpy as np
+import torch
 
 from mrl.errors import ConfigError, WeightSyncError
 from mrl.models.families import family_of
 from mrl.models.layout import Layout
-from mrl.models.tensors import LOCAL, SCALES, TRAINER, TRANSFORMER_ENGINE
+from mrl.models.tensors import LOCAL, TRAINER, TRANSFORMER_ENGINE, LocalTensor
 from mrl.resharding.planner import engine_manifests, quantised, trainer_manifests
-from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.planner.plan import PlanOptions
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import fp8
-from mrl.resharding.transfer.copies import assign, numpy_dtype
+from mrl.resharding.transfer.copies import DTYPES
 
 QWEN3_MOE = {
     "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -145,7 +145,9 @@ def random_topology(rng: random.Random, num_trainers: int, num_engine_ranks: int
             num_engine_ranks, slots_per_node=rng.choice([2, 4, 8]), num_trainers=num_trainers
         )
     if kind == "separate":
-        return Topology.separate(num_trainers, num_engine_ranks, slots_per_node=rng.choice([2, 4, 8]))
+        on_one = rng.choice([2, 4, 8])
+        nodes = [slot // on_one for slot in range(num_trainers + num_engine_ranks)]
+        return Topology.apart(nodes, num_trainers=num_trainers)
     slots = max(num_trainers, num_engine_ranks) + rng.choice([0, 1, 3])
     return Topology(
         nodes=tuple(rng.randrange(3) for _ in range(slots)),
@@ -159,60 +161,63 @@ def box(start, shape):
     return tuple(slice(low, low + size) for low, size in zip(start, shape, strict=True))
 
 
-def checkpoint(world: World) -> dict[str, np.ndarray]:
-    """Full tensors of random bits in the dtype the trainer stores them in (bfloat16 as uint16)."""
+def checkpoint(world: World) -> dict[str, torch.Tensor]:
+    """Full tensors of random bits in the dtype the trainer stores them in."""
     dtypes = {piece.tensor: t.dtype for m in world.trainers for t in m.tensors for piece in t.pieces}
     full = {}
     for tensor in family_of(world.hf).checkpoint_tensors(world.hf):
-        rng = np.random.default_rng(zlib.crc32(tensor.name.encode()))
-        if dtypes[tensor.name] == "bfloat16" and world.quantised:  # numbers: their largest must exist
-            full[tensor.name] = np.zeros(tensor.shape, np.uint16)
-            assign(full[tensor.name], rng.standard_normal(tensor.shape) * rng.choice([0, 1e-30, 1.0, 1e30]))
-        elif dtypes[tensor.name] == "bfloat16":
-            full[tensor.name] = rng.integers(0, 1 << 16, tensor.shape, dtype=np.uint16)
-        else:
-            full[tensor.name] = rng.standard_normal(tensor.shape).astype(dtypes[tensor.name])
+        dtype, rng = DTYPES[dtypes[tensor.name]], np.random.default_rng(zlib.crc32(tensor.name.encode()))
+        if dtype is torch.bfloat16 and not world.quantised:
+            bits = rng.integers(0, 1 << 16, tensor.shape, dtype=np.uint16)
+            full[tensor.name] = torch.from_numpy(bits.view(np.int16)).view(dtype)
+        else:  # numbers: those that are quantised must have a largest
+            scale = rng.choice([0, 1e-30, 1.0, 1e30]) if dtype is torch.bfloat16 else 1.0
+            full[tensor.name] = torch.from_numpy(np.asarray(rng.standard_normal(tensor.shape) * scale)).to(
+                dtype
+            )
     return full
 
 
-def loaded(manifest: RankManifest, full: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """A rank's arrays filled from whole checkpoint tensors; elements no box covers hold the poison."""
-    arrays = []
-    for tensor in manifest.tensors:
-        kind = numpy_dtype(tensor.dtype)
-        array = (
-            np.full(math.prod(tensor.shape) * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(tensor.shape)
-        )
-        for piece in tensor.pieces:
-            extra = len(tensor.shape) - len(piece.shape)
-            target = array[piece.local_start[:extra]][box(piece.local_start[extra:], piece.shape)]
-            assign(target, full[piece.tensor][box(piece.start, piece.shape)])
-        arrays.append(array)
-    return arrays
+def poisoned(tensor: LocalTensor) -> torch.Tensor:
+    """A tensor of a manifest, every byte of which is 0xFF: as bfloat16 or float32 it reads NaN."""
+    return (
+        torch.full((tensor_bytes(tensor),), 0xFF, dtype=torch.uint8)
+        .view(DTYPES[tensor.dtype])
+        .view(tensor.shape)
+    )
 
 
-def gathered(world: World, storages: list[list[np.ndarray]]) -> dict[str, np.ndarray]:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def loaded(manifest: RankManifest, full: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """A rank's tensors filled from whole checkpoint tensors; elements no box covers hold the poison."""
+    tensors = []
+    for local in manifest.tensors:
+        tensors.append(poisoned(local))
+        for piece in local.pieces:
+            extra = len(local.shape) - len(piece.shape)
+            target = tensors[-1][piece.local_start[:extra]][box(piece.local_start[extra:], piece.shape)]
+            target.copy_(full[piece.tensor][box(piece.start, piece.shape)])
+    return tensors
+
+
+def gathered(world: World, storages: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Whole tensors put together from what the trainer ranks hold: the oracle's first half."""
     shapes = {tensor.name: tensor.shape for tensor in family_of(world.hf).checkpoint_tensors(world.hf)}
-    full: dict[str, np.ndarray] = {}
-    for manifest, arrays in zip(world.trainers, storages, strict=True):
-        for tensor, array in zip(manifest.tensors, arrays, strict=True):
-            for piece in tensor.pieces:
+    full: dict[str, torch.Tensor] = {}
+    for manifest, tensors in zip(world.trainers, storages, strict=True):
+        for local, tensor in zip(manifest.tensors, tensors, strict=True):
+            for piece in local.pieces:
                 if piece.tensor not in full:
-                    full[piece.tensor] = np.zeros(shapes[piece.tensor], array.dtype)
-                full[piece.tensor][box(piece.start, piece.shape)] = array[box(piece.local_start, piece.shape)]
+                    full[piece.tensor] = torch.zeros(shapes[piece.tensor], dtype=tensor.dtype)
+                full[piece.tensor][box(piece.start, piece.shape)] = tensor[
+                    box(piece.local_start, piece.shape)
+                ]
     return full
 
 
-def as_engines_want(world: World, full: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def as_engines_want(world: World, full: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Whole tensors as engines load them: quantised where the engines are (the oracle's second half)."""
-    if not world.quantised:
-        return full
-    made = {}
-    for name, array in full.items():
-        if quantised.quantises(name):
-            for suffix, wire in (("", quantised.VALUES), (SCALES, "float32")):
-                made[name + suffix] = fp8.quantised(array, wire, world.options.quantise_block)
-        else:
-            made[name] = array
-    return made
+    return dict(fp8.whole_tensors(full.items(), world.options.quantise_block if world.quantised else 0))

@@ -41,7 +41,7 @@ def misjudged(generator: Generator, count: int) -> list[str]:
     wrong = set()
     for case in take(generator, count):
         task = parse_task(case.ground_truth, place="generated")
-        if not case.settings and passes(program_in(case.response, task), task) is not case.right:
+        if passes(program_in(case.response, task), task) is not case.right:
             wrong.add(case.label)
     return sorted(wrong)
 

@@ -17,7 +17,6 @@ from mrl.rewards.code.tasks import CodeTask, parse_task
 from tests.support.programs import misjudged
 from tests.support.verifier_cases.case import take
 from tests.support.verifier_cases.code import GENERATORS
-from tests.support.verifier_cases.code.burdens import burdens
 from tests.support.verifier_cases.code.exceptions import exceptions
 
 PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
@@ -25,10 +24,6 @@ PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
 
 def test_generated_exceptions_never_end_a_test_early() -> None:
     assert misjudged(exceptions, 1500) == []
-
-
-def test_generated_values_are_the_programs() -> None:
-    assert misjudged(burdens, 900) == []
 
 
 def asserts(body: str) -> CodeTask:
@@ -93,6 +88,7 @@ def test_a_task_that_cannot_be_judged_is_no_verdict(body: str) -> None:
     [
         ("def f(x):\n    return {frozenset({x})}", "assert {hash(s) for s in candidate(1)} == {hash(frozenset({1}))}"),
         ("import collections\nf = collections.Counter", "assert candidate('aa') == {'a': 2}"),
+        ("def f(x):\n    return {7 ** 9000}", "assert 7 ** 9000 in candidate(1)"),
         ("def f(x):\n    return x / 3", "import numpy\n    assert numpy.isclose(candidate(1), 1 / 3)"),
     ],
 )  # fmt: skip
@@ -114,7 +110,7 @@ def test_generated_programs_in_the_sandbox() -> None:
             program = program_in(case.response, task)
             assert program is not None or not case.right
             if program is not None:
-                verdict = verify_program(program, task, PATIENT.model_copy(update=dict(case.settings)))
+                verdict = verify_program(program, task, PATIENT)
                 assert verdict.value == float(case.right), (case.label, verdict.reason)
 
 

@@ -189,6 +189,12 @@ def share_of_own_routes(folder: Path, asked: list[GenerationRequest], answers: l
     return float(np.mean(shares))
 
 
+def middle_gap(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
+    """The worst gap of the middle response: a router's near-tie moves single ones far."""
+    worst = [worst_gap(folder, [r], [a]) for r, a in zip(asked, answers, strict=True)]
+    return sorted(worst)[len(worst) // 2]
+
+
 def worst_gap(folder: Path, asked: list[GenerationRequest], answers: list[Completion]) -> float:
     """Largest difference between the engine's log-probs and those of transformers in float32 on the same tokens."""
     import torch

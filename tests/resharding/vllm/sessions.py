@@ -1,11 +1,9 @@
 """Sessions into a real engine, and what tests of several files ask it; used by tests of vLLM's side."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
 from mrl.config.sections.sync import SyncSection
-from mrl.errors import WeightSyncError
 from mrl.models.tensors import CheckpointTensor
 from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import Plan
@@ -13,7 +11,7 @@ from mrl.resharding.transfer.session import Session
 from mrl.rollout.engine import RolloutEngine
 from tests.engines import EngineHost
 from tests.mrl.rollout import driving
-from tests.resharding.feeding import Feeder, read, stacks
+from tests.resharding.feeding import Feeder, Feeding, read, stacks
 from tests.resharding.leasing import LeasedRank
 
 SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=90.0)
@@ -50,18 +48,9 @@ def planned_session(host: EngineHost, trainer: LeasedRank, feeder: Feeder, plan:
     """One session by the plan; the engine's error is raised, the sender's are returned."""
     version = host.call(driving.version)
     session = Session.new(version, version + 1, plan.digest)
-    errors: list[Exception] = []
-
-    def send() -> None:
-        try:
-            trainer.send(feeder.senders[0], session, plan, 0, group=None)
-        except WeightSyncError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=send)
-    thread.start()
+    feeding = Feeding(feeder.senders[:1], session, plan, trainer)
     try:
         host.call(driving.receive, session)
     finally:
-        thread.join(120)
-    return errors
+        feeding.end()
+    return feeding.errors

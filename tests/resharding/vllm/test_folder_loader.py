@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from mrl.config.sections.rollout import RolloutSection
 from mrl.models.families import FAMILIES
 from mrl.rollout.request import Completion
 from mrl.training.hf.hf_folder import tensor_files
-from tests.engines import EngineHost
+from tests.engines import host_of
 from tests.mrl.rollout import driving
 from tests.published import publish
 from tests.support.image_folders import unpack_experts
@@ -26,15 +25,7 @@ ASKED = driving.requests(12, seed=3, ignore_stop=True)
 def served(folder: Path, **settings: object) -> list[Completion]:
     """What an engine says that read the folder, in which lie tensors that nobody serves."""
     assert any(name.startswith("model.visual.") for name in tensor_files(folder))
-    kept = {"enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64} | settings
-    host = EngineHost(
-        rollout=RolloutSection(**kept),  # type: ignore[arg-type]
-        model_path=str(folder),
-        max_length=160,
-        seed=1,
-        real_weights=True,
-    )
-    with contextlib.closing(host):
+    with contextlib.closing(host_of(folder, engine={"real_weights": True}, **settings)) as host:
         return host.call(driving.generate, ASKED)
 
 
@@ -65,11 +56,5 @@ def test_float8_text_beside_images_is_read(tmp_path: Path) -> None:
     unpack_experts(source)
     publish(source, tmp_path / "published", tmp_path / "wide")
     answers = served(tmp_path / "published", dtype="bfloat16")
-    near, far = (gap(tmp_path / reference, answers) for reference in ("wide", "source"))
+    near, far = (driving.middle_gap(tmp_path / reference, ASKED, answers) for reference in ("wide", "source"))
     assert near < 0.5 < far, (near, far)
-
-
-def gap(reference: Path, answers: list[Completion]) -> float:
-    """Of the middle response, its largest difference from a folder's log-probs."""
-    worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
-    return sorted(worst)[len(worst) // 2]

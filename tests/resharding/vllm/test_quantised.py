@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mrl.config.sections.rollout import RolloutSection
 from mrl.config.sections.sync import SyncSection
 from mrl.models.tensors import BLOCK, SCALES
 from mrl.resharding.planner import quantised
@@ -15,8 +14,7 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.plan import PlanOptions, build_plan
 from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer import fp8
-from mrl.rollout.request import Completion
-from tests.engines import EngineHost
+from tests.engines import host_of
 from tests.mrl.rollout import driving
 from tests.resharding.feeding import Feeder, read
 from tests.resharding.leasing import LeasedRank, spread
@@ -27,12 +25,6 @@ pytestmark = pytest.mark.integration
 SHAPE = {"hidden_size": 256, "head_dim": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
 SYNC = SyncSection(bucket_bytes=256 << 10, deadline_seconds=30.0)
 ASKED = driving.requests(12, seed=3, ignore_stop=True)
-
-
-def engine(folder: Path, **arguments: object) -> EngineHost:
-    kept = {"enforce_eager": True, "kv_cache_bytes": 64 << 20, "max_num_seqs": 64}
-    rollout = RolloutSection(**kept, **arguments.pop("rollout", {}))  # type: ignore[arg-type]
-    return EngineHost(rollout=rollout, model_path=str(folder), max_length=160, seed=1, **arguments)
 
 
 def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
@@ -56,11 +48,12 @@ def rewrite(source: Path, target: Path, *, keep_quantised: bool) -> Path:
 def test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_bit(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "wide", dtype=torch.bfloat16, **SHAPE, seed=4)
     other = write_model(tmp_path / "other", dtype=torch.bfloat16, **SHAPE, seed=5)
-    reader = engine(rewrite(folder, tmp_path / "narrow", keep_quantised=True), real_weights=True)
+    narrow = rewrite(folder, tmp_path / "narrow", keep_quantised=True)
+    reader = host_of(narrow, engine={"real_weights": True}, dtype="bfloat16")
     expected = [a.logprobs.tolist() for a in reader.call(driving.generate, ASKED)]
     reader.close()
 
-    host = engine(folder, rollout={"quantization": "fp8_block"})
+    host = host_of(folder, dtype="bfloat16", quantization="fp8_block")
     feeder = Feeder(host.call(driving.addresses), SYNC, full=True)
     weights = read(folder)
     (tensors,) = spread(weights, 1)
@@ -87,11 +80,5 @@ def test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_
     feeder.close()
     host.close()
     wide = rewrite(folder, tmp_path / "as_computed", keep_quantised=False)
-    near, far = (gap(reference, answers) for reference in (wide, folder))
+    near, far = (driving.middle_gap(reference, ASKED, answers) for reference in (wide, folder))
     assert near < 0.1 < far, (near, far)
-
-
-def gap(reference: Path, answers: list[Completion]) -> float:
-    """Of the middle response, its largest difference from a folder's log-probs: a router's near-tie moves single ones far."""
-    worst = [driving.worst_gap(reference, [r], [a]) for r, a in zip(ASKED, answers, strict=True)]
-    return sorted(worst)[len(worst) // 2]

@@ -1,0 +1,136 @@
+"""Lanes take packed messages to where they are needed, window by window.
+
+Both have two send buckets in turn: one is packed while the other is on its way. After a failure nothing is
+under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mrl.resharding.planner.slot_plan import SlotMessage, SlotPart, WindowPart
+from mrl.resharding.transfer.collectives import RankGroup
+from mrl.resharding.wire.mesh import Outgoing
+from mrl.resharding.wire.mesh_link import TrainerMesh
+from mrl.resharding.wire.messages import Parcel
+from mrl.resharding.wire.parcels import digest_in, trailer
+
+
+class PeerLane:
+    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver
+    shares.
+
+    A message's digest is taken in the send bucket and travels after it. The receiver compares it with what
+    lies in its bucket; this slot's trainer only passes it on."""
+
+    def __init__(
+        self, ranks: RankGroup, part: SlotPart, rank_of_slot: Mapping[int, int], *, digests: bool = False
+    ) -> None:
+        self._ranks, self._rank_of_slot, self._digests = ranks, rank_of_slot, digests
+        self._buckets = _send_buckets(part, ranks.device)
+        self._works: list[Any] = []
+        self._arriving: list[tuple[int, SlotMessage, torch.Tensor]] = []
+        """(sender's rank, message, where its digest comes) of the started window."""
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        """Return the send bucket of a window, free to pack into."""
+        return self._buckets[turn % 2]  # the window before the last was finished
+
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        """Start the packed messages of the window, and fill `received` with what this slot gets of peers."""
+        assert received is not None or not window.receives, "a slot that receives has a receiver"
+        rank, bucket = self._rank_of_slot, self._buckets[turn % 2]
+        sends = [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends]
+        receives = [
+            (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
+            for r in window.receives
+        ]
+        self._arriving = []
+        if self._digests:
+            trailers = [torch.empty(1, dtype=torch.int64, device=self._ranks.device) for _ in receives]
+            self._arriving = [
+                (peer, r, t) for (peer, _), r, t in zip(receives, window.receives, trailers, strict=True)
+            ]
+            sends = [each for peer, data in sends for each in ((peer, data), (peer, trailer(data)))]
+            receives = [
+                each
+                for (peer, data), t in zip(receives, trailers, strict=True)
+                for each in ((peer, data), (peer, t))
+            ]
+        self._works = self._ranks.exchange(sends, receives)
+
+    def finish(self, turn: int) -> list[Parcel] | None:
+        """Return when what this slot gets of peers in a started window is there, and what it sends reaches
+        them.
+
+        The result is what lies in the receive bucket, with its senders' digests; None if nothing is compared.
+        """
+        works, self._works = self._works, []
+        self._ranks.wait(works)
+        if not self._digests:
+            return None
+        return [
+            Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(came))
+            for rank, r, came in self._arriving
+        ]
+
+    def drain(self) -> None:
+        """Does nothing: every window was finished."""
+
+
+class MeshLane:
+    """Sends from trainer rank to engine rank where they share no memory."""
+
+    def __init__(
+        self,
+        mesh: TrainerMesh,
+        part: SlotPart,
+        receiver_of_slot: Mapping[int, int],
+        places: Sequence[Mapping[int, int]],
+    ) -> None:
+        """`receiver_of_slot`: of those that take part; what is for others stays here. `places`: by window,
+        slot -> where this rank's message begins in that slot's receive bucket."""
+        self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
+        self._buckets = _send_buckets(part, mesh.device)
+        self._works: list[list[Any]] = [[], []]
+
+    def bucket(self, turn: int) -> torch.Tensor:
+        """Return the send bucket of a window, free to pack into."""
+        works, self._works[turn % 2] = self._works[turn % 2], []
+        self._mesh.wait(works)
+        return self._buckets[turn % 2]
+
+    def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
+        """Start the packed messages of the window; engine ranks receive them by themselves."""
+        bucket, messages = self._buckets[turn % 2], []
+        for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
+            data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
+            messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
+        self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
+
+    def finish(self, turn: int) -> None:
+        """Return when the messages reach their receivers, which get the digests too."""
+        self._mesh.flush(self._works[turn % 2])
+
+    def drain(self) -> None:
+        """Return when everything that was sent has been taken."""
+        self.bucket(0)
+        self.bucket(1)
+
+
+def _send_buckets(part: SlotPart, device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty(part.send_bucket_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+
+
+Lane = PeerLane | MeshLane
+
+
+def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
+    """By window, the messages a slot receives, with their senders' ranks."""
+    return [
+        [Parcel(rank=rank_of_slot[r.peer], offset=r.offset, num_bytes=r.num_bytes) for r in window.receives]
+        for window in part.windows
+    ]

@@ -1,0 +1,50 @@
+"""Faults put into a session on purpose, at either end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.sender import WeightSender
+from mrl.resharding.wire import mesh_link, slot_link
+from mrl.resharding.wire.messages import Message
+from mrl.resharding.wire.parcels import require_sent
+
+
+def after(receiver: Receiver, point: str, action: Callable[[], None]) -> None:
+    """Do something once a receiver accepted its sender ("accepted"), knows what will come ("told"), or verified everything
+    ("verified")."""
+    owner = receiver.progress if point == "verified" else receiver
+    name = {"accepted": "_accept", "told": "_tables", "verified": "verified"}[point]
+    step = getattr(owner, name)
+
+    def reached(*arguments: object) -> object:
+        result = step(*arguments)
+        setattr(owner, name, step)
+        action()
+        return result
+
+    setattr(owner, name, reached)
+
+
+def change_messages(sender: WeightSender, change: Callable[[Message], Message]) -> None:
+    """Send in place of each message what `change` makes of it."""
+    post = sender._post
+    sender._post = lambda message: post(change(message))  # type: ignore[method-assign]
+
+
+def flip_a_bit(monkeypatch: pytest.MonkeyPatch, *, message: int) -> None:
+    """Change the bytes of one message as they lie in the receiver's bucket, before anything checks them."""
+    ahead = [message]
+
+    def flipped(data: torch.Tensor, sent: int, rank: int) -> None:
+        ahead[0] -= 1
+        if not ahead[0]:
+            data[1] ^= 16
+        require_sent(data, sent, rank)
+
+    for module in (slot_link, mesh_link):
+        monkeypatch.setattr(module, "require_sent", flipped)

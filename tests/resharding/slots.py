@@ -1,0 +1,81 @@
+"""Both ends of one slot in this process: a trainer rank with made-up weights, and a receiver with bare parameters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.resharding.made_up import MadeUp
+from benchmarks.resharding.storage import Storage, Windows
+from benchmarks.resharding.trainer import BenchTrainer
+from mrl.config.sections.sync import SyncSection
+from mrl.errors import WeightSyncError
+from mrl.resharding.planner.manifest import RankManifest
+from mrl.resharding.planner.topology import Topology
+from mrl.resharding.transfer.planned_sync import PlannedSync
+from mrl.resharding.transfer.receiver import Receiver
+from mrl.resharding.transfer.session import ReceiverState, Session
+from tests.resharding.exchanges import Receiving
+
+CPU = torch.device("cpu")
+SYNC = SyncSection(bucket_bytes=64 << 10, deadline_seconds=60.0)
+
+
+class Slot:
+    """One slot, or this rank's of several."""
+
+    def __init__(
+        self,
+        trainer: BenchTrainer,
+        manifests: Sequence[RankManifest],
+        rank: int = 0,
+        *,
+        planned_for: Sequence[RankManifest] = (),
+        slots_per_node: int = 1,
+        sync: SyncSection = SYNC,
+        store: str | None = None,
+    ) -> None:
+        """`planned_for`: what the trainer is told that engines want, where that differs from what they want."""
+        self.trainer, self.storage = trainer, Storage(manifests[rank], CPU)
+        host = None if sync.transport == "auto" else "127.0.0.1"
+        self.receiver = Receiver(deadline_seconds=60.0, device=CPU, host=host)
+        addresses: list[Any] = [self.receiver.address]
+        if dist.is_initialized():
+            addresses = [None] * dist.get_world_size()
+            dist.all_gather_object(addresses, self.receiver.address)
+        topology = Topology.shared(len(addresses), slots_per_node=slots_per_node)
+        if host is not None:
+            topology = Topology.beside(topology.nodes)
+        told = list(planned_for or manifests)
+        self.weight_sync = PlannedSync(trainer, sync, addresses, told, topology=topology, store=store)
+        self.figures: dict[str, float] = {}
+        """Of the last session that committed."""
+        self._number = 0
+
+    def sync(self, version: int, windows: Windows | None = None, *, full: bool = True) -> str:
+        """One session from poisoned parameters; the sender's error, or nothing."""
+        self.storage.poison()
+        self._number += 1
+        committed = self.receiver.progress.version
+        session = Session(f"{self._number:032x}", committed, version, self.weight_sync.digest, full=full)
+        thread = Receiving(self.receiver, session, windows or Windows(self.storage))
+        try:
+            self.figures = self.weight_sync.send(session)
+        except WeightSyncError as error:
+            return str(error)
+        finally:
+            if thread.end(60) is not None:
+                assert self.receiver.progress.state is ReceiverState.FAILED
+            assert self.trainer.memory.leases == 0
+        return ""
+
+    def outcome(self, version: int) -> tuple[bool, str | None]:
+        """(the version is committed, what is wrong with its bytes)."""
+        made = MadeUp(self.trainer.checkpoint, version=version)
+        return self.receiver.progress.version == version, self.storage.first_difference(made)
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.weight_sync.close()
+        self.trainer.close()
