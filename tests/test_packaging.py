@@ -86,9 +86,14 @@ def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Pat
         if name.partition(".")[0] == "mrl"
     }
     page = {
-        f"mrl/report/{p.name}"
-        for kind in ("html", "css", "js")
-        for p in (ROOT / "mrl/report").glob(f"*.{kind}")
+        f"mrl/{folder}/{path.name}"
+        for folder, kinds in {
+            "report": ("html", "css", "js"),
+            "observe": ("md",),
+            "config": ("md", "yaml"),
+        }.items()
+        for kind in kinds
+        for path in (ROOT / "mrl" / folder).glob(f"*.{kind}")
     }
     recipes = {f"mrl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*") if path.is_file()}
     assert len(page) > 3 and ours | recipes | page <= names, sorted((ours | recipes | page) - names)
