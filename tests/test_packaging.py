@@ -33,7 +33,17 @@ if __name__ == "__main__":
 """
 """A stranger's program."""
 ROWS = Path(__file__).parent / "data/gsm8k/train.jsonl"
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mrl", "models", "resharding", "launch", "configs")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "mrl",
+    "models",
+    "resharding",
+    "launch",
+    "configs",
+    "docs",
+)
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - OWN_TOOLS))
