@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.runs import run_python
+
 TINY = {
     "driver": "--prompts 4 --samples 4 --tokens 40 --engines 2 --step-seconds 1 --steps 1",
     "driver_parts": "--prompts 2 --samples 2 --tokens 20",
@@ -33,14 +31,6 @@ LONG = ("against_trl",)
 )
 def test_a_measurement_of_the_docs_runs(name: str, tmp_path: Path) -> None:
     words = TINY[name].format(out=tmp_path).split()
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_python("-m", f"benchmarks.{name}", *words, environment={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     assert SAYS[name] in done.stdout, done.stdout[-2000:]

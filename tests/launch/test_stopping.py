@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from mrl.config.load import load_config
 from mrl.launch.commands import stopping
 from mrl.launch.commands.stopping import REQUEUE_EXIT_CODE, StopSignals
 from mrl.launch.commands.train import Run
+from tests.support.runs import run_python
 
 
 def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() -> None:
@@ -94,9 +93,7 @@ raise SystemExit(main())
 
 def test_the_exit_code_holds_where_the_request_came_inside_of_text_that_is_run(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "leaving"]
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=240, capture_output=True)
+    done = run_python("-m", "leaving", environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == REQUEUE_EXIT_CODE, done
 
 

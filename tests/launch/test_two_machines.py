@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.resharding.limited_link import ADDRESSES, INTERFACE, NAMES, link
 from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
+from tests.support.runs import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 SECONDS = 400.0
@@ -68,10 +69,7 @@ class Machines:
         self.agents[0].send_signal(signal.SIGTERM)
         self.agents[0].wait(SECONDS)
         assert "SIGTERM: finishing this step, saving" in self.text() and "forcefully" not in self.text()
-        deadline = time.monotonic() + SECONDS
-        while left := members(0):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.5)
+        until(lambda: not members(0), seconds=SECONDS)
         return steps_done(self.folder)
 
 

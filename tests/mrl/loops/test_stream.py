@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from mrl.observe.metrics_log import without_volatile
 from mrl.pool.group_bytes import decode_group
 from mrl.samples import Prompt, Status, Verdict, VerdictKind
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
+from tests.support.runs import until
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
@@ -238,14 +237,6 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
         match=r"oldest of 8 groups is 0, making: 4 responses missing \(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
     ):
         run.loop.step()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what the rollout thread does by itself."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
 
 
 def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_path: Path) -> None:
