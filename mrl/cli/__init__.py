@@ -23,7 +23,7 @@ from mrl.errors import ConfigError, DataError, MrlError
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of writing, which do not name a file."""
 FORMER_COMMANDS = {
-    "bench": "removed: python -m benchmarks.schedules and benchmarks.step, of the repository, measure schedules and steps",
+    "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
     "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
     "sft": "renamed to tune",

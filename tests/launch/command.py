@@ -43,7 +43,7 @@ class Command:
         self._looked = 0.0
         self.named_at = float("inf")
         """When (time.time) the line that says why it failed was seen in its output."""
-        is_alone = alone or words[0] not in ("train", "bench")
+        is_alone = alone or words[0] != "train"
         self._servers: ForkServers | None = None if is_alone else shared()
         offer = {} if self._servers is None else self._servers.offer
         program = "mrl.cli" if self._servers is None else "tests.forks.program"

@@ -166,19 +166,6 @@ def check_written(out: Path, summary: dict[str, Any], accuracy: object) -> None:
     assert len(summary["model"]["sha256"]) == 64
 
 
-def test_a_step_is_measured_against_its_floor(task: Path, tmp_path: Path) -> None:
-    more = ("training.offload=always", "--steps", "2", "--json")
-    log = tmp_path / "log"
-    run("bench", "step", *words(task, tmp_path, "bench"), *more, log=log)
-    text = log.read_text()
-    figures = json.loads(text[text.index("\n{") :])
-    assert len(figures["steps"]) == len(figures["floors"]) == 2
-    assert {"generate", "recompute", "update", "sync"} <= figures["step_phases"].keys()
-    assert figures["floor_phases"].keys() == {"generate", "recompute", "update"}
-    assert figures["floor_seconds"] > 0 and 0.5 < figures["ratio"] < 100
-    assert not (tmp_path / "bench").exists(), "a measurement leaves no run folder"
-
-
 def test_an_interrupt_before_the_first_step_leaves_at_once(task: Path, tmp_path: Path) -> None:
     with Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log") as command:
         command.wait_for("data: rows", seconds=400)
