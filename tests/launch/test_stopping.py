@@ -27,36 +27,21 @@ def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() 
     assert signals.exit_code == REQUEUE_EXIT_CODE
 
 
-def test_a_request_in_a_step_waits_for_its_end() -> None:
-    with StopSignals() as signals:
-        signals.begin_steps()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.reason() == "SIGTERM"
-    assert signals.exit_code == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize(("apart", "leaves"), [(3600.0, False), (0.0, True)])
-def test_a_signal_that_comes_twice_at_once_is_one_request(apart, leaves, monkeypatch) -> None:
-    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person is another thing."""
+@pytest.mark.parametrize(
+    ("apart", "second", "leaves"),
+    [(3600.0, signal.SIGTERM, False), (0.0, signal.SIGTERM, True), (3600.0, signal.SIGINT, True)],
+)
+def test_a_signal_that_comes_twice_at_once_is_one_request(apart, second, leaves, monkeypatch) -> None:
+    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person, or another one, is another thing."""
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
     with StopSignals() as signals:
         signals.begin_steps()
         os.kill(os.getpid(), signal.SIGTERM)
-        expected = (
-            pytest.raises(KeyboardInterrupt, match="SIGTERM twice") if leaves else contextlib.nullcontext()
-        )
-        with expected:
-            os.kill(os.getpid(), signal.SIGTERM)
+        again = pytest.raises(KeyboardInterrupt, match=f"{second.name} twice")
+        with again if leaves else contextlib.nullcontext():
+            os.kill(os.getpid(), second)
         assert signals.reason() == "SIGTERM"
     assert signals.exit_code == 128 + signal.SIGTERM
-
-
-def test_another_signal_at_once_is_another_request() -> None:
-    with StopSignals() as signals:
-        signals.begin_steps()
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt, match="SIGINT twice"):
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
