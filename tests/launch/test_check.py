@@ -166,7 +166,9 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]
     others = children()
     assert main(command) == 2
     assert not workers(children() - others)
-    return capsys.readouterr().err.strip().splitlines()
+    out, err = capsys.readouterr()
+    assert out == "", "errors stand alone"
+    return err.strip().splitlines()
 
 
 @pytest.fixture(autouse=True)
@@ -275,12 +277,6 @@ def test_what_a_run_is_probably_not_meant_to_do_is_said_in_a_line_each(
         assert len(lines) == len(expected), lines
         assert all(message in line for message, line in zip(expected, lines, strict=True)), lines
         assert "prompts_per_step:" in capsys.readouterr().out
-
-
-def test_errors_of_a_dry_run_stand_alone(task, tmp_path, capsys) -> None:
-    assert main(["train", *words(task, tmp_path, "run", "data.train=/nowhere.jsonl"), "--dry-run"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("mrl: /nowhere.jsonl: no such file") and err.count("\n") == 1
 
 
 def test_a_layout_of_more_gpus_than_the_machine_has_is_refused_before_ray(monkeypatch) -> None:

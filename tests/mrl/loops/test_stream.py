@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.errors import RolloutError, WorkerLost
+from mrl.errors import RolloutError
 from mrl.observe.metrics_log import without_volatile
 from mrl.pool.group_bytes import decode_group
 from mrl.samples import Prompt, Status, Verdict, VerdictKind
@@ -263,19 +263,3 @@ def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_pat
     shares = {name: batch.metrics[f"stream/held_by/{name}"] for name in ("engines", "verdicts", "slots")}
     assert sum(shares.values()) == pytest.approx(1.0) and all(share > 0 for share in shares.values())
     assert not any(rest.metrics[f"stream/held_by/{name}"] for name in shares), "counted twice"
-
-
-def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
-    run = TableRun(config_of(tmp_path, {}, *SAVES, "loop.steps=9"))
-    run.loop.start()
-    run.loop.step()
-    run.engines.dies = WorkerLost("engine 0 died in phase sync")
-    with pytest.raises(WorkerLost, match="phase sync"):
-        run.loop.step()
-    again = run.resumed()
-    again.loop.start()
-    steps = again.loop.steps()
-    assert next(steps) == 2 and [row["step"] for row in again.rows()] == [1, 2]
-    assert next(steps) == 3
-    trained = [g.prompt.index for groups in run.groups + again.groups for g in groups]
-    assert trained == list(range(12)) and again.engines.version == 3
