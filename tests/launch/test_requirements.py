@@ -1,16 +1,12 @@
 """What is refused of a layout on its nodes: engines that nodes share unequally, dp ranks without experts to share."""
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 
 from mrl.capacity.requirements import node_numbers, unmet
-from mrl.cli import main
 from mrl.config.load import load
 from mrl.errors import ConfigError
-from mrl.observe.run_folder import RunFolder
 from mrl.rollout.part import schedulers
 from mrl.training.hf.hf_folder import read_config
 from tests.tiny_models import tiny_config
@@ -31,14 +27,6 @@ def found(folder: Path, model: str, words: str, nodes: str, *, gpus: bool) -> li
     paths = [f"model.path={folder}", "data.train=t.jsonl", "model.max_length=16", "data.max_prompt_tokens=8"]
     config = load([QUICKSTART], [*paths, "rollout.max_response_tokens=8", *words.split("; ")])
     return unmet(config, read_config(folder), [int(node) for node in nodes], gpus=gpus)
-
-
-def test_a_second_job_on_a_run_folder_names_host_and_pid_of_the_first(task, tmp_path, capsys) -> None:
-    first = RunFolder(tmp_path / "quickstart")
-    words = [f"run.folder={tmp_path}", f"model.path={task}/model", f"data.train={task}/train.jsonl"]
-    assert main(["train", str(QUICKSTART), *words]) == 2
-    first.close()
-    assert f"is in use by host {socket.gethostname()} pid {os.getpid()};" in capsys.readouterr().err
 
 
 PAIRS = "training.layout={dp: 4}; rollout.tp=2"
