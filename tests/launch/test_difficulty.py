@@ -52,6 +52,9 @@ def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_pa
     few = f"data.difficulty={{file: {tmp_path}/rates.jsonl, samples: 6}}"
     with pytest.raises(ConfigError, match="multiple of 4"):
         load([GSM8K], [*settings, few])
+    (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
+    with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):
+        measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
 
 
 def about_of(config: Config) -> dict[str, Any]:
@@ -61,25 +64,24 @@ def about_of(config: Config) -> dict[str, Any]:
     return about | {"model": model_digest(config.model.path)}
 
 
-@pytest.mark.parametrize(
-    ("saved", "words"),
-    [
-        ({"model": "another"}, []),
-        ({"reward": "another"}, []),
-        ({"stop": [3]}, []),
-        ({"stop_token_ids": [3]}, []),
-        ({}, ["rollout.stop=['3']"]),
-        ({}, ["rollout.stop_token_ids=['3']"]),
-    ],
-)
-def test_a_file_of_another_measurement_is_refused(settings, tmp_path, saved, words) -> None:
-    """Of another model or reward, or with a stop that the configuration lacks, and the other way round."""
-    about = about_of(load([GSM8K], settings)) | saved
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_file_of_responses_that_ended_elsewhere_is_refused(settings, tmp_path, name, saved) -> None:
+    """Measured with the stop that the configuration lacks, and the other way round."""
+    config = load([GSM8K], settings)
+    about = about_of(config) | ({name: [3]} if saved else {})
     (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
-    more = [f"data.difficulty.file={tmp_path}/rates.jsonl", *words]
-    name = next(iter(saved)) if saved else words[0].split("=")[0].split(".")[1]
-    with pytest.raises(ConfigError, match=f"was measured with {name} = .*, this configuration has"):
+    more = [f"data.difficulty.file={tmp_path}/rates.jsonl"] + ([] if saved else [f"rollout.{name}=['3']"])
+    with pytest.raises(ConfigError, match=f"was measured with {name} = "):
         measure_difficulty(load([GSM8K], [*settings, *more]))
+
+
+def test_a_file_measured_with_another_reward_is_refused(settings: list[str], tmp_path: Path) -> None:
+    config = load([GSM8K], settings)
+    about = about_of(config) | {"reward": "another"}
+    (tmp_path / "rates.jsonl").write_text(json.dumps({"about": about}) + "\n")
+    with pytest.raises(ConfigError, match="was measured with reward = another"):
+        measure_difficulty(load([GSM8K], [*settings, f"data.difficulty.file={tmp_path}/rates.jsonl"]))
 
 
 def test_a_digest_of_rewards_changes_with_what_decides_them_alone() -> None:
