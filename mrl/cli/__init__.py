@@ -25,11 +25,12 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 FORMER_COMMANDS = {
     "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
     "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
-    "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN checks its prompts",
+    "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
+    "checks its prompts",
     "sft": "renamed to tune",
     "warm-start": "renamed to tune",
-    "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes on; "
-    "logging.trackers shows curves live",
+    "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes "
+    "on; logging.trackers shows curves live",
 }
 """A former command, or a command and a former option of it -> what became of it."""
 

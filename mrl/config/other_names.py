@@ -1,5 +1,5 @@
-"""Names that are no settings here: those of earlier releases, with today's or with what to do instead (other_names.yaml), and the words
-of other systems (moving.md, a page of the docs). Pure."""
+"""Names that are no settings here: those of earlier releases, with today's or with what to do instead
+(other_names.yaml), and the words of other systems (moving.md, a page of the docs). Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read(name: str) -> str:
 
 @functools.cache
 def former_settings() -> dict[tuple[str, str], str]:
-    """Return (section, a former setting of it, or setting=value) -> "renamed to ...", or "removed; " and what to do instead."""
+    """Return (section, a former setting of it, or setting=value) -> "renamed to ..." or "removed; ..."."""
     starts = {"renamed": "renamed to ", "removed": "removed; "}
     return {
         (section, name): f"{starts[what]}{text}"
@@ -42,8 +42,8 @@ def former_settings() -> dict[tuple[str, str], str]:
 
 @functools.cache
 def words_of_others() -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return the words of the page's tables, or the ends of their dotted names: with the settings that do the same, and those that
-    nothing does the same as, with what is there in their place."""
+    """Return the words of the page's tables, or the ends of their dotted names: with the settings that do the
+    same, and those that nothing does the same as, with what is there in their place."""
     same: dict[str, list[str]] = {}
     unsupported: dict[str, str] = {}
     for line in _read("moving.md").splitlines():
@@ -57,15 +57,15 @@ def words_of_others() -> tuple[Mapping[str, str], Mapping[str, str]]:
 
 
 def former(section: type, key: str, value: object = None) -> str:
-    """Return what became of a former setting of a section, or of a former value of a setting; empty if it never was one."""
+    """Return what became of a former setting, or of a former value of one; empty if it never was one."""
     names = (key, f"{key}={value}") if isinstance(value, str) else (key,)
     found = (former_settings().get((section.__name__, name), "") for name in names)
     return next(filter(None, found), "")
 
 
 def answer(path: str) -> str:
-    """Return what an error says about a former metric or another system's name: about the longest end of a dotted path that is in the
-    tables, or of what stands before its last name. Empty if there is none.
+    """Return what an error says about a former metric or another system's name: about the longest end of a
+    dotted path that is in the tables, or of what stands before its last name. Empty if there is none.
 
     >>> answer("actor_rollout_ref.actor.optim.lr"), answer("peft_config.r")[:40]
     ('; did you mean training.optimizer.lr?', '; did you mean training.lora.rank (and w')

@@ -1,4 +1,4 @@
-"""A run's metrics as one array a metric, a value a row; and as curves of bounded length, whose points are the mean and range of rows."""
+"""A run's metrics: an array each, with a value a row; and curves of bounded length, of rows' mean and range."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Curves:
 
 
 def rows_per_point(curves: Curves, points: int = POINTS) -> int:
-    """Return how many neighbouring rows share a point, so that there are at most so many points; a power of 2."""
+    """Return how many neighbouring rows share a point, for at most so many points; a power of 2."""
     return 1 << max(0, math.ceil(math.log2(len(curves) / points))) if len(curves) else 1
 
 
 def drawn(curves: Curves, points: int = POINTS) -> dict[str, Any]:
-    """Return JSON values: steps and hours at the end of each point, and per metric the means; with more than one row a point also the
-    ranges.
+    """Return JSON values: steps and hours at the end of each point, and per metric the means; with more than
+    one row a point also the ranges.
 
     `hours` are those that steps, their saving and validations took since the first row; None stands where a point has no number.
     """

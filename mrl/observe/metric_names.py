@@ -1,7 +1,7 @@
-"""Every metric of metrics.jsonl and expert_load.jsonl, with its unit and a sentence: a contract with whoever reads those files.
+"""Every metric of metrics.jsonl and expert_load.jsonl, with its unit and a sentence: a contract with readers.
 
-The list is the page metrics.md beside this file. The report is made from it; a metric that a real run writes and that is not there
-fails a test. Pure.
+The list is the page metrics.md beside this file. The report is made from it; a metric that a real run writes
+and that is not there fails a test. Pure.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
 def test_of_ranks_that_fail_together_the_one_that_others_waited_for_is_named(
     middle, told, words, monkeypatch
 ) -> None:
-    """Two lost another, which hangs; which lost one too, so that the first is told; which has an error of its own."""
+    """Two lost another, which hangs; or lost one too, so that the first is told; or has an error of its own."""
     Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE} | ({"tick 1": middle} if middle else {}))
     with pytest.raises(told, match=words):
         wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words

@@ -1,4 +1,4 @@
-"""Which faults can not be asked for; test_soak.py has those that can, and test_kills.py shows that they kill."""
+"""Faults that cannot be asked for; test_soak.py has those that can, test_kills.py shows that they kill."""
 
 import pytest
 

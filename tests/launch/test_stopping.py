@@ -32,7 +32,8 @@ def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() 
     [(3600.0, signal.SIGTERM, False), (0.0, signal.SIGTERM, True), (3600.0, signal.SIGINT, True)],
 )
 def test_a_signal_that_comes_twice_at_once_is_one_request(apart, second, leaves, monkeypatch) -> None:
-    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person, or another one, is another thing."""
+    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person, or another one,
+    is another thing."""
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
     with StopSignals() as signals:
         signals.begin_steps()

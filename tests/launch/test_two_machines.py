@@ -64,8 +64,9 @@ class Machines:
         self.wait_for(lambda: len(steps_done(self.folder)) >= goal, f"{goal} steps")
 
     def end(self) -> None:
-        """torchrun is told to end: it tells all that it started, and kills what has not ended 30 s later. The driver saves and leaves
-        before, with Ray's workers there until it has, and nothing is left on its machine. The run has made each step once."""
+        """torchrun is told to end: it tells all that it started, and kills what has not ended 30 s later. The
+        driver saves and leaves before, with Ray's workers there until it has, and nothing is left on its
+        machine. The run has made each step once."""
         self.agents[0].send_signal(signal.SIGTERM)
         self.agents[0].wait(SECONDS)
         assert "SIGTERM: finishing this step, saving" in self.text() and "forcefully" not in self.text()

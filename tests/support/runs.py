@@ -30,7 +30,8 @@ def run_python(
 def until(condition: Callable[[], object], *, seconds: float = 120.0, every: float = 0.05) -> None:
     """Wait for a condition; AssertionError if it does not hold in time.
 
-    Looks are counted, not seconds: a machine that stands still for a while costs one look, however late its clock then is.
+    Looks are counted, not seconds: a machine that stands still for a while costs one look, however late its
+    clock then is.
     """
     for _ in range(math.ceil(seconds / every)):
         if condition():
