@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Section(BaseModel):
@@ -16,6 +16,16 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
     )
+
+    def faults(self) -> Iterator[str]:
+        """Yield a sentence for each way in which the settings, each right by itself, do not go together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
 
 
 def named(what: str, choices: Any) -> Callable[[Any], Any]:

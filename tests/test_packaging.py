@@ -33,7 +33,17 @@ if __name__ == "__main__":
 """
 """A stranger's program."""
 ROWS = Path(__file__).parent / "data/gsm8k/train.jsonl"
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "mrl", "models", "resharding", "launch", "configs")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "mrl",
+    "models",
+    "resharding",
+    "launch",
+    "configs",
+    "docs",
+)
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - OWN_TOOLS))
@@ -86,9 +96,14 @@ def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Pat
         if name.partition(".")[0] == "mrl"
     }
     page = {
-        f"mrl/report/{p.name}"
-        for kind in ("html", "css", "js")
-        for p in (ROOT / "mrl/report").glob(f"*.{kind}")
+        f"mrl/{folder}/{path.name}"
+        for folder, kinds in {
+            "report": ("html", "css", "js"),
+            "observe": ("md",),
+            "config": ("md", "yaml"),
+        }.items()
+        for kind in kinds
+        for path in (ROOT / "mrl" / folder).glob(f"*.{kind}")
     }
     recipes = {f"mrl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*") if path.is_file()}
     assert len(page) > 3 and ours | recipes | page <= names, sorted((ours | recipes | page) - names)

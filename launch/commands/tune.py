@@ -74,12 +74,18 @@ def run_ranks(arguments: Sequence[str]) -> int:
 
 def _run_held(arguments: Sequence[str], config: Config, section: TuneSection, absent: frozenset[str]) -> int:
     folder, signals = RunFolder(folder_of(config)), StopSignals()
+
+    def pass_on() -> None:
+        if (reason := signals.reason()) is not None:
+            stop_file(config).write_text(reason)
+
     try:
         folder.write_config(dump(config, without=absent), installed_versions(PACKAGES))
         stop_file(config).unlink(missing_ok=True)
         with signals:
             signals.begin_steps()  # also the time before the first step ends by the file
-            code = _run(arguments, config, signals)
+            run = "mrl.launch.commands.tune"
+            code = run_local_ranks(run, arguments, config, while_they_run=pass_on)
     finally:
         folder.close()
     if code:
@@ -132,14 +138,6 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
                 f"{row.place}: what is scored ends with the padding token ({pad}), which transformers takes for no part of a "
                 f"response: it would score the token before; give the tokenizer in {config.model.path} another pad_token"
             )
-
-
-def _run(arguments: Sequence[str], config: Config, signals: StopSignals) -> int:
-    def pass_on() -> None:
-        if (reason := signals.reason()) is not None:
-            stop_file(config).write_text(reason)
-
-    return run_local_ranks("mrl.launch.commands.tune", arguments, config, while_they_run=pass_on)
 
 
 def folder_of(config: Config) -> Path:
@@ -196,27 +194,21 @@ def main(arguments: Sequence[str]) -> None:
 
 def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | None:
     """What config.json of the output says where it is a reward model."""
-    from mrl.tokenizer_folder import load_tokenizer
     from mrl.training.hf.reward_model_folder import config_of
 
     if not section.objective.is_reward_model:
         return None
-    path = config.model.path
-    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
-    return config_of(path, tokenizer, section.objective.labels)
+    return config_of(config.model.path, tokenizer_of(config.model), section.objective.labels)
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
-    from mrl.tokenizer_folder import load_tokenizer
     from mrl.training.hf.reward_model_folder import RewardFolder
 
-    found = _scored_config(config, section)
-    if found is None:
+    if (found := _scored_config(config, section)) is None:
         return None
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     steps = {"step_separator": section.data.step_separator} if section.objective.scores_steps else {}
     about = {
-        "end_tokens": end_of_text(tokenizer, config.model.path),
+        "end_tokens": end_of_text(tokenizer_of(config.model), config.model.path),
         **steps,
         "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
     }

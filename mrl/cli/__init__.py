@@ -22,6 +22,17 @@ from mrl.errors import ConfigError, DataError, MrlError
 
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of writing, which do not name a file."""
+FORMER_COMMANDS = {
+    "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
+    "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
+    "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
+    "checks its prompts",
+    "sft": "renamed to tune",
+    "warm-start": "renamed to tune",
+    "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes "
+    "on; logging.trackers shows curves live",
+}
+"""A former command, or a command and a former option of it -> what became of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,16 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses arguments; files and overrides may also stand behind options, which argparse alone refuses."""
-    from mrl.config.other_names import REMOVED_WORDS, RENAMED_COMMANDS
-
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next(iter(words), "")
-    if command in RENAMED_COMMANDS:
-        parser.error(f"{command} is renamed to {RENAMED_COMMANDS[command]}")
-    for removed in (command, *(f"{command} {word}" for word in words[1:])):
-        if removed in REMOVED_WORDS:
-            parser.error(f"{removed} is removed: {REMOVED_WORDS[removed]}")
+    for former in (command, *(f"{command} {word}" for word in words[1:])):
+        if former in FORMER_COMMANDS:
+            parser.error(f"{former} is {FORMER_COMMANDS[former]}")
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "config") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -93,35 +93,21 @@ def _make_command(commands) -> None:
 
 
 def _make(options: argparse.Namespace) -> int:
-    if options.what == "arithmetic":
-        from mrl.prepare import arithmetic_rows
-
-        print(
-            f"wrote {arithmetic_rows.write_arithmetic(options.out, largest=options.largest, num_pairs=options.pairs)}"
-        )
-        return 0
-    if options.what == "calculator":
-        from mrl.prepare import calculator_rows
-
-        print(f"wrote {calculator_rows.write_calculator(options.out)}")
-        return 0
-    if options.what == "chains":
-        from mrl.prepare import chains
-
-        print(f"wrote {chains.write_chains(options.out, num_steps=options.steps)}")
-        return 0
-    if options.what == "domains":
-        from mrl.prepare import domains
-
-        print(f"wrote {domains.write_domains(options.out)}")
-        return 0
     if options.what in ("preferences", "judgements"):
         return _pairs(options)
-    from mrl.prepare import tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, chains, domains, tokenizer
 
-    size = tokenizer.write_bpe(options.files, options.out, vocab_size=options.vocab_size)
-    print(f"wrote {options.out}: {size} tokens")
-    return 0
+    out, files, size = options.out, options.files, options.vocab_size
+    makers = {
+        "arithmetic": lambda: arithmetic_rows.write_arithmetic(
+            out, largest=options.largest, num_pairs=options.pairs
+        ),
+        "calculator": lambda: calculator_rows.write_calculator(out),
+        "chains": lambda: chains.write_chains(out, num_steps=options.steps),
+        "domains": lambda: domains.write_domains(out),
+        "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
+    }
+    return print_answer(f"wrote {makers[options.what]()}")
 
 
 def _pairs(options: argparse.Namespace) -> int:

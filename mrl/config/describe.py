@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from mrl.config.other_names import answer, renamed
+from mrl.config.other_names import answer, former
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 
@@ -46,8 +46,8 @@ def describe(prefix: str = "") -> str:
 def _hint(path: str) -> str:
     """What a former section's or another system's word is here, else every setting of that last name, else the path nearest to it."""
     section, name = path.partition(".")[0], path.rpartition(".")[2]
-    if today := renamed(Config, section):
-        return f"; {section} is {today} now"
+    if said := former(Config, section):
+        return f"; {section} is {said}"
     if elsewhere := answer(path):
         return elsewhere
     paths = [setting.path for setting in settings()]

@@ -15,7 +15,7 @@ import yaml
 
 from mrl.config.describe import named, section_at, settings
 from mrl.config.merge import SHOWN, Origins, merge
-from mrl.config.other_names import OTHERS_SECTIONS, answer, removed, renamed
+from mrl.config.other_names import OTHERS_SECTIONS, answer, former
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.rewards.kinds.reward_section import RewardSection
@@ -110,7 +110,10 @@ def _without_removed(
     for problem in problems:
         section, parts, key = _place(problem)
         path = ".".join([*parts, key])
-        if section and key not in section.model_fields and removed(section, key) and _of_a_run(path, origins):
+        is_removed = (
+            section and key not in section.model_fields and former(section, key).startswith("removed")
+        )
+        if is_removed and _of_a_run(path, origins):
             del functools.reduce(_inside, parts, left)[key]
             gone.append(f"{path} = {problem['input']!r}")
     if gone:
@@ -158,10 +161,8 @@ def _explain(problem: Any, origins: Origins) -> str:
     origin = _origin(path, origins) or (_origin(".".join(parts), origins) if key.isdigit() else "")
     if holder:
         old = repr(value) if setting in holder.model_fields else "the setting"
-        if new := renamed(holder, setting, value):
-            return f"{path}: {old} is renamed to {new}{origin}"
-        if remedy := removed(holder, setting, _choice(value)):
-            return f"{path}: {old} is removed; {remedy}{origin}"
+        if said := former(holder, setting, _choice(value)):
+            return f"{path}: {old} is {said}{origin}"
     if problem["type"] == "extra_forbidden":
         return _unknown(path, value, section, origins)
     if problem["type"] == "missing":

@@ -1,6 +1,6 @@
 """The whole configuration of a run: its sections, and the rules that cross them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import model_validator
@@ -30,6 +30,11 @@ def _given(tree: Mapping[str, Any], section: type[Section], name: str, setting: 
     found = tree.get(name)
     value = found.get(setting) if isinstance(found, dict) else getattr(found, setting, None)
     return value if isinstance(value, int) else section.model_fields[setting].default
+
+
+def _first(refusals: Mapping[str, bool]) -> str:
+    """The first sentence that holds."""
+    return next(sentence for sentence, holds in refusals.items() if holds)
 
 
 class Config(Section):
@@ -83,118 +88,86 @@ class Config(Section):
         )
         return {**tree, "model": {**model, "max_length": sum(lengths)}}
 
-    @model_validator(mode="after")
-    def _layouts_fit(self) -> "Config":
+    def faults(self) -> Iterator[str]:
+        yield from self._slot_faults()
+        yield from self._learning_faults()
+        yield from self._stream_faults()
+        yield from self._length_faults()
+
+    def _slot_faults(self) -> Iterator[str]:
         world, own, ranks = self.training.layout.world_size, self.launch.engine_slots, self.rollout.ranks
         name = "rollout.tp" if self.rollout.dp == 1 else "rollout.dp x tp"
         if own % ranks:
-            raise ValueError(
+            yield (
                 f"{name} = {ranks} does not divide launch.engine_slots = {own}; engines = engine_slots / {name}"
             )
         if not own and world % ranks:
-            raise ValueError(
+            yield (
                 f"{name} = {ranks} does not divide the training world of {world} slots "
                 f"(tp x cp x dp x pp); engines = world / {name}, or have launch.engine_slots of their own"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _own_slots_are_never_left(self) -> "Config":
         if self.launch.engine_slots and self.training.offload == "always":
-            raise ValueError(
+            yield (
                 f"training.offload = always with launch.engine_slots = {self.launch.engine_slots}: engines have slots of "
                 "their own, so that trainers never leave theirs; choose auto or never"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _profiled_ranks_exist(self) -> "Config":
-        world = self.training.layout.world_size
         if unknown := [rank for rank in self.launch.profile.ranks if not 0 <= rank < world]:
-            raise ValueError(f"launch.profile.ranks names {unknown}; trainer ranks are 0 to {world - 1}")
-        return self
+            yield f"launch.profile.ranks names {unknown}; trainer ranks are 0 to {world - 1}"
 
-    @model_validator(mode="after")
-    def _critic_has_a_reader(self) -> "Config":
+    def _learning_faults(self) -> Iterator[str]:
         name = self.algorithm.estimator.name
         if self.algorithm.needs_values and self.critic is None:
-            raise ValueError(
+            yield (
                 f"algorithm.estimator {name} needs a critic; add the section (critic: {{}} for its defaults)"
             )
         if self.critic is not None and not self.algorithm.needs_values:
-            raise ValueError(
-                f"critic: only read by algorithm.estimator gae, not by {name}; remove the section"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_can_be_compared(self) -> "Config":
-        name = self.algorithm.estimator.name
+            yield f"critic: only read by algorithm.estimator gae, not by {name}; remove the section"
         alone = self.loop.samples_per_prompt == 1 and name in RELATIVE
         if alone and self.algorithm.distillation is None:
-            raise ValueError(
+            yield (
                 f"loop.samples_per_prompt = 1 with algorithm.estimator.name = {name}: the estimator compares the samples of one "
                 "prompt, so that every advantage would be 0 and nothing is learned; set loop.samples_per_prompt to 2 or more, or "
                 "choose reinforce_pp or gae"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _replay_has_routes_to_take(self) -> "Config":
         if self.routing.replay == "engine" and self.agent is not None:
-            raise ValueError(
+            yield (
                 "routing.replay = engine: the routes of an environment's answers are not put together with those of the turns; set "
                 "routing.replay = trainer or off, or remove the section agent"
             )
         if self.routing.replay == "trainer" and not self.algorithm.recomputes_policy:
-            raise ValueError(
+            yield (
                 "routing.replay = trainer: a step's only update chooses experts itself, and there is no pass before it whose "
                 "choices it could take; set algorithm.old_logprobs = recomputed, or replay = off"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _exports_have_checkpoints(self) -> "Config":
         exports, saves = self.export.every_steps, self.loop.checkpoint.every_steps
         if exports and (not saves or exports % saves):
-            raise ValueError(
+            yield (
                 f"export.every_steps = {exports} must be a multiple of loop.checkpoint.every_steps = {saves}: "
                 "a folder is made of a checkpoint that was just saved"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _stream_fits(self) -> "Config":
+    def _stream_faults(self) -> Iterator[str]:
         stream, loop = self.stream, self.loop
-        if loop.schedule == "on_policy":
-            if stream != StreamSection():
-                raise ValueError(
-                    "stream: only read with loop.schedule = stream; set it, or remove the section"
-                )
-            return self
+        is_read = loop.schedule == "stream"
+        if not is_read and stream != StreamSection():
+            yield "stream: only read with loop.schedule = stream; set it, or remove the section"
         on_policy = stream.max_age == 0 and stream.sync_every == 1
-        if on_policy and self.launch.engine_slots:
-            raise ValueError(
+        if is_read and on_policy and self.launch.engine_slots:
+            yield (
                 f"stream.max_age = 0 with launch.engine_slots = {self.launch.engine_slots}: engines and trainer would wait for each "
                 "other on slots of their own; set max_age 1 or more, sync_every above 1, or engine_slots 0"
             )
-        if loop.deterministic and not (on_policy and self.algorithm.filter is None):
-            raise ValueError(
+        if is_read and loop.deterministic and not (on_policy and self.algorithm.filter is None):
+            yield (
                 "loop.deterministic = true with loop.schedule = stream needs stream.max_age 0, sync_every 1 and no "
                 "algorithm.filter: else an engine's batches depend on when responses finish"
             )
-        if not on_policy and self.algorithm.ignores_age:
-            raise ValueError(
+        if is_read and not on_policy and self.algorithm.ignores_age:
+            yield (
                 f"stream.max_age = {stream.max_age} with algorithm.loss.name = {self.algorithm.loss.name}: the loss has no "
                 "ratio, so that tokens of earlier versions would be trained as if the newest had sampled them; set "
                 "algorithm.old_logprobs: decoupled with a correction, choose a loss with a ratio, or max_age 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _caches_can_be_kept(self) -> "Config":
-        if not self.keeps_caches:
-            return self
         limit = self.loop.max_rollout_mismatch
         without = {
             "engines on the trainer's slots, which give their caches away; set launch.engine_slots": (
@@ -207,12 +180,8 @@ class Config(Section):
             f"loop.max_rollout_mismatch = {limit}: tokens over an earlier version's cache differ by what training changes; set "
             "null, and an algorithm.correction": limit is not None,
         }
-        return self._refusing("stream.kv_cache = keep", without, ", or kv_cache recompute")
-
-    @model_validator(mode="after")
-    def _lost_engines_can_be_replaced(self) -> "Config":
-        if not self.rollout.replace:
-            return self
+        if self.keeps_caches and any(without.values()):
+            yield f"stream.kv_cache = keep with {_first(without)}, or kv_cache recompute"
         without = {
             "engines on the trainer's slots; set launch.engine_slots": not self.launch.engine_slots,
             "loop.schedule = on_policy; set stream": self.loop.schedule != "stream",
@@ -222,41 +191,28 @@ class Config(Section):
                 self.routing.replay == "engine"
             ),
         }
-        return self._refusing(f"rollout.replace = {self.rollout.replace}", without, ", or replace 0")
+        if self.rollout.replace and any(without.values()):
+            yield f"rollout.replace = {self.rollout.replace} with {_first(without)}, or replace 0"
 
-    def _refusing(self, setting: str, without: Mapping[str, bool], way_out: str) -> "Config":
-        """The configuration; ValueError with the first of what a setting cannot go together with, said by name, that holds."""
-        if found := next((said for said, holds in without.items() if holds), None):
-            raise ValueError(f"{setting} with {found}{way_out}")
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> "Config":
+    def _length_faults(self) -> Iterator[str]:
         if self.rollout.max_response_tokens >= self.model.max_length:
-            raise ValueError(
+            yield (
                 f"rollout.max_response_tokens = {self.rollout.max_response_tokens} leaves nothing for a prompt "
                 f"in model.max_length = {self.model.max_length}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _episodes_fit(self) -> "Config":
-        if self.agent is None:
-            if any(part.kind == "environment" for part in self.reward.all_verifiers()):
-                raise ValueError("reward.kind = environment: there is none; add the section agent")
-            return self
         agent, response = self.agent, self.rollout.max_response_tokens
-        if agent.max_turn_tokens is not None and agent.max_turn_tokens > response:
-            raise ValueError(
+        if agent is None and any(part.kind == "environment" for part in self.reward.all_verifiers()):
+            yield "reward.kind = environment: there is none; add the section agent"
+        if agent is not None and (agent.max_turn_tokens or 0) > response:
+            yield (
                 f"agent.max_turn_tokens = {agent.max_turn_tokens} has no effect: the whole episode has "
                 f"rollout.max_response_tokens = {response}"
             )
-        if self.loop.deterministic:
-            raise ValueError(
+        if agent is not None and self.loop.deterministic:
+            yield (
                 "loop.deterministic = true with the section agent: when environments answer decides what shares an engine's "
                 "batch"
             )
-        return self
 
     @property
     def keeps_caches(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import diagnose
+from mrl.observe.metric_curves import Curves
 
 ADVANTAGE = "advantage/abs_max"
 LEAST_STEPS = 5

@@ -11,10 +11,11 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.diagnosis.findings import Diagnosis
-from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import RULES, diagnose
 from mrl.errors import DataError
+from mrl.observe.metric_curves import Curves
 from mrl.report.log_rows import ReadSummary, read_log_rows
+from mrl.report.run_data import tree_in
 
 SHOWN = 3
 """Samples of a finding."""
@@ -32,7 +33,8 @@ def diagnose_folder(folder: Path) -> tuple[Diagnosis, list[str]]:
         raise DataError(
             f"{folder} was written by `mrl tune`: the rules are about runs of `mrl train`; `mrl report` shows its curves"
         )
-    settings, notes = _settings(folder / "config.yaml")
+    notes: list[str] = []
+    settings = dict(flat(tree_in(folder, "config.yaml", tree_of, notes)))
     notes += _not_finite(curves)
     found = diagnose(curves, settings)
     if found.findings:
@@ -79,14 +81,3 @@ def _not_finite(curves: Curves) -> list[str]:
         f"metrics.jsonl: NaN or infinity in {len(curves.not_finite)} metrics, the first of them {name} at step {first} "
         f"({count} rows): rules see gaps there."
     ]
-
-
-def _settings(path: Path) -> tuple[dict[str, str], list[str]]:
-    """By dotted names, and what is missing."""
-    try:
-        tree = tree_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        tree = None
-    if not isinstance(tree, dict):
-        return {}, [f"{path.name} is not there or cannot be read: changes have no values."]
-    return dict(flat(tree)), []

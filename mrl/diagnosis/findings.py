@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.quality import Quality, quality
+from mrl.observe.metric_curves import Curves
 from mrl.observe.metric_names import name_in_list
 
 PART = "reward/<part>"

@@ -10,7 +10,8 @@ import dataclasses
 
 import numpy as np
 
-from mrl.diagnosis.metric_arrays import CERTAIN, RECENT, Curves, forward_fill, noise, recent
+from mrl.diagnosis.metric_arrays import CERTAIN, RECENT, forward_fill, noise, recent
+from mrl.observe.metric_curves import Curves
 
 VALIDATION = "val/reward"
 FALL = 0.05

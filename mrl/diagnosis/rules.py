@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from mrl.diagnosis import learning_rules, parts_rules
 from mrl.diagnosis.findings import PART, DiagnosedRun, Diagnosis, Finding, Signs
-from mrl.diagnosis.metric_arrays import Curves, standing
+from mrl.diagnosis.metric_arrays import standing
 from mrl.diagnosis.quality import VALIDATION
+from mrl.observe.metric_curves import Curves
 
 ADVICE = {
     VALIDATION: "validation (data.validation, loop.validation.every_steps)",

@@ -11,9 +11,9 @@ from mrl.config.flat import flat
 from mrl.config.root import Config
 from mrl.diagnosis.diagnosis_page import markdown
 from mrl.diagnosis.findings import Diagnosis
-from mrl.diagnosis.metric_arrays import Curves
 from mrl.diagnosis.rules import diagnose
 from mrl.observe import metrics_log
+from mrl.observe.metric_curves import Curves
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,23 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mrl.observe.metrics_log import append_lines
-from mrl.observe.samples_table import Row
 from mrl.observe.token_values import TokenValues
 from mrl.samples import Group, Sample
 
 _STEP = re.compile(rb'\{"step": (\d+)(?:, "kind": "(\w+)")?[,}]')
 """How a row begins."""
+Row = Mapping[str, Any]
+"""An object of samples.jsonl."""
+COLUMNS = (
+    *("step", "sample_id", "domain", "prompt", "response", "ground_truth", "reward", "verdict", "reason"),
+    *("status", "response_tokens"),
+)
+"""Of the table that trackers take."""
 
 
 class SamplesLog:
@@ -121,3 +128,8 @@ def _span(sample: Sample) -> list[int] | None:
     """The smallest and the largest version of the policy's tokens; None without any."""
     versions = sample.policy_versions[sample.loss_mask]
     return [int(versions.min()), int(versions.max())] if len(versions) else None
+
+
+def samples_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Names of the columns, and the rows' values in their order; None where a row has none."""
+    return list(COLUMNS), [[row.get(name) for name in COLUMNS] for row in rows]

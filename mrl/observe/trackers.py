@@ -17,7 +17,7 @@ from mrl.config.flat import flat
 from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
-from mrl.observe.samples_table import Row, samples_table
+from mrl.observe.samples_log import Row, samples_table
 from mrl.observe.wandb_tracker import WandbTracker
 
 log = logging.getLogger(__name__)

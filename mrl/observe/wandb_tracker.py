@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mrl.errors import ConfigError
 from mrl.observe.run_folder import TrackedRun
-from mrl.observe.samples_table import Row, samples_table
+from mrl.observe.samples_log import Row, samples_table
 
 LAST_STEP = "last_step"
 """File in an offline start's folder: the last step it was given."""

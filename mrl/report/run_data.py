@@ -10,7 +10,7 @@ from typing import Any
 from mrl.config.flat import flat
 from mrl.config.merge import tree_of
 from mrl.errors import DataError
-from mrl.report.curves import DownsampledCurves
+from mrl.observe.metric_curves import Curves, drawn, rows_per_point
 from mrl.report.log_rows import ReadSummary, read_log_rows
 from mrl.report.samples_shown import SamplesShown
 
@@ -41,12 +41,11 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
     DataError where the folder has neither metrics nor samples.
     """
     readings = {name: ReadSummary(f"{name}.jsonl") for name in ("metrics", "samples")}
-    curves, samples = DownsampledCurves(), SamplesShown(max_bytes, steps)
-    for row in read_log_rows(folder / "metrics.jsonl", readings["metrics"]):
-        curves.add(row)
+    curves = Curves(read_log_rows(folder / "metrics.jsonl", readings["metrics"]))
+    samples = SamplesShown(max_bytes, steps)
     for row in read_log_rows(folder / "samples.jsonl", readings["samples"]):
         samples.add(row)
-    if not curves.rows and not samples.seen:
+    if not len(curves) and not samples.seen:
         raise DataError(f"{folder} has no rows of metrics and no samples; is this a run folder?")
     notes = [note for reading in readings.values() for note in reading.notes()]
     settings = _settings_of(folder, notes)
@@ -54,7 +53,7 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
         "name": run_name(folder),
         "folder": str(folder),
         "notes": notes + curve_notes(curves) + _left_out(samples),
-        "curves": curves.tree(),
+        "curves": drawn(curves),
         "samples": samples.tree(),
         **settings,
     }
@@ -62,8 +61,8 @@ def read_run(folder: Path, *, max_bytes: int, steps: tuple[int, int] | None = No
 
 def _settings_of(folder: Path, notes: list[str]) -> dict[str, Any]:
     """`config` and `facts` of a run folder by dotted names; what is missing goes into the notes."""
-    config = _tree(folder, "config.yaml", tree_of, notes)
-    facts = {name: _tree(folder, f"{name}.json", json.loads, notes) for name in FACTS}
+    config = tree_in(folder, "config.yaml", tree_of, notes)
+    facts = {name: tree_in(folder, f"{name}.json", json.loads, notes) for name in FACTS}
     facts["summary"].pop("last", None)
     return {"config": dict(flat(config)), "facts": {name: dict(flat(tree)) for name, tree in facts.items()}}
 
@@ -76,7 +75,8 @@ def inside(folder: Path, name: str) -> Path | None:
     return path if path.is_file() or not path.exists() else None
 
 
-def _tree(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> dict[str, Any]:
+def tree_in(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> dict[str, Any]:
+    """Return what a file of a folder says; empty, and a note, if it is missing or cannot be read."""
     path = inside(folder, name)
     try:
         tree = parse(path.read_text(encoding="utf-8")) if path is not None else None
@@ -91,17 +91,15 @@ def _tree(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]
     return tree
 
 
-def curve_notes(curves: DownsampledCurves) -> list[str]:
+def curve_notes(curves: Curves) -> list[str]:
     """What is there of the metrics and not drawn one by one."""
-    width, notes = curves.rows_per_point, []
+    width, notes = rows_per_point(curves), []
     if width > 1:
         notes.append(
-            f"{curves.rows} rows of metrics: a point is the mean of {width} rows, with their range behind it."
+            f"{len(curves)} rows of metrics: a point is the mean of {width} rows, with their range behind it."
         )
     if curves.skipped:
-        notes.append(
-            f"metrics.jsonl: {curves.skipped} rows have no step, or one that was there before; left out."
-        )
+        notes.append(f"metrics.jsonl: {curves.skipped} rows have no step; left out.")
     for name, (count, first) in curves.not_finite.items():
         notes.append(f"{name}: no finite number in {count} rows, first at step {first}; a gap in its curve.")
     return notes

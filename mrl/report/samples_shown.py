@@ -17,22 +17,6 @@ KINDS_OF_REASON = 1000
 """Reasons that are counted apart; further ones share a line."""
 
 
-class SampleCounts:
-    """How many samples of which kind, domain, status, verdict and reason there are."""
-
-    def __init__(self) -> None:
-        self._counts = {name: Counter[str]() for name in ("kind", "domain", "status", "verdict", "reason")}
-
-    def add(self, row: dict[str, Any]) -> None:
-        """One row."""
-        for name, counter in self._counts.items():
-            _count(counter, name, row.get(name))
-
-    def tree(self) -> dict[str, list[tuple[str, int]]]:
-        """The thirty commonest of each."""
-        return {name: counter.most_common(30) for name, counter in self._counts.items() if counter}
-
-
 class SamplesShown:
     """Takes the rows of one run in order."""
 
@@ -45,12 +29,13 @@ class SamplesShown:
         self._bytes, self._bound = 0, 2**64
         self.seen, self.outside, self.made_again = 0, 0, 0
         """Rows; of these, those outside `steps`, and those whose place a later row took."""
-        self._counts = SampleCounts()
+        self._counts = {name: Counter[str]() for name in ("kind", "domain", "status", "verdict", "reason")}
 
     def add(self, row: dict[str, Any]) -> None:
         """One row; what a resumed run made again takes the place of what it was before."""
         self.seen += 1
-        self._counts.add(row)
+        for name, counter in self._counts.items():
+            _count(counter, name, row.get(name))
         named = row.get("step")
         step = named if isinstance(named, int) else 0
         if self._steps and not self._steps[0] <= step <= self._steps[1]:
@@ -76,7 +61,8 @@ class SamplesShown:
             for (step, _), row in samples.items()
         ]
         rows = [row for _, _, row in sorted(placed, key=lambda place: place[:2])]
-        return {"rows": rows, "seen": self.seen, "outside": self.outside, "counts": self._counts.tree()}
+        counts = {name: counter.most_common(30) for name, counter in self._counts.items() if counter}
+        return {"rows": rows, "seen": self.seen, "outside": self.outside, "counts": counts}
 
     def _admit(self, key: tuple[str, str]) -> bool:
         number = int.from_bytes(hashlib.blake2b("\0".join(key).encode(), digest_size=8).digest())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.report.curves import DownsampledCurves
+from mrl.observe.metric_curves import Curves, drawn
 from mrl.report.log_rows import ReadSummary, read_log_rows
 
 BARS = " .:-=+*#%@"
@@ -20,14 +20,13 @@ VALIDATED = ("val/reward", "val/preference/accuracy", "val/process/accuracy", "v
 
 def run_text(folder: Path) -> str:
     """Reward and validation of a run folder. DataError where it has neither metrics nor samples."""
-    reading, curves = ReadSummary("metrics.jsonl"), DownsampledCurves()
-    for row in read_log_rows(folder / "metrics.jsonl", reading):
-        curves.add(row)
-    if not curves.rows:
+    reading = ReadSummary("metrics.jsonl")
+    curves = Curves(read_log_rows(folder / "metrics.jsonl", reading))
+    if not len(curves):
         if not (folder / "samples.jsonl").is_file():
             raise DataError(f"{folder}/metrics.jsonl has no rows; is this a run folder?")
         return f"{folder}: metrics.jsonl has no rows. {' '.join(reading.notes())}"
-    tree = curves.tree()
+    tree = drawn(curves)
     metrics = tree["metrics"]
     shown = SHOWN_OF_TUNE if SHOWN_OF_TUNE[0] in metrics else SHOWN
     lines = [f"{folder}: {tree['step'][-1]} steps", *reading.notes()]

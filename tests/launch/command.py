@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -42,7 +43,7 @@ class Command:
         self._looked = 0.0
         self.named_at = float("inf")
         """When (time.time) the line that says why it failed was seen in its output."""
-        is_alone = alone or words[0] not in ("train", "bench")
+        is_alone = alone or words[0] != "train"
         self._servers: ForkServers | None = None if is_alone else shared()
         offer = {} if self._servers is None else self._servers.offer
         program = "mrl.cli" if self._servers is None else "tests.forks.program"
@@ -153,7 +154,10 @@ class Command:
         folders = [folder for folder, _, _ in os.walk(CGROUPS) if named.fullmatch(os.path.basename(folder))]
         return sorted(folders)
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """For the end of a test that failed: kills exactly what this command started."""
         for process in self.family():
             process.kill()
@@ -165,11 +169,8 @@ class Command:
 
 def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT, alone: bool = False) -> str:
     """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
-    command = Command(*words, log=log, folder=folder, alone=alone)
-    try:
+    with Command(*words, log=log, folder=folder, alone=alone) as command:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"
         command.assert_nothing_left()
         return command.output
-    finally:
-        command.end()

@@ -46,15 +46,12 @@ class Chain:
 
     def finish(self, *words: str, fault: str = "") -> str:
         """A start that must end well; its output."""
-        command = self.start(*words, fault=fault)
-        try:
+        with self.start(*words, fault=fault) as command:
             assert command.wait(seconds=900) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
             found = audit(self.run_folder)
             assert found.holds and found.attempts == self._starts, audit_text(found)
             return command.output
-        finally:
-            command.end()
 
     def killed(self, phase: str, target: str) -> None:
         """A start whose target dies in the phase of its second step: all the outcomes that are promised for it."""
@@ -65,14 +62,11 @@ class Chain:
     def ended(self, fault: str) -> float:
         """A start that the fault ends; seconds from the death to the message."""
         before = self.steps_saved()
-        command = self.start("loop.steps=1000", fault=fault)
-        try:
+        with self.start("loop.steps=1000", fault=fault) as command:
             code = command.wait(seconds=900)
             record = self.injected()[-1]
             assert_outcome(command.output, code, record)
             self.assert_nothing_left(command)
-        finally:
-            command.end()
         assert (f"resuming at step {before + 1}" in command.output) == (before > 0)
         assert self.steps_saved() >= before + 1, "the start saved nothing before it was killed"
         return command.named_at - record["time"]

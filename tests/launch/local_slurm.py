@@ -91,17 +91,14 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         )
 
     def _daemon(self, command: list[str], pid_file: Path) -> None:
-        done = subprocess.run(
-            command, env=self.environment, timeout=240, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stderr}"
+        self.run(*command)
         self.wait_until(
             lambda: pid_file.is_file() and pid_file.read_text().strip() != "", 30, f"{command[0]}'s pid"
         )
         self._pids.append((command[0], int(pid_file.read_text())))
 
     def run(self, *command: str) -> str:
-        """Output of a Slurm command."""
+        """Output of a command of Slurm's that ends."""
         done = subprocess.run(
             command, env=self.environment, timeout=240, capture_output=True, text=True, check=False
         )

@@ -58,20 +58,18 @@ GONE = PeerLost("engine 0, dp rank 0 could not go on without the other ranks of 
 RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
 
 
-def test_a_rank_that_others_waited_for_is_named_and_not_those_that_waited(monkeypatch) -> None:
-    Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE})
-    with pytest.raises(WorkerLost, match=r"^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "):
-        wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words
-
-
-def test_where_every_rank_lost_another_the_first_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    Ended(monkeypatch, dict.fromkeys(RANKS.values(), GONE))
-    with pytest.raises(PeerLost, match=r"^engine 0, dp rank 0, phase .*could not go on"):
-        wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words
-
-
-def test_a_ranks_own_error_goes_before_what_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = NumericError("a token is NaN")
-    Ended(monkeypatch, {"tick 0": GONE, "tick 1": own, "tick 2": GONE})
-    with pytest.raises(NumericError, match=r"^engine 0, dp rank 1, phase .*a token is NaN"):
+@pytest.mark.parametrize(
+    ("middle", "told", "words"),
+    [
+        (None, WorkerLost, "^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "),
+        (GONE, PeerLost, "^engine 0, dp rank 0, phase .*could not go on"),
+        (NumericError("a token is NaN"), NumericError, "^engine 0, dp rank 1, phase .*a token is NaN"),
+    ],
+)
+def test_of_ranks_that_fail_together_the_one_that_others_waited_for_is_named(
+    middle, told, words, monkeypatch
+) -> None:
+    """Two lost another, which hangs; or lost one too, so that the first is told; or has an error of its own."""
+    Ended(monkeypatch, {"tick 0": GONE, "tick 2": GONE} | ({"tick 1": middle} if middle else {}))
+    with pytest.raises(told, match=words):
         wait_all(RANKS, deadline_seconds=60, clock=PhaseClock())  # type: ignore[arg-type] words

@@ -78,12 +78,9 @@ def test_a_killed_stream_goes_on_with_its_episodes(acting: Path, tmp_path: Path)
     """The driver dies in its third sync: what a checkpoint has of episodes is repeated before fresh environments, none differs."""
     more = words(acting, tmp_path, "run", *AHEAD, "agent.options={seconds: 0.2}")
     fault = {"MRL_FAULT": "sync:driver:3"}
-    killed = Command("train", *more, log=tmp_path / "killed.log", environment=fault)
-    try:
+    with Command("train", *more, log=tmp_path / "killed.log", environment=fault) as killed:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
-    finally:
-        killed.end()
     run("train", *more, log=tmp_path / "run.log", seconds=500)
     assert "resuming at step 4" in (tmp_path / "run.log").read_text()
     rows = read(tmp_path / "run/metrics.jsonl")

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from mrl.files import LONGEST_TEMPORARY
 from mrl.launch.cluster.cluster import asked_again, cluster, session_folder
 from tests.support.listeners import is_private, listeners
 from tests.support.processes import children
+from tests.support.runs import run_python, until
 
 
 def test_a_ray_that_does_not_start_says_what_can_be_done(tmp_path, monkeypatch) -> None:
@@ -103,9 +102,8 @@ def test_a_run_s_ray_has_what_it_uses_and_nobody_else_gets_there(tmp_path, monke
             started = [each for top in tops for each in (top, *top.children(recursive=True))]
             commands = [" ".join(process.cmdline()) for process in started]
             log = Path(_global_node.get_logs_dir_path()) / "dashboard_agent.log"
-            deadline = time.monotonic() + 60
-            while "Loaded " not in (said := log.read_text()) and time.monotonic() < deadline:
-                time.sleep(0.1)
+            until(lambda: "Loaded " in log.read_text())
+            said = log.read_text()
             heard = listeners([psutil.Process(), *started])
             reached = [where for where in heard if not is_private(where)]
             sessions = {os.getsid(each.pid) for each in started}
@@ -201,23 +199,12 @@ with cluster(LaunchSection(), num_slots=1) as ray:
         print(error, flush=True)
 """
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
-    )
+    done = run_python("-c", program)
     assert f"Ray's {name} of this node died in phase update" in done.stdout, done.stderr
 
 
 def watchers(folder: Path) -> list[psutil.Process]:
     return children(str(folder))
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Asks six hundred times: a machine that stands still for a while costs one answer, however late its clock then is."""
-    for _ in range(600):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
@@ -234,9 +221,8 @@ def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
 
         monkeypatch.setattr(subprocess, "Popen", popen)
         first.kill()
-        keepers = [each for each in threading.enumerate() if each.name == "watcher"]
         # One look at a time: of two, the first could see the watcher that ended and the second nobody.
-        assert until(lambda: watchers(folder) not in ([], [first])), (keepers, refused)
+        until(lambda: watchers(folder) not in ([], [first]), seconds=300)
         assert not refused
     assert not folder.exists() and not watchers(folder)
     assert not capfd.readouterr().err, "whoever closes is not spoken for"

@@ -1,8 +1,6 @@
 """A death is told in one line: by whom, who held how much, and what to lower."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from mrl.launch.commands.train import go_on
 from mrl.launch.workers import deaths
 from mrl.launch.workers.actor_log import last_words
 from mrl.observe.phases import PhaseClock
+from tests.support.runs import run_python
 
 MONITOR = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: c3fe99) was \
 22.85GB used / 23.54GB limit (0.970688)
@@ -150,9 +149,7 @@ def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest
         monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = subprocess.run(
-        [sys.executable, "-c", f"WAY = {way!r}{PROGRAM}"], capture_output=True, text=True, timeout=240
-    )
+    done = run_python("-c", f"WAY = {way!r}{PROGRAM}")
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done
     assert all(re.match(f"worker 0 died in phase start_up: ({said})", line) for line in lines), lines

@@ -27,11 +27,8 @@ def test_a_rank_that_cannot_write_does_not_stop_training(task: Path, tmp_path: P
         "loop.checkpoint={every_steps: 1, max_failed: 1000}",
         "loop.validation.every_steps=0",
     )
-    command, saved = (
-        Command("train", *words(task, tmp_path, "run", *more), log=tmp_path / "log"),
-        tmp_path / "run/checkpoints",
-    )
-    try:
+    saved = tmp_path / "run/checkpoints"
+    with Command("train", *words(task, tmp_path, "run", *more), log=tmp_path / "log") as command:
         command.wait_for("step 1/1000", seconds=400)
         rank = command.worker(tmp_path / "run/logs/latest/train-1.log")
         rank.rlimit(psutil.RLIMIT_FSIZE, (FULL_AT_BYTES, resource.RLIM_INFINITY))
@@ -49,8 +46,6 @@ def test_a_rank_that_cannot_write_does_not_stop_training(task: Path, tmp_path: P
         command.send(signal.SIGINT)
         assert command.wait(seconds=400) == 128 + signal.SIGINT
         command.assert_nothing_left()
-    finally:
-        command.end()
     assert "SIGINT again: leaving now" in command.output
     message = next(line for line in command.output.splitlines() if "FAILED" in line)
     assert "rank 1" in message and "File too large" in message, message
@@ -73,10 +68,9 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
         "loop.steps=1000", "loop.checkpoint={every_steps: 1, max_failed: 1000}",
         "loop.validation.every_steps=0", "logging.trackers=[tensorboard]",
     )  # fmt: skip
-    command = Command(
+    with Command(
         "train", *words(task, disk, "run", *more), log=tmp_path / "log", under=(*SMALL_DISK, str(disk))
-    )
-    try:
+    ) as command:
         command.wait_for("step 1/1000", seconds=400)
         inside = Path(f"/proc/{command.process.pid}/root") / disk.relative_to("/")
         saved = inside / "run/checkpoints"
@@ -94,8 +88,6 @@ def test_a_disk_without_space_does_not_stop_training(task: Path, tmp_path: Path)
         assert max_step(saved) == rows[-1]
         assert command.wait(seconds=400) == 128 + signal.SIGINT
         command.assert_nothing_left()
-    finally:
-        command.end()
 
 
 def fill(path: Path) -> None:

@@ -41,6 +41,7 @@ from tests.launch.hybrid_runs import (
     sampled,
     tiny_config,
 )
+from tests.support.runs import until
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -155,11 +156,7 @@ def test_an_engine_over_nodes_is_replaced_on_all_of_them(task, ray_cluster, tmp_
         before = sampled(hybrid, prompts, greedy=True)
         (first,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
         os.kill(workers(first)[0].pid, signal.SIGKILL)
-        deadline = time.monotonic() + SECONDS
-        while hybrid.rollout.serving:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-            hybrid.rollout.watch()
+        until(lambda: hybrid.rollout.watch() or not hybrid.rollout.serving, seconds=SECONDS)
         hybrid.sync(1)
         (second,) = hybrid.rollout.further.on_all(lambda actor: os.getpid())
         assert hybrid.rollout.num_lost == 1 and second != first and workers(first) == []

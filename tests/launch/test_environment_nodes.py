@@ -3,8 +3,7 @@
 import contextlib
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from mrl.observe.phases import PhaseClock
 from tests.launch.two_nodes import ROOT, write_run
 from tests.support.environments import FILE
 from tests.support.processes import children
+from tests.support.runs import until
 
 pytestmark = pytest.mark.integration
 
-PATIENCE = 120.0
 ONE_OF_ITS_NODE = """
 import os
 class Other:
@@ -61,19 +60,9 @@ def both(folder: Path, environment: str) -> Iterator[Both]:
     assert not children("mrl.agents.host", recursive=True)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
     found: list[EnvironmentAnswer] = []
-    deadline = time.monotonic() + PATIENCE
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} answers"
-        found += pool.poll(1.0)
+    until(lambda: found.extend(pool.poll(1.0)) or len(found) >= count)
     assert len(found) == count == len({answer.key for answer in found})
     return {answer.key: answer for answer in found}
 

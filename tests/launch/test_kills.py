@@ -72,14 +72,11 @@ def test_deaths_in_each_phase_change_nothing(target, phases, chain, undisturbed)
 @pytest.mark.slow
 def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
     """It looks alive and does nothing: the same outcome as a death, after the deadline of the phase."""
-    command = chain.start("loop.steps=1000", "loop.phase_deadline_seconds=20")
-    try:
+    with chain.start("loop.steps=1000", "loop.phase_deadline_seconds=20") as command:
         command.wait_for("step 2/1000", seconds=400)
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
         assert command.wait(seconds=400) == 1, command.output[-3000:]
         chain.assert_nothing_left(command)
-    finally:
-        command.end()
     assert re.search("trainer rank 1 did not answer within 20 s in phase ", command.output), command.output[
         -2000:
     ]

@@ -4,8 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from mrl.cpu import gloo
 from mrl.errors import ConfigError, WorkerLost
 from mrl.launch import torchrun
 from mrl.launch.cluster import node_facts
+from tests.support.runs import until
 
 
 def met(port: int, number: int, num_nodes: int, found: dict[int, Any]) -> None:
@@ -96,18 +95,18 @@ def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: 
         def is_heard(number: int) -> bool:
             return heard.is_file() and len(heard.read_text().split()) > number
 
-        assert wait(lambda: is_heard(0))
+        until(lambda: is_heard(0), every=0.02)
         for source in ("node", "signal") if first == "node" else ("signal", "node"):
             if source == "node":
                 store.set("told to end", "yes")
             else:
                 os.kill(os.getpid(), signal.SIGTERM)
-            assert wait(lambda: is_heard(1))
+            until(lambda: is_heard(1), every=0.02)
             for _ in range(
                 2
             ):  # node 0 has looked once more; signals that nobody has handled yet would be one
                 store.delete_key("alive")
-                assert wait(lambda: store.check(["alive"]))
+                until(lambda: store.check(["alive"]), every=0.02)
         codes.append(len(heard.read_text().split()))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -123,13 +122,6 @@ def test_a_node_that_is_told_to_end_and_torchruns_signal_are_one_request(first: 
     assert int(heard.read_text().split()[0]) != os.getpgrp()
 
 
-def wait(found: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
-    while not found() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(number) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -137,9 +129,10 @@ def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(
     before = signal.getsignal(number)
 
     def node_0() -> None:
-        assert wait(lambda: signal.getsignal(number) is not before)
+        until(lambda: signal.getsignal(number) is not before, every=0.02)
         os.kill(os.getpid(), number)
-        said.append(wait(lambda: store.check(["told to end"])))
+        until(lambda: store.check(["told to end"]), every=0.02)
+        said.append(True)
         store.set("exit_code", "143")
 
     telling = threading.Thread(target=node_0, daemon=True)
@@ -147,6 +140,7 @@ def test_a_node_that_is_told_to_end_says_so_and_stays_until_the_driver_has_left(
     assert torchrun._follow(store, 1) == 143
     telling.join(60)
     assert said == [True] and signal.getsignal(number) is before
+    assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"
 
 
 class Swallowed:
@@ -161,15 +155,6 @@ def test_a_node_whose_questions_are_swallowed_leaves(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 0.3)
     with pytest.raises(WorkerLost, match=r"node 1: node 0 said nothing for 0\.3 s"):
         torchrun._follow(Swallowed(), 1)
-
-
-def test_a_node_leaves_with_the_code_that_node_0_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 30.0)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set("alive", "1")
-    store.set("exit_code", "99")
-    assert torchrun._follow(store, 1) == 99
-    assert store.add("readers", 0) == 1, "node 0 waits for those that have read it"
 
 
 def test_a_store_that_strangers_read_does_not_have_the_cluster_s_secret(tmp_path, monkeypatch) -> None:

@@ -1,13 +1,12 @@
 """A driver whose thread does not come back ends by name: what Ray asks of its own processes on a node has no deadline."""
 
-import os
 import subprocess
-import sys
 import textwrap
-import time
 
 import psutil
 import pytest
+
+from tests.support.runs import run_python, until
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -33,14 +32,7 @@ with overdue.Overdue(clock, 1.0) as watched, cluster(LaunchSection(object_store_
 
 
 def run(program: str, *, least: float = 1.0, closing: float = 60.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", HEAD.format(least=least, closing=closing) + textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return run_python("-c", HEAD.format(least=least, closing=closing) + textwrap.dedent(program))
 
 
 def test_a_thread_that_does_not_come_back_ends_the_process_by_name() -> None:
@@ -99,10 +91,7 @@ def test_a_raylet_that_stands_still_is_not_waited_for(program: str, said: str) -
     assert done.returncode == 1, done.stdout + done.stderr
     assert said in done.stderr and "Ray's raylet or GCS on this node does not answer" in done.stderr
     raylet = int(done.stdout.split()[0])
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(raylet) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not psutil.pid_exists(raylet), "what watches over the driver ends it"
+    until(lambda: not psutil.pid_exists(raylet))  # what watches over the driver ends it
 
 
 @pytest.mark.integration

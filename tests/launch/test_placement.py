@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,7 +27,8 @@ from mrl.resharding.planner.manifest import RankManifest
 from mrl.resharding.planner.topology import Topology
 from mrl.training.worker import MegatronWorker
 from tests.launch.placed_groups import SLOTS, WORDS
-from tests.launch.two_nodes import ROOT, free_port_base, started
+from tests.launch.two_nodes import free_port_base, started
+from tests.support.runs import run_python, until
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -82,18 +79,9 @@ def look(tmp_path: Path, *, nodes: int, strategy: str, seed: int = 0) -> dict[st
         for number in map(str, range(nodes)):
             log = tmp_path / f"{number}.log"
             stack.enter_context(started([*words, number], log=log, environment=environment))
-            deadline = time.monotonic() + 120
-            while "is up on" not in log.read_text() and time.monotonic() < deadline:
-                time.sleep(0.2)
-        asked = subprocess.run(
-            [sys.executable, "-m", "tests.launch.placed_groups", head, str(nodes), strategy, str(seed)],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+            until(lambda log=log: "is up on" in log.read_text())
+        program = ["-m", "tests.launch.placed_groups", head, str(nodes), strategy, str(seed)]
+        asked = run_python(*program, environment=environment, seconds=300)
         assert asked.returncode == 0, asked.stderr[-3000:] + "".join(
             log.read_text() for log in tmp_path.glob("*.log")
         )

@@ -67,12 +67,9 @@ def test_a_poisoned_critic_ends_the_run_before_anything_is_trained(words, task, 
     tensors = load_file(file)
     tensors["model.norm.weight"][3] = torch.nan
     save_file(tensors, file, metadata={"format": "pt"})
-    command = Command("train", *words(f"critic.path={poisoned}"), log=tmp_path / "log")
-    try:
+    with Command("train", *words(f"critic.path={poisoned}"), log=tmp_path / "log") as command:
         code = command.wait(seconds=400)
         command.assert_nothing_left()
-    finally:
-        command.end()
     assert code == 1 and "values is not finite in" in command.output, command.output[-2000:]
     rows = [json.loads(line) for line in (tmp_path / "run/bad_samples.jsonl").read_text().splitlines()]
     assert rows and all(row["step"] == 1 and "values" in row["why"] for row in rows)

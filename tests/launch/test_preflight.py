@@ -10,7 +10,7 @@ from mrl.capacity.hardware import load_hardware
 from mrl.config.load import load
 from mrl.files import CONFIGS
 from mrl.launch.cluster.gpus import Gpus
-from mrl.launch.cluster.node_facts import NodeFacts, RayPart, gather, left_of_limit, skew, write_speed
+from mrl.launch.cluster.node_facts import NodeFacts, NodeProbe, RayPart, left_of_limit, skew, write_speed
 from mrl.launch.preflight import Floors, idle_nodes, node_faults, too_few_slots
 
 GOOD = NodeFacts(
@@ -143,7 +143,7 @@ def test_a_clock_is_only_as_wrong_as_the_travel_time_allows() -> None:
 
 
 def test_this_machine_has_facts(tmp_path) -> None:
-    facts = gather(3, str(tmp_path / "run"))
+    facts = NodeProbe().gather(3, str(tmp_path / "run"))
     assert facts.number == 3
     assert facts.versions["ray"].count(".") == 2
     assert facts.memory_bytes > 0
@@ -161,7 +161,7 @@ def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch)
     for driver, model in (("580.1", "H100"), ("580.1", "H100"), ("570.8", "H200")):
         program.write_text(f"#!/bin/sh\necho '80000, 81559, {driver}, NVIDIA {model}'\n")
         program.chmod(0o755)
-        facts = gather(len(seen), str(tmp_path / "run"))
+        facts = NodeProbe().gather(len(seen), str(tmp_path / "run"))
         seen.append(dataclasses.replace(GOOD, number=len(seen), versions=facts.versions))
     assert node_faults(seen, Floors()) == [
         "node 2 (a): GPU model is NVIDIA H200, on the other nodes NVIDIA H100",
@@ -171,7 +171,7 @@ def test_drivers_that_disagree_are_named_with_their_nodes(tmp_path, monkeypatch)
 
 def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    facts = gather(0, str(tmp_path / "file" / "run"))
+    facts = NodeProbe().gather(0, str(tmp_path / "file" / "run"))
     assert "cannot be written" in facts.error
     assert node_faults([facts], Floors(disk_bytes=0, disk_bytes_per_second=0)) == [
         f"{facts.name}: {facts.error}"

@@ -1,19 +1,18 @@
 """`ray job submit` to a cluster that a user started: the run joins it and leaves it up."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mrl.launch.cluster.ray_node import token_environment
-from tests.launch.two_nodes import ROOT, free_port_base, started, steps_done, write_run
+from tests.launch.two_nodes import free_port_base, started, steps_done, write_run
+from tests.support.runs import run_python, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 RAY = ["-m", "ray.scripts.scripts"]
@@ -45,22 +44,12 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
 
 
 def job(dashboard: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *RAY, "job", words[0], "--address", dashboard, *words[1:]],
-        cwd=ROOT,
-        env={**os.environ, **TOKEN},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    own = ["job", words[0], "--address", dashboard, *words[1:]]
+    return run_python(*RAY, *own, environment=TOKEN, seconds=400)
 
 
 def test_a_submitted_job_trains_and_leaves_the_cluster_up(dashboard: str, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 200
-    while (asked := job(dashboard, "list")).returncode:
-        assert time.monotonic() < deadline, asked.stderr + (tmp_path / "cluster.log").read_text()
-        time.sleep(1.0)
+    until(lambda: not job(dashboard, "list").returncode, seconds=200, every=1.0)
     command = [sys.executable, "-m", "mrl.cli", "train", str(write_run(tmp_path)), "launch.slots_per_node=2"]
     done = job(dashboard, "submit", "--", *command)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

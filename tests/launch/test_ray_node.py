@@ -4,8 +4,6 @@ them."""
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +13,8 @@ import pytest
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import store_bytes
 from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
-from tests.launch.two_nodes import ROOT, free_port_base, started, write_run
+from tests.launch.two_nodes import free_port_base, started, write_run
+from tests.support.runs import run_python
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -101,21 +100,9 @@ def test_the_secret_is_not_on_the_command_line() -> None:
 
 
 def test_a_short_secret_is_refused() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "mrl.launch.cluster.ray_node",
-        "--number",
-        "0",
-        "--head",
-        "127.0.0.1:1",
-        "--slots",
-        "1",
-    ]
-    environment = {**os.environ, "RAY_AUTH_TOKEN": "short"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    words = ("--number", "0", "--head", "127.0.0.1:1", "--slots", "1")
+    short = {"RAY_AUTH_TOKEN": "short"}
+    done = run_python("-m", "mrl.launch.cluster.ray_node", *words, environment=short)
     assert done.returncode != 0
     assert "RAY_AUTH_TOKEN must hold" in done.stderr
 
@@ -136,15 +123,8 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
         ),
         started(["-c", FEW_FILES, *words, "1"], log=tmp_path / "1.log", environment=environment),
     ):
-        asked = subprocess.run(
-            [sys.executable, "-c", PREFLIGHT, head, str(write_run(tmp_path))],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        program = ["-c", PREFLIGHT, head, str(write_run(tmp_path))]
+        asked = run_python(*program, environment=environment, seconds=300)
     logs = asked.stderr[-3000:] + "".join(path.read_text() for path in tmp_path.glob("*.log"))
     assert asked.returncode == 0, logs
     told = [line.removeprefix("told: ") for line in asked.stdout.splitlines() if line.startswith("told: ")]

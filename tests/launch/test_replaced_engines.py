@@ -90,13 +90,10 @@ def test_a_stopped_engine_is_lost_at_its_deadline(chain: Chain) -> None:
 @pytest.mark.slow
 def test_the_loss_after_the_last_that_is_replaced_ends_the_run(chain: Chain) -> None:
     more = ("loop.steps=1000", ONE, "rollout={tp: 1, replace: 1}")
-    command = chain.start(*more, fault="generate:engine-0:3,update:engine-0:5")
-    try:
+    with chain.start(*more, fault="generate:engine-0:3,update:engine-0:5") as command:
         assert command.wait(seconds=600) == 1
         assert "rollout.replace = 1 engines were replaced before" in command.output
         chain.assert_nothing_left(command)
-    finally:
-        command.end()
 
 
 @pytest.mark.slow

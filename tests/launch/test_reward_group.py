@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.trial import trial_sample
 from mrl.samples import Prompt, Sample, Verdict
 from tests.launch.two_nodes import ROOT, write_run
+from tests.support.runs import until
 
 pytestmark = pytest.mark.integration
 
@@ -71,11 +71,7 @@ class Verdicts(dict[str, Verdict]):
 
     def take(self, count: int) -> dict[str, Verdict]:
         """Return the next ones."""
-        deadline = time.monotonic() + 120.0
-        while len(self) < count:
-            self._rewards.check()
-            assert time.monotonic() < deadline, f"{len(self)} of {count} verdicts"
-            time.sleep(0.05)
+        until(lambda: self._rewards.check() or len(self) >= count)
         return {name: self.pop(name) for name in list(self)}
 
 

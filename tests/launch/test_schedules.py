@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from benchmarks.schedules import COLUMNS, main, schedule_overrides, stream_table
 from mrl.errors import ConfigError
 from mrl.rewards.contract import RewardRequest
 from tests.launch.tiny_runs import ROOT, words
+from tests.support.runs import run_python
 
 SAMPLES = [(prompt, sample) for prompt in range(1000) for sample in range(8)]
 
@@ -84,14 +83,10 @@ def test_the_table_has_a_line_for_each_schedule() -> None:
 @pytest.mark.timeout(600)
 def test_both_schedules_train_the_same_tokens(task: Path, tmp_path: Path) -> None:
     more = ("rollout.max_response_tokens=8", "--steps", "4", "--warm-up", "1", "--json")
-    text = subprocess.run(
-        [sys.executable, "-m", "benchmarks.schedules", *words(task, tmp_path, "bench", *more)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=500,
-        check=True,
-    ).stdout
+    own = words(task, tmp_path, "bench", *more)
+    done = run_python("-m", "benchmarks.schedules", *own, seconds=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    text = done.stdout
     figures = json.loads(text[text.index("{") :])
     assert list(figures) == ["on_policy", "stream:max_age=2"]
     plain, stream = figures.values()

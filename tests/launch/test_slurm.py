@@ -12,7 +12,6 @@ import pytest
 
 from tests.launch.local_slurm import LocalSlurm, local_slurm, missing
 from tests.launch.two_nodes import ROOT, free_port_base, steps_done, write_run
-from tests.support.node_lists import TABLE
 
 pytestmark = pytest.mark.integration
 SECONDS = 540.0
@@ -83,11 +82,6 @@ def wait_for_end(slurm: LocalSlurm, folder: Path, number: str) -> dict[str, str]
     except AssertionError as error:
         raise AssertionError(f"{error}\n{output(folder, number)[-6000:]}") from None
     return slurm.job(number)
-
-
-def test_node_lists_are_read_as_slurm_reads_them(slurm: LocalSlurm) -> None:
-    for nodes, names in TABLE:
-        assert slurm.run("scontrol", "show", "hostnames", nodes).split() == names
 
 
 POOLS = (

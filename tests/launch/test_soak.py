@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ from benchmarks.soak import report
 from benchmarks.soak.plan import CLOCK, DECK, DISK, Fault, draw
 from mrl.launch.commands import fault_injection
 from mrl.observe.phases import PHASES
-
-ROOT = Path(__file__).parents[2]
+from tests.support.runs import run_python
 
 
 def default(seed: int) -> list[Fault]:
@@ -95,15 +91,7 @@ def test_a_report_says_what_is_not_as_it_has_to_be(events, plan, differences, fa
 
 def soak(out: Path, *words: str, seconds: float) -> dict[str, Any]:
     """The report of a soak that holds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.soak", "--out", str(out), *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    done = run_python("-m", "benchmarks.soak", "--out", str(out), *words, seconds=seconds)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return json.loads((out / "report.json").read_text())
 

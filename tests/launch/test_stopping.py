@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from mrl.config.load import load_config
 from mrl.launch.commands import stopping
 from mrl.launch.commands.stopping import REQUEUE_EXIT_CODE, StopSignals
 from mrl.launch.commands.train import Run
+from tests.support.runs import run_python
 
 
 def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() -> None:
@@ -28,36 +27,22 @@ def test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost() 
     assert signals.exit_code == REQUEUE_EXIT_CODE
 
 
-def test_a_request_in_a_step_waits_for_its_end() -> None:
-    with StopSignals() as signals:
-        signals.begin_steps()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.reason() == "SIGTERM"
-    assert signals.exit_code == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize(("apart", "leaves"), [(3600.0, False), (0.0, True)])
-def test_a_signal_that_comes_twice_at_once_is_one_request(apart, leaves, monkeypatch) -> None:
-    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person is another thing."""
+@pytest.mark.parametrize(
+    ("apart", "second", "leaves"),
+    [(3600.0, signal.SIGTERM, False), (0.0, signal.SIGTERM, True), (3600.0, signal.SIGINT, True)],
+)
+def test_a_signal_that_comes_twice_at_once_is_one_request(apart, second, leaves, monkeypatch) -> None:
+    """`timeout 60 mrl tune ...` sends it to the command and to its group; twice by a person, or another one,
+    is another thing."""
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", apart)
     with StopSignals() as signals:
         signals.begin_steps()
         os.kill(os.getpid(), signal.SIGTERM)
-        expected = (
-            pytest.raises(KeyboardInterrupt, match="SIGTERM twice") if leaves else contextlib.nullcontext()
-        )
-        with expected:
-            os.kill(os.getpid(), signal.SIGTERM)
+        again = pytest.raises(KeyboardInterrupt, match=f"{second.name} twice")
+        with again if leaves else contextlib.nullcontext():
+            os.kill(os.getpid(), second)
         assert signals.reason() == "SIGTERM"
     assert signals.exit_code == 128 + signal.SIGTERM
-
-
-def test_another_signal_at_once_is_another_request() -> None:
-    with StopSignals() as signals:
-        signals.begin_steps()
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt, match="SIGINT twice"):
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_reason_in_words_is_no_failure_and_needs_no_main_thread() -> None:
@@ -94,9 +79,7 @@ raise SystemExit(main())
 
 def test_the_exit_code_holds_where_the_request_came_inside_of_text_that_is_run(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "leaving"]
-    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=240, capture_output=True)
+    done = run_python("-m", "leaving", environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == REQUEUE_EXIT_CODE, done
 
 

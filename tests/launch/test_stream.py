@@ -122,17 +122,14 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
     Tokens of today's version agree with the trainer's to 1e-4 (loop.max_rollout_mismatch ends the run else)."""
     more = (*STREAM_OF_SIX, *settings)
     folder.mkdir()
-    killed = Command(
+    with Command(
         "train",
         *words(task, folder, "run", *more),
         log=folder / "killed.log",
         environment={"MRL_FAULT": "sync:driver:3"},
-    )
-    try:
+    ) as killed:
         assert killed.wait(seconds=400) == -signal.SIGKILL, killed.output[-3000:]
         killed.assert_nothing_left()
-    finally:
-        killed.end()
     begun = begun_in(folder / "run/checkpoints/step-000003", task)
     rows = trained(task, folder, "run", *more)
     assert "resuming at step 4" in (folder / "run.log").read_text()

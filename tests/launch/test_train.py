@@ -166,28 +166,12 @@ def check_written(out: Path, summary: dict[str, Any], accuracy: object) -> None:
     assert len(summary["model"]["sha256"]) == 64
 
 
-def test_a_step_is_measured_against_its_floor(task: Path, tmp_path: Path) -> None:
-    more = ("training.offload=always", "--steps", "2", "--json")
-    log = tmp_path / "log"
-    run("bench", "step", *words(task, tmp_path, "bench"), *more, log=log)
-    text = log.read_text()
-    figures = json.loads(text[text.index("\n{") :])
-    assert len(figures["steps"]) == len(figures["floors"]) == 2
-    assert {"generate", "recompute", "update", "sync"} <= figures["step_phases"].keys()
-    assert figures["floor_phases"].keys() == {"generate", "recompute", "update"}
-    assert figures["floor_seconds"] > 0 and 0.5 < figures["ratio"] < 100
-    assert not (tmp_path / "bench").exists(), "a measurement leaves no run folder"
-
-
 def test_an_interrupt_before_the_first_step_leaves_at_once(task: Path, tmp_path: Path) -> None:
-    command = Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log")
-    try:
+    with Command("train", *words(task, tmp_path, "run", "loop.steps=1000"), log=tmp_path / "log") as command:
         command.wait_for("data: rows", seconds=400)
         command.send(signal.SIGUSR1)
         assert command.wait(seconds=400) == 99, command.output[-2000:]
         command.assert_nothing_left()
-    finally:
-        command.end()
     assert "before the first step" in command.output and "step 1/" not in command.output
     assert not list((tmp_path / "run/checkpoints").glob("*"))
 
@@ -197,8 +181,9 @@ def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_p
     machine gets to, or looks who is there: the ends of the weight sync (abstract names) answer this user
     alone."""
     more = ("loop.steps=1000", "training.offload=always")
-    command = Command("train", *words(task, tmp_path, "run", *more), log=tmp_path / "log", under=["setsid"])
-    try:
+    with Command(
+        "train", *words(task, tmp_path, "run", *more), log=tmp_path / "log", under=["setsid"]
+    ) as command:
         command.wait_for("step 2/1000", seconds=400)
         family = command.family()
         parents = [each.parent() for each in family if "Actor" in " ".join(each.cmdline())]
@@ -210,8 +195,6 @@ def test_sigterm_to_the_process_group_saves_and_leaves_nothing(task: Path, tmp_p
         os.killpg(command.process.pid, signal.SIGTERM)
         assert command.wait(seconds=400) == 128 + signal.SIGTERM, command.output[-2000:]
         command.assert_nothing_left()
-    finally:
-        command.end()
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["ended"] == "SIGTERM"
     saved = [p.name for p in (tmp_path / "run/checkpoints").iterdir()]

@@ -75,8 +75,9 @@ def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(task: Path, 
         "tune.optimizer.lr=1e-4",
     ]
     for attempt, ends in enumerate(("told", "killed")):
-        command = Command("tune", *words, log=tmp_path / f"log-{attempt}", under=["setsid"], alone=True)
-        try:
+        with Command(
+            "tune", *words, log=tmp_path / f"log-{attempt}", under=["setsid"], alone=True
+        ) as command:
             command.wait_for("/100000  loss ", seconds=400)
             ranks = command.family()
             assert len(ranks) == 2, ranks
@@ -89,8 +90,6 @@ def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(task: Path, 
             os.killpg(command.process.pid, signal.SIGTERM if ends == "told" else signal.SIGKILL)
             assert command.wait(seconds=200) == (128 + signal.SIGTERM if ends == "told" else -signal.SIGKILL)
             command.assert_nothing_left()
-        finally:
-            command.end()
         assert not Path(store).parent.exists()
         assert "saved" in command.output.splitlines()[-1], command.output
         assert list((tmp_path / "run/tune/checkpoints").iterdir())

@@ -27,11 +27,6 @@ def test_unknown_words_are_refused(words: list[str], capsys: pytest.CaptureFixtu
     assert words[-1] in capsys.readouterr().err
 
 
-def test_an_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", QUICKSTART, "--dry-run", "loop.step=7"]) == 2
-    assert "steps" in capsys.readouterr().err
-
-
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     """As in `mrl settings | head -1`; here nobody reads at all."""
     read_end, write_end = os.pipe()

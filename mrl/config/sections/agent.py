@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from mrl.section import Section
 
@@ -48,13 +49,11 @@ class AgentSection(EnvironmentSection):
     memory_mib: int = Field(default=2048, ge=64)
     """Private memory of the process of one episode's environment, and of each that it starts."""
 
-    @model_validator(mode="after")
-    def _something_answers(self) -> AgentSection:
+    def faults(self) -> Iterator[str]:
         if all(each.environment is None for each in (self, *self.domains.values())):
-            raise ValueError(
+            yield (
                 "the section agent names no environment; give it one (agent.environment, agent.domains) or remove the section"
             )
-        return self
 
     def of_domain(self, domain: str) -> EnvironmentSection:
         """What answers on a domain's rows."""

@@ -6,9 +6,10 @@ DeepSeekMath (arXiv 2402.03300) with the KL term off.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from mrl.config.sections.correction import Correction, NoCorrection
 from mrl.config.sections.distillation import DistillationSection
@@ -65,17 +66,11 @@ class EstimatorSection(Section):
     def whitening(self) -> Literal["off", "tokens", "samples"]:
         return self.whiten or ("tokens" if self.name in WHITENS else "off")
 
-    @model_validator(mode="after")
-    def _parts_have_a_reader(self) -> EstimatorSection:
+    def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":
-            raise ValueError(
-                f"part_weights are read by gdpo only, not by {self.name}; remove them or choose gdpo"
-            )
+            yield f"part_weights are read by gdpo only, not by {self.name}; remove them or choose gdpo"
         if self.scale == "leave_one_out" and self.name != "rloo":
-            raise ValueError(
-                f"scale = leave_one_out is for rloo, not for {self.name}; choose group, batch or none"
-            )
-        return self
+            yield f"scale = leave_one_out is for rloo, not for {self.name}; choose group, batch or none"
 
 
 class AggregationSection(Section):
@@ -87,14 +82,12 @@ class AggregationSection(Section):
     length: int | None = Field(default=None, ge=1)
     """constant: sums over tokens are divided by sequences times this length."""
 
-    @model_validator(mode="after")
-    def _length_where_needed(self) -> AggregationSection:
+    def faults(self) -> Iterator[str]:
         if (self.mode == "constant") != (self.length is not None):
-            raise ValueError(
+            yield (
                 f"aggregation.length = {self.length} with mode = {self.mode}: constant needs a length (Dr. GRPO "
                 "takes rollout.max_response_tokens), the other modes take none"
             )
-        return self
 
 
 class KlSection(Section):
@@ -114,23 +107,19 @@ class KlSection(Section):
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
 
-    @model_validator(mode="after")
-    def _coefficient_is_used(self) -> KlSection:
+    def faults(self) -> Iterator[str]:
         if self.location == "off" and self.coefficient > 0:
-            raise ValueError(
-                f"kl.coefficient = {self.coefficient} with kl.location = off; choose reward or loss"
-            )
+            yield f"kl.coefficient = {self.coefficient} with kl.location = off; choose reward or loss"
         if self.location != "off" and self.coefficient == 0:
-            raise ValueError(f"kl.location = {self.location} needs kl.coefficient above 0")
+            yield f"kl.location = {self.location} needs kl.coefficient above 0"
         if self.unbiased and self.location != "loss":
-            raise ValueError(f"kl.unbiased is for kl.location = loss, not {self.location}")
+            yield f"kl.unbiased is for kl.location = loss, not {self.location}"
         if self.location == "loss" and self.kind == "k1" and not self.unbiased:
-            raise ValueError(
+            yield (
                 "kl.kind = k1 with kl.location = loss has no effect on average: its gradient is that of the "
                 "log-prob, whose mean over the policy's own samples is 0; write kl.kind: k2 (the gradient of the "
                 "KL) or k3, kl.unbiased: true, or kl.location: reward"
             )
-        return self
 
 
 class EntropySection(Section):
@@ -221,51 +210,41 @@ class AlgorithmSection(Section):
         """Whether a critic is trained."""
         return self.estimator.name == "gae"
 
-    @model_validator(mode="after")
-    def _old_logprobs_fit(self) -> AlgorithmSection:
+    def faults(self) -> Iterator[str]:
         kind = self.correction.kind
         if self.old_logprobs == "rollout" and kind != "off":
-            raise ValueError(
+            yield (
                 f"correction.kind = {kind} with old_logprobs = rollout: the ratio already holds the difference "
                 "to the engine; choose correction off, or old_logprobs auto"
             )
         if self.old_logprobs == "decoupled" and kind == "off":
-            raise ValueError(
+            yield (
                 "old_logprobs = decoupled with correction.kind = off: nothing would weigh tokens of earlier versions, which "
                 "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _distillation_fits(self) -> AlgorithmSection:
-        if self.distillation is None:
-            return self
-        if self.loss.name == "topr" and self.distillation.estimator == "sampled":
-            raise ValueError(
+        alone = self.distillation is not None and self.distillation.alone
+        sampled = self.distillation is not None and self.distillation.estimator == "sampled"
+        if self.loss.name == "topr" and sampled:
+            yield (
                 "algorithm.distillation.estimator = sampled with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
                 "single tokens; choose another loss, ppo_clip for instance, or another estimator"
             )
-        if self.distillation.alone and self.filter is not None:
-            raise ValueError(
+        if alone and self.filter is not None:
+            yield (
                 "distillation.alone = true with algorithm.filter: rewards would decide which groups the teachers see; remove the "
                 "filter, or alone"
             )
-        if self.distillation.alone and self.estimator.name == "gae":
-            raise ValueError(
+        if alone and self.estimator.name == "gae":
+            yield (
                 "distillation.alone = true with estimator.name = gae: nothing would read the critic's values; choose grpo, or "
                 "remove alone"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_fit(self) -> AlgorithmSection:
         if self.estimator.name == "gdpo" and self.kl.location == "reward":
-            raise ValueError(
+            yield (
                 "gdpo normalises reward parts on their own and has no use for kl.location = reward; use loss"
             )
         if self.estimator.name in ("grpo_process", "rloo_process") and self.kl.location == "reward":
-            raise ValueError(
+            yield (
                 f"{self.estimator.name} normalises process rewards, which a KL on every token would change; "
                 "use kl.location = loss"
             )
-        return self

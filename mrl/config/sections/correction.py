@@ -6,9 +6,10 @@ given before it (mrl/config/load.py, CHOICES).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field
 
 from mrl.section import Section, named
 
@@ -26,12 +27,10 @@ class NoCorrection(Section):
 class _Bounded(Section):
     """Weights exp(old - engine log-prob), or what is kept of them, between two bounds."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> _Bounded:
+    def faults(self) -> Iterator[str]:
         own: Any = self  # each kind declares bounds of its own
         if own.low >= own.high:
-            raise ValueError(f"correction.low = {own.low} must be below correction.high = {own.high}")
-        return self
+            yield f"correction.low = {own.low} must be below correction.high = {own.high}"
 
 
 class TruncatedCorrection(Section):

@@ -1,8 +1,9 @@
 """Where prompts come from: files, their shapes, domains and their mix."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from mrl.section import Section
 
@@ -64,11 +65,9 @@ class DifficultySection(Section):
     samples: int = Field(default=16, ge=1)
     """Samples that `mrl difficulty` draws of each prompt."""
 
-    @model_validator(mode="after")
-    def _band_is_not_empty(self) -> "DifficultySection":
+    def faults(self) -> Iterator[str]:
         if self.min >= self.max:
-            raise ValueError(f"min = {self.min:g} is not below max = {self.max:g}: no row would be left")
-        return self
+            yield f"min = {self.min:g} is not below max = {self.max:g}: no row would be left"
 
 
 class DataSection(Section):
@@ -120,20 +119,12 @@ class DataSection(Section):
             raise ValueError(f"{', '.join(taken)}: set by the loader (tools come from the rows' column)")
         return value
 
-    @model_validator(mode="after")
-    def _template_for_its_arguments(self) -> "DataSection":
+    def faults(self) -> Iterator[str]:
         if self.chat_template_kwargs and not self.chat_template:
-            raise ValueError("chat_template_kwargs are the template's arguments, and chat_template is false")
-        return self
-
-    @model_validator(mode="after")
-    def _probabilities_all_or_none(self) -> "DataSection":
+            yield "chat_template_kwargs are the template's arguments, and chat_template is false"
         given = [entry.probability is not None for entry in self.train_entries()]
         if any(given) and not all(given):
-            raise ValueError(
-                "train: probability is given for some entries and not for others; give all or none"
-            )
-        return self
+            yield "train: probability is given for some entries and not for others; give all or none"
 
     def train_entries(self) -> tuple[DataEntry, ...]:
         """The training data sets, a plain path being one entry."""

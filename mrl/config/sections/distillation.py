@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from mrl.section import Section, named
 
@@ -35,11 +36,9 @@ class DistillationSection(Section):
         """Each teacher once, in the order in which domains name them."""
         return tuple(dict.fromkeys(self.teachers.values()))
 
-    @model_validator(mode="after")
-    def _settings_have_readers(self) -> DistillationSection:
+    def faults(self) -> Iterator[str]:
         if self.divergence != "jsd" and self.teacher_share != 0.5:
-            raise ValueError(
+            yield (
                 f"teacher_share = {self.teacher_share} is read by divergence = jsd only, not by {self.divergence}; "
                 "remove it or choose jsd"
             )
-        return self

@@ -1,8 +1,9 @@
 """How responses are generated."""
 
-from typing import Any, Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from mrl.section import Section
 
@@ -85,48 +86,32 @@ class RolloutSection(Section):
         """Whether some tokens are never drawn (top_p, top_k, min_p)."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
-    @model_validator(mode="after")
-    def _truncated_sampling_has_log_probs_to_compare(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.truncates and self.temperature != 1:
-            raise ValueError(
+            yield (
                 f"rollout.top_p, top_k and min_p need rollout.temperature = 1 (got {self.temperature:g}): of "
                 "truncated sampling vLLM reports the log-probs of the whole vocabulary, which the trainer and "
                 "every correction compare with, before the temperature only. loop.validation has a temperature, top_p and top_k of its own"
             )
         if not all(self.stop):
-            raise ValueError("rollout.stop: an empty text would end every response at once")
-        return self
-
-    @model_validator(mode="after")
-    def _dp_ranks_share_experts_and_steps(self) -> Self:
-        if self.dp == 1:
-            return self
-        if not self.expert_parallel:
-            raise ValueError(
+            yield "rollout.stop: an empty text would end every response at once"
+        if self.dp > 1 and not self.expert_parallel:
+            yield (
                 f"rollout.dp = {self.dp} needs rollout.expert_parallel = true: the ranks of such an engine share whole experts; "
                 "for copies of a dense model leave dp 1, and more engines run"
             )
-        if self.engine_args.get("async_scheduling"):
-            raise ValueError(
+        if self.dp > 1 and self.engine_args.get("async_scheduling"):
+            yield (
                 f"rollout.engine_args.async_scheduling with rollout.dp = {self.dp}: the ranks run every step together, and some of "
                 "its steps run nothing"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _every_request_has_a_token_in_a_pass(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
+            yield (
                 f"rollout.max_num_batched_tokens = {self.max_num_batched_tokens} must be at least "
                 f"rollout.max_num_seqs = {self.max_num_seqs}: each running request needs a token of a pass"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _quantised_engines_compute_in_bfloat16(self) -> Self:
         if self.quantization != "none" and self.dtype != "bfloat16":
-            raise ValueError(
+            yield (
                 f"rollout.quantization = {self.quantization} needs rollout.dtype = bfloat16 (got "
                 f"{self.dtype}): vLLM's float8 kernels have no other activations"
             )
-        return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field
 
 from mrl.section import Section
 
@@ -17,13 +19,9 @@ class OverlongSection(Section):
     factor: float = Field(default=1.0, ge=0)
     """Full penalty. The paper's 1.0 is for rewards of +1 and -1; where they are 1 and 0, 0.5 is the same."""
 
-    @model_validator(mode="after")
-    def _buffer_fits(self) -> OverlongSection:
+    def faults(self) -> Iterator[str]:
         if self.buffer_tokens > self.max_tokens:
-            raise ValueError(
-                f"overlong.buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}"
-            )
-        return self
+            yield f"overlong.buffer_tokens = {self.buffer_tokens} exceeds max_tokens = {self.max_tokens}"
 
 
 class ShapingSection(Section):
@@ -41,11 +39,9 @@ class ShapingSection(Section):
     """Truncated samples stay in their group's statistics and are not trained on (DAPO's overlong
     filtering)."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> ShapingSection:
+    def faults(self) -> Iterator[str]:
         if self.clip is not None and self.clip[0] >= self.clip[1]:
-            raise ValueError(f"shaping.clip = {list(self.clip)}: the first must be below the second")
-        return self
+            yield f"shaping.clip = {list(self.clip)}: the first must be below the second"
 
 
 MOST_PROMPTS = 4096
@@ -63,14 +59,8 @@ class FilterSection(Section):
     max_rounds: int = Field(default=4, ge=1)
     """Rounds of generation in one step; when they are spent and groups are missing, it trains on fewer."""
 
-    @model_validator(mode="after")
-    def _tests_something(self) -> FilterSection:
+    def faults(self) -> Iterator[str]:
         if self.min_reward_range is None and self.mean_range is None:
-            raise ValueError(
-                "filter: min_reward_range and mean_range are both None; give one, or filter: null"
-            )
+            yield "filter: min_reward_range and mean_range are both None; give one, or filter: null"
         if self.mean_range is not None and self.mean_range[0] >= self.mean_range[1]:
-            raise ValueError(
-                f"filter.mean_range = {list(self.mean_range)}: the first must be below the second"
-            )
-        return self
+            yield f"filter.mean_range = {list(self.mean_range)}: the first must be below the second"

@@ -1,5 +1,6 @@
 """How the Megatron worker is laid out and how it updates."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -83,20 +84,14 @@ class OptimizerSection(Section):
     """Share of the optimizer's state (by bytes) that rests in the host's memory, also while the trainer runs: an update brings it
     to the device in pieces of 512 MB and takes it back, with the same result to the last bit. Needs float32 moments."""
 
-    @model_validator(mode="after")
-    def _rests_in_float32(self) -> "OptimizerSection":
+    def faults(self) -> Iterator[str]:
         if self.offload_fraction > 0 and self.moments_dtype != "float32":
-            raise ValueError(
+            yield (
                 f"optimizer.offload_fraction = {self.offload_fraction} with optimizer.moments_dtype = {self.moments_dtype} is not "
                 "implemented; set moments_dtype to float32, or offload_fraction to 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_has_an_end(self) -> "OptimizerSection":
         if self.schedule != "constant" and self.decay_steps is None:
-            raise ValueError(f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps")
-        return self
+            yield f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps"
 
     def in_updates(self, updates_per_step: int) -> "OptimizerSection":
         """The same schedule counted in updates, where a step of the loop makes `updates_per_step`."""
@@ -161,34 +156,24 @@ class TrainingSection(Section):
     """Low-rank adapters of the policy, whose weights are then frozen; absent means that all weights are trained. A
     critic is trained whole."""
 
-    @model_validator(mode="after")
-    def _modules_are_selected(self) -> "TrainingSection":
+    def faults(self) -> Iterator[str]:
         if self.recompute_modules and self.recompute != "selective":
-            raise ValueError("training.recompute_modules needs training.recompute = selective")
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_are_whole(self) -> "TrainingSection":
+            yield "training.recompute_modules needs training.recompute = selective"
         if self.lora is not None and self.router_bias_rate:
-            raise ValueError(
+            yield (
                 f"training.router_bias_rate = {self.router_bias_rate:g} with training.lora: checkpoints of adapters hold no biases; "
                 "set it to 0"
             )
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
-            raise ValueError(
+            yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not implemented; "
                 "spread experts with ep instead, or leave routed_experts out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _buckets_overlap(self) -> "TrainingSection":
         if self.bucket_size is not None and self.overlap_grad_reduce is False:
-            raise ValueError(
+            yield (
                 f"training.bucket_size = {self.bucket_size} with training.overlap_grad_reduce = false: gradients are summed in one "
                 "bucket then; leave bucket_size out, or set overlap_grad_reduce to auto"
             )
-        return self
 
     def summed_bucket(self) -> int | None:
         """Parameters in a bucket of gradients that is summed during the backward pass; None where all are summed after it."""

@@ -1,8 +1,9 @@
 """Tuning on rows instead of rewards: demonstrations (sft), preferences (the DPO family), or a reward model of them."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.reward_labels import SCORE, STEP
@@ -87,21 +88,19 @@ class ObjectiveSection(Section):
     options: dict[str, Any] = {}
     """Of custom: further arguments of the function."""
 
-    @model_validator(mode="after")
-    def _reads_what_is_set(self) -> "ObjectiveSection":
+    def faults(self) -> Iterator[str]:
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         changed = {name for name in defaults if name != "name" and getattr(self, name) != defaults[name]}
         if unread := sorted(changed - READS[self.name]):
-            raise ValueError(f"{unread[0]}: not read by {self.name}, which reads {sorted(READS[self.name])}")
+            yield f"{unread[0]}: not read by {self.name}, which reads {sorted(READS[self.name])}"
         if self.name == "ipo" and self.length is None:
-            raise ValueError("length: ipo needs it: sum (the paper) or mean (its authors' later advice)")
+            yield "length: ipo needs it: sum (the paper) or mean (its authors' later advice)"
         if self.name == "exo" and not self.smoothing:
-            raise ValueError("smoothing: exo takes its logarithm; set it above 0, for instance 0.001")
+            yield "smoothing: exo takes its logarithm; set it above 0, for instance 0.001"
         if (self.name == "custom") != (self.function is not None):
-            raise ValueError(
+            yield (
                 "function: to be given for custom, as package.module:function or file.py:function, and for nothing else"
             )
-        return self
 
     @property
     def needs_reference(self) -> bool:
@@ -224,14 +223,12 @@ class TuneSection(Section):
         """Epochs of the run; None if it counts steps, whose rows are drawn with replacement."""
         return (self.epochs or 1) if self.steps is None else None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "TuneSection":
+    def faults(self) -> Iterator[str]:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("steps and epochs: give one of them")
+            yield "steps and epochs: give one of them"
         if self.passes is not None and any(file.probability for file in self.data.files()):
-            raise ValueError(
+            yield (
                 "epochs: an epoch visits every row equally often; data.train gives probabilities, so set steps instead"
             )
         if self.keep_best and not self.data.validation:
-            raise ValueError("keep_best: nothing is validated; give tune.data.validation")
-        return self
+            yield "keep_best: nothing is validated; give tune.data.validation"

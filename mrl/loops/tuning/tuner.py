@@ -94,17 +94,13 @@ class Tuner:
         path = other or own
         if path != own:
             self._worker.policy.load_hf(path)
-        digest = weights_digest(self._worker, path)
+        of: dict[str, Any] = {
+            "folder": self._folder / "reference",
+            "batch_rows": self._section.batch_rows,
+            "weights": weights_digest(self._worker, path),
+        }
         found = [
-            reference_logprobs(
-                self._worker,
-                rows,
-                folder=self._folder / "reference",
-                batch_rows=self._section.batch_rows,
-                weights=digest,
-            )
-            if rows.rows
-            else None
+            reference_logprobs(self._worker, rows, **of) if rows.rows else None
             for rows in (self._training, self._validation, self._apart)
         ]
         if path != own:
@@ -212,8 +208,6 @@ class Tuner:
         due = step in (0, self.num_steps) or (every and step % every == 0)
         if not rows or not due:
             return {}
-        if self._section.objective.scores_steps:
-            return self._validated_steps()
         if self._section.objective.is_reward_model:
             return self._validated_scores()
         found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
@@ -227,23 +221,15 @@ class Tuner:
     def _validated_scores(self) -> dict[str, float]:
         """The figures of a reward model, whose report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
-        scores = self._scores(rows)
-        figures = score_figures(section, rows, scores)
+        if section.scores_steps:
+            steps = row_step_scores(self._worker, rows, batch_rows=self._section.batch_rows)
+            figures, report = step_figures(section, rows, steps), step_report(rows, steps)
+        else:
+            scores = self._scores(rows)
+            figures, report = score_figures(section, rows, scores), score_report(rows, scores)
         if self._is_kept(figures):
-            run_on_rank_zero(lambda: self._write_report(score_report(rows, scores)))
+            run_on_rank_zero(lambda: replace_durably(self._folder / REPORT, json.dumps(report).encode()))
         return figures
-
-    def _validated_steps(self) -> dict[str, float]:
-        """The figures of a process reward model, whose report goes with the weights that are kept."""
-        section, rows = self._section, self._validation.rows
-        scores = row_step_scores(self._worker, rows, batch_rows=section.batch_rows)
-        figures = step_figures(section.objective, rows, scores)
-        if self._is_kept(figures):
-            run_on_rank_zero(lambda: self._write_report(step_report(rows, scores)))
-        return figures
-
-    def _write_report(self, report: Mapping[str, Any]) -> None:
-        replace_durably(self._folder / REPORT, json.dumps(report).encode())
 
     def score_report(self) -> dict[str, Any]:
         """What the validation said of the reward model that save_weights() writes; empty where nothing is validated."""
@@ -295,14 +281,8 @@ class Tuner:
         path = self._checkpoints / checkpoint_folder.name_of(self._step)
         if self._step != self._last_saved:
             run_on_rank_zero(lambda: checkpoint_folder.set_aside_from(path))
-            self._worker.save_checkpoint(
-                path,
-                {
-                    "step": self._step,
-                    "best": self._best,
-                    "about": about(self._config, self._section, self._training),
-                },
-            )
+            same = about(self._config, self._section, self._training)
+            self._worker.save_checkpoint(path, {"step": self._step, "best": self._best, "about": same})
             self._last_saved = self._step
         run_on_rank_zero(lambda: checkpoint_folder.prune(self._checkpoints, keep=KEPT_CHECKPOINTS))
         self._tell(f"step {self._step}: saved")

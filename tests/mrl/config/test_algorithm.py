@@ -30,32 +30,22 @@ def test_default_is_grpo_without_kl() -> None:
         "ppo_clip",
         "sequence_mean",
     )
-    assert section.kl.location == "off"
+    assert section.kl.location == section.correction.kind == "off"
     assert not section.needs_reference
     assert not section.needs_values
     assert AlgorithmSection.model_validate(section.model_dump(mode="json")) == section
 
 
-def test_each_loss_has_its_own_default_bounds() -> None:
-    bounds = {
-        name: AlgorithmSection.model_validate({"loss": {"name": name}}).loss
-        for name in ("ppo_clip", "gspo", "cispo")
-    }
-    assert [(loss.clip_low, loss.clip_high) for loss in bounds.values()] == [
-        (0.2, 0.2),
-        (3e-4, 4e-4),
-        (1.0, 4.0),
-    ]
-    assert AlgorithmSection.model_validate({"loss": {"clip_high": 0.28}}).loss.clip_high == 0.28
-
-
-def test_each_correction_has_its_own_default_bounds() -> None:
-    """IcePop's and TIS's are their papers', the others' those of the frameworks that have them."""
-    kinds = ("truncated", "icepop", "sequence_mask", "geometric", "product")
-    sections = [AlgorithmSection.model_validate({"correction": {"kind": kind}}).correction for kind in kinds]
-    bounds = [(getattr(section, "low", None), getattr(section, "high", None)) for section in sections]
-    assert bounds == [(None, 2.0), (0.5, 5.0), (0.999, 1.001), (None, 1.2), (None, 2.0)]
-    assert AlgorithmSection().correction.kind == "off"
+def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
+    """IcePop's and TIS's are their papers', the other corrections' those of the frameworks that have them."""
+    losses = {"ppo_clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+    for name, bounds in losses.items():
+        loss = AlgorithmSection.model_validate({"loss": {"name": name}}).loss
+        assert (loss.clip_low, loss.clip_high) == bounds
+    corrections = {"truncated": (None, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.999, 1.001)}
+    for kind, bounds in (corrections | {"geometric": (None, 1.2), "product": (None, 2.0)}).items():
+        section = AlgorithmSection.model_validate({"correction": {"kind": kind}}).correction
+        assert (getattr(section, "low", None), getattr(section, "high", None)) == bounds
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,7 @@ from mrl.algorithms.tokens import Segments
 from mrl.capacity.requirements import prompts_and_responses
 from mrl.config.describe import describe, section_types, tag_of
 from mrl.config.load import dump, load, load_config, load_tune, split_arguments
-from mrl.config.other_names import (
-    REMOVED,
-    REMOVED_WORDS,
-    RENAMED,
-    RENAMED_COMMANDS,
-    RENAMED_VALUES,
-    SYNONYMS,
-    UNSUPPORTED,
-)
+from mrl.config.other_names import former_settings, words_of_others
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
@@ -347,10 +339,7 @@ def test_a_path_without_settings_names_the_nearest() -> None:
     ("word", "expected"),
     [
         ("algorithm.lora.rank=8", "algorithm.lora.rank: unknown key .*; did you mean training.lora"),
-        ("loop.num_generations=8", r"did you mean loop\.samples_per_prompt\?"),
         ("training.optimizer.learning_rate=1", r"did you mean training\.optimizer\.lr\?"),
-        ("training.gradient_checkpointing=true", r"did you mean training\.recompute\?"),
-        ("training.fsdp=1", r"fsdp is not supported: training\.layout"),
         ("loop.old_logprobs=auto", r"did you mean 'algorithm\.old_logprobs'\?"),
         ("training.tp=2", r"did you mean .*'training\.layout\.tp' or 'rollout\.tp'\?"),
     ],
@@ -364,16 +353,12 @@ def test_words_of_other_systems_are_answered(minimal: Path, word: str, expected:
     ("word", "expected"),
     [
         ("lora", r"training\.lora\.rank"),
-        ("num_generations", r"loop\.samples_per_prompt"),
-        ("learning_rate", r"training\.optimizer\.lr"),
         ("lr", r"'training\.optimizer\.lr'"),
         ("rollout.n", r"loop\.samples_per_prompt"),
-        ("max_grad_norm", r"training\.optimizer\.clip_grad"),
-        ("judge", "judge is reward now"),
+        ("judge", "judge is renamed to reward"),
         ("loop.old_logprobs", r"did you mean 'algorithm\.old_logprobs'"),
         ("clip_low", r"did you mean 'algorithm\.loss\.clip_low'\?"),
         ("deepspeed", r"deepspeed is not supported: training\.layout"),
-        ("bf16", r"training\.dtype"),
         ("val/accuracy", "the metric is renamed to val/reward"),
     ],
 )
@@ -385,11 +370,12 @@ def test_settings_answers_words_of_other_systems_and_last_names(word: str, expec
 def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     known = [line.split(":")[0] for line in describe().splitlines()]
     plain = {re.sub(r"\[\w+\]", "", path) for path in known}
-    for setting in set(SYNONYMS.values()):
-        assert describe(re.match(r"[\w.]+", setting)[0]), setting
-    for said in UNSUPPORTED.values():
+    same, unsupported = words_of_others()
+    for said in set(same.values()):
+        assert all(describe(re.match(r"[\w.]+", setting)[0]) for setting in said.split(", or ")), said
+    for said in unsupported.values():
         assert re.findall(r"\b(?:training|launch|rollout)\b[\w.]*", said)[0] in plain, said
-    assert not UNSUPPORTED.keys() & (SYNONYMS.keys() | {path.rpartition(".")[2] for path in plain})
+    assert not unsupported.keys() & (same.keys() | {path.rpartition(".")[2] for path in plain})
 
 
 TUNE = {
@@ -443,31 +429,13 @@ def test_the_longest_sequence_has_room_for_prompt_and_response(minimal, settings
     assert load_config(config.model_dump()) == config
 
 
-def words_of_the_page() -> dict[str, set[str]]:
-    """Every word of another system in the tables of docs/moving.md -> the settings in whose rows it stands."""
-    found: dict[str, set[str]] = {}
-    for line in (ROOT / "docs/moving.md").read_text(encoding="utf-8").splitlines():
-        ours, *theirs = (re.sub(r"\([^)]*\)", "", cell) for cell in line.strip("|").split("|"))
-        if setting := re.match(r" `([\w.]+)`", ours):
-            for word in re.findall(r"`(?:--)?([\w.-]+)[^`]*`", " ".join(theirs)):
-                found.setdefault(word.replace("-", "_"), set()).add(setting[1])
-    return {
-        word: settings for word, settings in found.items() if not word.endswith(".py") and word != "model"
-    }
-
-
 def test_every_word_in_the_page_of_other_systems_is_answered_with_ours(minimal: Path) -> None:
-    words = words_of_the_page()
-    assert len(words) > 150 and {"actor_rollout_ref.rollout.n", "hf_checkpoint"} <= words.keys()
-    unanswered = {}
-    for word, settings in words.items():
-        if word in settings:
-            continue  # it is called so here too
+    same, unsupported = words_of_others()
+    assert len(same) > 150 and {"rollout.n", "hf_checkpoint"} <= same.keys()
+    for word, said in (same | unsupported).items():
         with pytest.raises(ConfigError) as error:
             load([minimal], [f"{word}=1"])
-        if not any(setting in str(error.value) for setting in settings):
-            unanswered[word] = str(error.value)
-    assert unanswered == {}
+        assert said in str(error.value), word
 
 
 def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its_section(minimal) -> None:
@@ -479,44 +447,6 @@ def test_a_file_of_verl_is_answered_setting_by_setting_and_a_typing_error_by_its
     ]
     with pytest.raises(ConfigError, match=r"^traaining: unknown key .*; did you mean 'training'\?$"):
         load([minimal], ["traaining.optimizer.lr=1e-6"])
-
-
-OLD_NAMES = {
-    "judge.kind=maths": "judge: the setting is renamed to reward",
-    "reward.lowest=-1.0": "reward.lowest: the setting is renamed to min_reward",
-    "reward.domains={sums: {kind: maths, lowest: -1.0}}": "sums.lowest: the setting is renamed to min_reward",
-    "reward.pool_workers=3": "reward.pool_workers: the setting is renamed to workers",
-    "reward.maths.several=last": "reward.maths.several: the setting is renamed to on_conflict",
-    "reward.maths.extraction=[boxed, hashes]": "reward.maths.extraction.1: 'hashes' is renamed to gsm8k",
-    "reward.maths.extraction=[whole]": "reward.maths.extraction.0: 'whole' is renamed to whole_response",
-    "loop.max_unjudged_fraction=0.1": "max_unjudged_fraction: the setting is renamed to max_no_reward_fraction",
-    "observe.trackers=wandb": "observe: the setting is renamed to logging",
-    "warm_start={data: d, output: o}": "warm_start: the setting is renamed to tune",
-    "sft={data: d, output: o}": "sft: the setting is renamed to tune",
-    "data.over_long=filter": "data.over_long: the setting is renamed to overlong",
-    "algorithm.filter.min_spread=0.1": "algorithm.filter.min_spread: the setting is renamed to min_reward_range",
-    "algorithm.kl.place=loss": "algorithm.kl.place: the setting is renamed to location",
-    "algorithm.kl.times_ratio=true": "algorithm.kl.times_ratio: the setting is renamed to unbiased",
-    "algorithm.old_logprobs=sampler": "algorithm.old_logprobs: 'sampler' is renamed to rollout",
-    "algorithm.shaping.missing_end_penalty=1": "missing_end_penalty: the setting is renamed to missing_eos_penalty",
-    "algorithm.shaping_by_domain={sums: {missing_end_penalty: 1}}": "sums.missing_end_penalty: the setting is renamed",
-    "loop.max_sampler_mismatch=1": "loop.max_sampler_mismatch: the setting is renamed to max_rollout_mismatch",
-    "rollout.compiled=false": "renamed to enforce_eager, which says the opposite: compiled: false is enforce_eager: true",
-    "rollout.memory_fraction=0.5": "rollout.memory_fraction: the setting is renamed to gpu_memory_utilization",
-    "rollout.prefix_cache=true": "rollout.prefix_cache: the setting is renamed to enable_prefix_caching",
-    "rollout.sleep=true": "rollout.sleep: the setting is renamed to enable_sleep_mode",
-    "sync.mode=gather": "sync.mode: the setting is removed; delete it; weights always move by the plan",
-    "sync.digests=false": "sync.digests: the setting is renamed to verify (full, wire or off)",
-    "logging.mlflow={tags: {a: b}}": "logging.mlflow: the setting is removed",
-    "logging.trackers=[mlflow]": "logging.trackers.0: 'mlflow' is removed",
-    "stream.age_budget={patience: 2}": "stream.age_budget: the setting is removed; delete it; stream.max_age is",
-    "stream.clock=wall": "stream.clock: the setting is removed; delete it; loop.deterministic repeats a run",
-    "stream.record=false": "stream.record: the setting is removed; delete it; no schedule is recorded",
-    "stream.window=4": "stream.window: the setting is removed; delete it; stream.max_age lets",
-    "stream.in_flight=drain": "stream.in_flight: the setting is removed; set stream.kv_cache: recompute or keep",
-    "stream.elastic_slots=true": "stream.elastic_slots: the setting is removed; delete it; launch.engine_slots is",
-}
-"""Override with a name of the last release -> what its error says."""
 
 
 def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(minimal, tmp_path, caplog) -> None:
@@ -542,22 +472,6 @@ def test_a_run_of_an_earlier_release_is_read_without_its_removed_settings(minima
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=r"loop\.stepps: unknown key"):
         load([run / "config.yaml"])
-
-
-@pytest.mark.parametrize(("override", "expected"), OLD_NAMES.items(), ids=OLD_NAMES)
-def test_an_old_name_is_told_what_to_write_instead(minimal: Path, override: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(expected)) as error:
-        load([minimal], [override])
-    assert str(error.value).endswith(f"(command line ({override}))")
-
-
-def test_every_old_name_has_a_case() -> None:
-    cases = " ".join(OLD_NAMES)
-    settings = [old for names in RENAMED.values() for old in names]
-    values = [f"{key}={old}" for names in RENAMED_VALUES.values() for key, old in names]
-    assert [
-        name for name in (*settings, *values) if re.search(rf"\b{name.split('=')[-1]}\b", cases) is None
-    ] == []
 
 
 def places(
@@ -587,41 +501,35 @@ def places(
 
 
 ALL_PLACES = sorted(places(Config), key=lambda place: place[1].count("."), reverse=True)
-PLACES = {section: (path, around) for section, path, around in ALL_PLACES}
-GONE = [(section, old) for section, settings in REMOVED.items() for old in settings]
+PLACES = {section.__name__: (section, path, around) for section, path, around in ALL_PLACES}
 
 
-@pytest.mark.parametrize(("section", "old"), GONE, ids=lambda part: getattr(part, "__name__", str(part)))
-def test_a_removed_setting_is_told_what_to_do_instead(minimal, section, old) -> None:
+@pytest.mark.parametrize(("section_name", "old"), former_settings())
+def test_a_former_setting_is_told_what_to_write_instead(minimal, section_name, old) -> None:
     """Also where an old run's config.yaml has it."""
-    path, around = PLACES[section]
-    setting, value = (old, 1) if isinstance(old, str) else old
-    if setting in section.model_fields and section_types(section.model_fields[setting].annotation):
+    section, path, around = PLACES[section_name]
+    setting, is_value, value = old.partition("=")
+    field = section.model_fields.get(setting)
+    if field is not None and section_types(field.annotation):
         value = {"name": value}
+    elif field is not None and typing.get_origin(field.annotation) is tuple:
+        value = [value]
     with pytest.raises(ConfigError) as error:
-        load([minimal, around({setting: value})])
+        load([minimal, around({setting: value if is_value else 1})])
     where = re.escape(f"{path}.{setting}".removeprefix(".")) + r"(\.0)?"
-    remedy = re.escape(f"is removed; {REMOVED[section][old]}")
-    assert re.search(rf"^{where}(\.0)?: .* {remedy}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
+    said = re.escape(f"is {former_settings()[section_name, old]}")
+    assert re.search(rf"^{where}: .* {said}( \(mapping 2\))?$", str(error.value), re.MULTILINE), str(
         error.value
     )
 
 
-@pytest.mark.parametrize("old", RENAMED_COMMANDS)
-def test_an_old_command_is_told_its_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([old, "a.yaml"])
-    assert exit_.value.code == 2
-    assert f"{old} is renamed to {RENAMED_COMMANDS[old]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("old", REMOVED_WORDS)
-def test_a_removed_command_or_option_says_what_to_do(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("old", cli.FORMER_COMMANDS)
+def test_a_former_command_or_option_says_what_to_do(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *option = old.split()
     with pytest.raises(SystemExit) as exit_:
         cli.main([command, "a.yaml", *option])
     assert exit_.value.code == 2
-    assert f"{old} is removed: {REMOVED_WORDS[old]}" in capsys.readouterr().err
+    assert f"{old} is {cli.FORMER_COMMANDS[old]}" in capsys.readouterr().err
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from mrl.diagnosis.closing import closing_line, learned_nothing
-from mrl.diagnosis.metric_arrays import Curves, initial_value, recent, standing
+from mrl.diagnosis.metric_arrays import initial_value, recent, standing
 from mrl.diagnosis.quality import quality
 from mrl.diagnosis.rules import diagnose
+from mrl.observe.metric_curves import Curves
 from tests.support.made_rows import made
 from tests.support.recorded_rows import recorded
 

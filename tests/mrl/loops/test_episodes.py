@@ -22,6 +22,7 @@ from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Group, Prompt, Sample, Status
 from mrl.trajectories.group import OpenGroup
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of, thread_over
+from tests.support.runs import until
 from tests.support.table_environment import (
     LIMITS,
     RULES,
@@ -249,10 +250,8 @@ def halves(
         return thread.ask(lambda: [thread._rollouts.saved(group) for group in opened])
 
     first.resume()
-    ours, deadline = started(first, []), time.monotonic() + 30
-    while engines.num_steps != steps:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    ours = started(first, [])
+    until(lambda: engines.num_steps == steps, every=0.005)
     time.sleep(0.2)  # environments answer
     made = saved(first, ours)
     given = [decode_group(encode_group(group), prompts.__getitem__) for group in made]

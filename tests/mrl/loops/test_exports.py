@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -21,6 +19,7 @@ from mrl.errors import ConfigError
 from mrl.loops.exports import Exports
 from tests.golden_run import ROOT, write_run
 from tests.support.processes import children
+from tests.support.runs import until
 
 LONG = 120.0
 
@@ -31,13 +30,6 @@ def stuck(golden_model: Path, tmp_path: Path) -> Path:
     copy = shutil.copytree(golden_model, tmp_path / "model")
     os.mkfifo(copy / "README.md")
     return write_run(tmp_path, copy)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, "not so within the deadline"
-        time.sleep(0.05)
 
 
 def export_processes() -> list[psutil.Process]:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.algorithms.recipe import shape_and_estimate
-from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.errors import NumericError
 from mrl.loops.nan_guard import BadNumbers, check_batch, check_finite_rewards, check_update
 from mrl.loops.screen import trainable
@@ -20,7 +18,6 @@ from mrl.observe.samples_log import write_named
 from mrl.samples import (
     Group,
     Sample,
-    Status,
     Verdict,
     VerdictKind,
 )
@@ -80,42 +77,6 @@ def test_a_refused_optimizer_step_ends_with_all_samples_of_its_minibatch() -> No
     with pytest.raises(BadNumbers, match=r"loss nan or gradient norm 0 .* 3 more") as caught:
         check_update(batch, {"skipped": 1.0, "grad_norm": 0.0}, "critic")
     assert caught.value.sample_ids == batch.sample_ids
-
-
-def advantages(groups: list[Group], **algorithm: object) -> np.ndarray:
-    batch = pack(trainable(groups))
-    config = AlgorithmSection.model_validate(algorithm)
-    if config.needs_values:
-        batch = batch.with_arrays(values=np.zeros(batch.num_tokens, np.float32))
-    done, _ = shape_and_estimate(config, batch, trainable(groups))
-    check_batch(done, done.arrays)
-    return done.arrays["advantages"]
-
-
-ESTIMATORS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"]
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_equal_rewards_teach_nothing_relative(name: str) -> None:
-    """Group estimators give exactly 0; batch-whitened ones of equal returns too; gae's stay finite."""
-    groups = [group(n, *(sample(n, i, 1.0) for i in range(3))) for n in range(2)]
-    found = advantages(groups, estimator={"name": name, "lam": 1.0})
-    assert (found == 0).all() if name != "gae" else np.abs(found).max() < 1e-3
-
-
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
-def test_one_sample_per_group_has_advantage_0(name: str) -> None:
-    assert (
-        advantages([group(0, sample(0, 0, 1.0)), group(1, sample(1, 0, 0.0))], estimator={"name": name}) == 0
-    ).all()
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_all_truncated_is_trained_on_like_any_response(name: str) -> None:
-    samples = [sample(0, i, float(i % 2), length=4, status=Status.TRUNCATED) for i in range(4)]
-    shaping = {"overlong": {"max_tokens": 4, "buffer_tokens": 2}}
-    found = advantages([group(0, *samples)], estimator={"name": name}, shaping=shaping)
-    assert found.any() and np.isfinite(found).all()
 
 
 def test_an_empty_response_is_left_out_and_an_empty_group_is_gone() -> None:

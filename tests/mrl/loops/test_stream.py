@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.errors import RolloutError, WorkerLost
+from mrl.errors import RolloutError
 from mrl.observe.metrics_log import without_volatile
 from mrl.pool.group_bytes import decode_group
 from mrl.samples import Prompt, Status, Verdict, VerdictKind
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
+from tests.support.runs import until
 
 SAVE_AT_FIVE = ("loop.checkpoint={every_steps: 5, keep: 9}",)
 FILTER = {"filter": {"min_reward_range": 0.0, "max_rounds": 4}}
@@ -225,14 +224,6 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
         run.loop.step()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what the rollout thread does by itself."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.005)
-
-
 def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_path: Path) -> None:
     """The oldest group of all is ready, and the next one lacks its verdicts; then engines stand still, then the trainer does
     not come. A row tells the shares."""
@@ -257,19 +248,3 @@ def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_pat
     shares = {name: batch.metrics[f"stream/held_by/{name}"] for name in ("engines", "verdicts", "slots")}
     assert sum(shares.values()) == pytest.approx(1.0) and all(share > 0 for share in shares.values())
     assert not any(rest.metrics[f"stream/held_by/{name}"] for name in shares), "counted twice"
-
-
-def test_a_death_in_the_sync_loses_neither_step_nor_row(tmp_path: Path) -> None:
-    run = TableRun(config_of(tmp_path, {}, *SAVES, "loop.steps=9"))
-    run.loop.start()
-    run.loop.step()
-    run.engines.dies = WorkerLost("engine 0 died in phase sync")
-    with pytest.raises(WorkerLost, match="phase sync"):
-        run.loop.step()
-    again = run.resumed()
-    again.loop.start()
-    steps = again.loop.steps()
-    assert next(steps) == 2 and [row["step"] for row in again.rows()] == [1, 2]
-    assert next(steps) == 3
-    trained = [g.prompt.index for groups in run.groups + again.groups for g in groups]
-    assert trained == list(range(12)) and again.engines.version == 3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mrl.algorithms.filtering import Decision
 from mrl.config.other_names import RENAMED_METRICS
-from mrl.observe.metric_names import METRICS, UNITS, name_in_list, undescribed
+from mrl.observe.metric_names import METRICS, metrics_page, name_in_list, undescribed
 
 ROOT = Path(__file__).parents[3]
 PREFIXES = tuple({name.partition("/")[0] + "/" for name in METRICS if not name.startswith("<")} | {"optim/"})
@@ -26,6 +26,10 @@ COMPOSED = {
 }
 """f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory, of
 tuning's updates, validation and preference figures."""
+UNITS = {
+    *("1", "share", "reward", "reward^2", "advantage", "nats", "tokens", "tokens/s", "samples", "groups"),
+    *("prompts", "segments", "rounds", "steps", "versions", "s", "bytes", "FLOP/s"),
+}
 NOT_METRICS = {"policy/ess/", "moe/layers/", *RENAMED_METRICS}
 """Texts with the prefix of a metric that are none, or no longer."""
 
@@ -43,12 +47,7 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 def produced() -> set[str]:
     """Metric names in the code: texts of one word that begin as metrics do."""
-    found = {
-        text
-        for file in SOURCES
-        if file.name != "metric_names.py"
-        for text in texts(ast.parse(file.read_text()))
-    }
+    found = {text for file in SOURCES for text in texts(ast.parse(file.read_text()))}
     return {
         text for text in found if re.fullmatch(r"[a-z]+/[\w@/]+", text) and text.startswith(PREFIXES)
     } - NOT_METRICS
@@ -66,7 +65,6 @@ def test_every_sentence_has_a_metric_in_the_code() -> None:
         file.read_text()
         for folder in ("mrl", "launch", "resharding")
         for file in (ROOT / folder).rglob("*.py")
-        if file.name != "metric_names.py"
     )
     last = {name: re.sub(r"^.*/|<.*>|(_seconds|_frac)$", "", name).strip("_@") for name in METRICS}
     assert [name for name, word in last.items() if word not in code] == []
@@ -80,8 +78,12 @@ def test_a_sentence_is_one() -> None:
     ] == []
 
 
-def test_units_are_those_of_the_list_and_agree_with_names_that_say_them() -> None:
-    assert {metric.unit for metric in METRICS.values()} == UNITS.keys()
+def test_every_line_of_the_page_is_read() -> None:
+    assert len(METRICS) == metrics_page().count("\n- ") > 200
+
+
+def test_units_are_known_and_agree_with_names_that_say_them() -> None:
+    assert {metric.unit for metric in METRICS.values()} == UNITS
     said = {"seconds": "s", "_frac": "share", "bytes": "bytes"}
     ends = {name: unit for name in METRICS for word, unit in said.items() if name.endswith(word)}
     assert len(ends) > 30

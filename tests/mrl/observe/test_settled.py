@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support.runs import run_python
 
 PROGRAM = """
 import resource
@@ -29,10 +28,7 @@ print(step())
 
 
 def pages(word: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, timeout=120, check=True
-    )
-    return int(done.stdout)
+    return int(run_python("-c", PROGRAM, word).stdout)
 
 
 def test_memory_that_a_step_frees_is_the_next_ones() -> None:

@@ -12,7 +12,7 @@ from mrl.config.sections.logging import LoggingSection
 from mrl.errors import ConfigError
 from mrl.observe import trackers
 from mrl.observe.run_folder import TrackedRun
-from mrl.observe.samples_table import COLUMNS, Row
+from mrl.observe.samples_log import COLUMNS, Row
 from mrl.observe.trackers import GuardedTracker
 from mrl.observe.wandb_tracker import LAST_STEP, after_synced
 from tests.support.run_folders import sample_row
