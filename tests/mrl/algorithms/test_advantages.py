@@ -223,13 +223,6 @@ def run(name: str, batch) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_packed_equals_padded(name, batch) -> None:
-    packed = batch.packed()
-    for padded, flat in zip(run(name, batch), run(name, packed), strict=True):
-        torch.testing.assert_close(packed.unpack(flat, batch), padded, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
 def test_sample_order_does_not_matter(name, batch) -> None:
     order = [5, 0, 11, 3, 8, 1, 10, 2, 7, 4, 9, 6]
     for straight, turned in zip(run(name, batch), run(name, batch.rows(order)), strict=True):
@@ -288,12 +281,6 @@ def test_reinforce_pp_baseline_whitens_by_token() -> None:
     assert float(white[1, 0]) == pytest.approx(0.75 / deviation)
     by_sample = whiten(advantages, mask, weigh_by="samples", eps=0.0)
     assert float(by_sample[0, 0]) == pytest.approx(-(0.5**0.5))
-
-
-def test_whitening_packed_equals_padded(batch) -> None:
-    packed = batch.packed()
-    flat = whiten(packed.arrays["advantages"], packed.mask, segment_ids=packed.segment_ids)
-    torch.testing.assert_close(packed.unpack(flat, batch), whiten(batch.arrays["advantages"], batch.mask))
 
 
 class TestBadInput:
