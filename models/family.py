@@ -58,6 +58,16 @@ class Family:
     """The keys that may hold the number of routed experts; a dense family has none."""
     expert_width_key: ClassVar[str] = "moe_intermediate_size"
     """The key that holds the inner width of one routed expert."""
+    projections: ClassVar[Mapping[str, str]] = {part: f"{part}_proj" for part in ("gate", "up", "down")}
+    """What the checkpoint calls each matrix of a routed expert."""
+    router: ClassVar[Mapping[str, Any]] = {
+        "moe_router_score_function": "softmax",
+        # of the chosen logits, which is the same as the chosen probabilities divided by their sum
+        "moe_router_pre_softmax": False,
+    }
+    """Megatron's settings of how experts are chosen."""
+    prediction_layers: ClassVar[str] = ""
+    """The key that holds the number of multi-token-prediction layers, which follow the model's own."""
     fewest_experts_per_token: ClassVar[int] = 1
     """The fewest experts that a token may visit in training."""
     implemented: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -115,7 +125,8 @@ class Family:
 
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
         """The prefixes of checkpoint tensors that a folder may have and that nobody trains, serves or exports."""
-        return ()
+        numbers = range(hf.get(self.prediction_layers) or 0)
+        return tuple(f"model.layers.{field(hf, 'num_hidden_layers') + number}." for number in numbers)
 
     def unsupported(self, hf: HfConfig) -> list[str]:
         """What config.json asks for and training does not implement, as text; planning does not ask."""
@@ -158,18 +169,23 @@ class Family:
                 "moe_router_topk": field(hf, "num_experts_per_tok"),
                 "moe_shared_expert_intermediate_size": self.shared_width(hf) or None,
                 "moe_shared_expert_gate": self.gated_shared,
+                **self.router,
             }
         return fields
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """What config.json of a small random model (`model.new`) has other than a dense decoder's keys."""
-        return {}
+        if not self.expert_count_keys:
+            return {}
+        count, width = self.expert_count_keys[0], self.expert_width_key
+        experts = {count: new.num_experts, "num_experts_per_tok": new.num_experts_per_token}
+        return experts | {width: new.expert_size}
 
     # Where tensors lie
 
     def expert_name(self, layer: str, expert: int, part: str) -> str:
         """The checkpoint tensor of one expert's "gate", "up" or "down" projection."""
-        return f"{layer}.{self.moe_module}.experts.{expert}.{part}_proj.weight"
+        return f"{layer}.{self.moe_module}.experts.{expert}.{self.projections[part]}.weight"
 
     def experts(self, hf: HfConfig, layer: str) -> Experts:
         """All routed experts of an MoE layer."""

@@ -12,10 +12,20 @@ from typing import Any
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field
 
+SIGMOID = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    # Megatron would move the biases with every reduction of gradients, padding counted:
+    # training.router_bias says whether they move (mrl/training/router_loads.py).
+    "moe_router_bias_update_rate": 0.0,
+}
+
 
 class SigmoidMoe(Family):
     """A family whose routers are DeepSeek-V3's."""
 
+    router = SIGMOID
+    prediction_layers = "num_nextn_predict_layers"
     correction = "gate.e_score_correction_bias"
     expert_count_keys = ("n_routed_experts", "num_local_experts")
     fewest_experts_per_token = 2
@@ -25,11 +35,6 @@ class SigmoidMoe(Family):
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
         """Whether a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
         return number >= hf.get("first_k_dense_replace", 0) and number % hf.get("moe_layer_freq", 1) == 0
-
-    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
-        first = field(hf, "num_hidden_layers")
-        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_nextn_predict_layers") or 0))
 
     def unsupported(self, hf: HfConfig) -> list[str]:
         groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
@@ -48,12 +53,7 @@ class SigmoidMoe(Family):
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
         fields = super().transformer_fields(hf) | {
-            "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
-            "moe_router_score_function": "sigmoid",
-            "moe_router_enable_expert_bias": True,
-            # Megatron would move the biases with every reduction of gradients, padding counted:
-            # training.router_bias says whether they move (mrl/training/router_loads.py).
-            "moe_router_bias_update_rate": 0.0,
+            "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0)
         }
         if groups != chosen:  # with all groups chosen there is no limit
             fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}

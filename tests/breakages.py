@@ -63,7 +63,7 @@ BREAKAGES = (
         ("tests/mrl/training/test_logprobs.py",)),
     Breakage("stale-reference", "mrl/algorithms/objective.py",
         "return torch.where(age > 0, rollout.detach(), own)", "return own",
-        ("tests/mrl/algorithms/test_objective.py",)),
+        ("tests/mrl/algorithms/test_ages.py",)),
     Breakage("warmup", "mrl/training/optimizer.py",
         "return section.lr * (step + 1) / section.warmup_steps",
         "return section.lr * step / section.warmup_steps", ("tests/mrl/training/test_optimizer.py",)),

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 from mrl.config.load import dump, load
-from tests.mrl.training.make_golden import FOLDER, SHAPE
+from tests.mrl.training.make_golden import GOLDEN, SHAPE
 from tests.tiny_models import write_model
 
 ROOT = Path(__file__).parents[1]
-GOLDEN = FOLDER / "version-1"
 STEP = 2
 
 

@@ -60,13 +60,13 @@ def part_contents(part: KindPart, include: set[str] | None = None) -> dict[str, 
 
 
 def _folder_digest(folder: Path, names: list[str]) -> str:
-    files = digests(folder, names, version=1)
+    files = digests(folder, names, hashlib.sha256)
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _file_digest(file: Path | None) -> str | None:
     """None where there is no such file, as whoever uses it will say."""
-    return file_digest(file, version=1) if file is not None and file.is_file() else None
+    return file_digest(file, hashlib.sha256) if file is not None and file.is_file() else None
 
 
 def _module_file(name: str) -> Path | None:

@@ -96,7 +96,7 @@ class DeepseekV3(SigmoidMoe):
 
         `model.new.head_dim` is the width of values and of the part of keys that is not rotated.
         """
-        return {
+        return super().new_fields(new, max_length) | {
             "num_key_value_heads": new.num_heads,
             "head_dim": ROTARY_WIDTH,
             "q_lora_rank": new.hidden_size // 2,
@@ -104,10 +104,7 @@ class DeepseekV3(SigmoidMoe):
             "qk_rope_head_dim": ROTARY_WIDTH,
             "qk_nope_head_dim": new.head_dim,
             "v_head_dim": new.head_dim,
-            "n_routed_experts": new.num_experts,
             "n_shared_experts": 1,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "moe_intermediate_size": new.expert_size,
             "first_k_dense_replace": min(1, new.num_layers - 1),
             "num_nextn_predict_layers": 0,
             "n_group": 1,

@@ -38,14 +38,11 @@ class Glm4Moe(SigmoidMoe):
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """A dense first layer, one shared expert, biases and norms of queries and keys."""
-        return {
+        return super().new_fields(new, max_length) | {
             "attention_bias": True,
             "use_qk_norm": True,
             "partial_rotary_factor": TURNED,
-            "n_routed_experts": new.num_experts,
             "n_shared_experts": 1,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "moe_intermediate_size": new.expert_size,
             "first_k_dense_replace": min(1, new.num_layers - 1),
             "num_nextn_predict_layers": 0,
             "norm_topk_prob": True,

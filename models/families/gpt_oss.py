@@ -62,18 +62,13 @@ class GptOss(Family):
             "window_size": (field(hf, "sliding_window") - 1, 0),
             "window_attn_skip_freq": [int(kind == WINDOWED) for kind in layer_types(hf)],
             "clamped_swiglu": (ALPHA, LIMIT),
-            "moe_router_score_function": "softmax",
-            "moe_router_pre_softmax": False,  # HF: a softmax over the chosen logits
         }
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """Windows of an eighth of the length, YaRN that stretches half of it twofold, whose bounds vLLM asks for."""
         stretched = {"factor": 2.0, "original_max_position_embeddings": -(-max_length // 2)}
         stretched |= {"beta_fast": 32.0, "beta_slow": 1.0}
-        return {
-            "intermediate_size": new.expert_size,
-            "num_local_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
+        return super().new_fields(new, max_length) | {
             "sliding_window": max(max_length // 8, 1),
             "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "truncate": False, **stretched},
         }

@@ -15,7 +15,8 @@ from mrl.models import rope
 from mrl.models.engine_rows import EngineRows
 from mrl.models.families.mixtral import PROJECTIONS
 from mrl.models.families.projection_normed import ProjectionNormed, normed_heads
-from mrl.models.hf_config import HfConfig, field
+from mrl.models.hf_config import HfConfig
+from mrl.models.sigmoid_moe import SIGMOID
 from mrl.models.tensors import LocalTensor
 
 
@@ -24,6 +25,9 @@ class MiniMaxM2(ProjectionNormed):
 
     model_type = "minimax_m2"
     moe_module = "block_sparse_moe"
+    projections = PROJECTIONS
+    router = SIGMOID
+    prediction_layers = "num_mtp_modules"
     correction = "e_score_correction_bias"
     engine_router_dtype = "float32"
     expert_count_keys = ("num_local_experts", "num_experts")
@@ -48,26 +52,11 @@ class MiniMaxM2(ProjectionNormed):
             problems.append("attn_type_list with others than 1 (only softmax attention)")
         return problems
 
-    def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of the multi-token-prediction layers, which follow the model's own."""
-        first = field(hf, "num_hidden_layers")
-        return tuple(f"model.layers.{first + n}." for n in range(hf.get("num_mtp_modules") or 0))
-
     def rotary(self, hf: HfConfig) -> rope.Rope:
         """The published folders say how much of a head is turned by `rotary_dim` alone."""
         if hf.get("rotary_dim") and "partial_rotary_factor" not in rope.parameters(hf):
             return rope.rope(hf, width=hf["rotary_dim"])
         return super().rotary(hf)
-
-    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
-        return super().transformer_fields(hf) | {
-            "moe_router_score_function": "sigmoid",
-            "moe_router_enable_expert_bias": True,
-            "moe_router_bias_update_rate": 0.0,  # training.router_bias says whether the biases move
-        }
-
-    def expert_name(self, layer: str, expert: int, part: str) -> str:
-        return f"{layer}.{self.moe_module}.experts.{expert}.{PROJECTIONS[part]}.weight"
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """A rank holds the weights of its own heads."""
@@ -77,10 +66,7 @@ class MiniMaxM2(ProjectionNormed):
             yield engine.stacked(name, [(name, heads * width, heads)])
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return {
-            "intermediate_size": new.expert_size,
-            "num_local_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
+        return super().new_fields(new, max_length) | {
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
             "use_qk_norm": True,

@@ -20,6 +20,7 @@ class Olmoe(ProjectionNormed):
     model_type = "olmoe"
     expert_count_keys = ("num_experts", "num_local_experts")
     expert_width_key = "intermediate_size"
+    router = {"moe_router_score_function": "softmax", "moe_router_pre_softmax": True}
     implemented = {"norm_topk_prob": (None, False), "rms_norm_eps": (1e-5,), "clip_qkv": (None,)}
 
     def unsupported(self, hf: HfConfig) -> list[str]:
@@ -30,12 +31,6 @@ class Olmoe(ProjectionNormed):
             )
         return problems
 
-    def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
-        return super().transformer_fields(hf) | {
-            "moe_router_score_function": "softmax",
-            "moe_router_pre_softmax": True,
-        }
-
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         """Every rank holds the norms whole."""
         yield from super().engine_attention(hf, layer, engine)
@@ -43,10 +38,4 @@ class Olmoe(ProjectionNormed):
             yield engine.whole(f"{layer}.self_attn.{part}_norm.weight", heads * width)
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return {
-            "intermediate_size": new.expert_size,
-            "num_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "norm_topk_prob": False,
-            "rms_norm_eps": 1e-5,
-        }
+        return super().new_fields(new, max_length) | {"norm_topk_prob": False, "rms_norm_eps": 1e-5}

@@ -35,18 +35,12 @@ class Qwen3Moe(Qwen3):
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {
-            "moe_router_score_function": "softmax",
-            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob. Dividing by the sum
-            # is the same as a softmax over the chosen logits, which is what megatron does without
-            # pre-softmax.
+            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob
             "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
         }
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return {
-            "num_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "moe_intermediate_size": new.expert_size,
+        return super().new_fields(new, max_length) | {
             "decoder_sparse_step": 1,
             "norm_topk_prob": True,
             "mlp_only_layers": [],

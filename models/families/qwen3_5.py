@@ -14,6 +14,7 @@ from mrl.config.sections.model import NewModelSection
 from mrl.models import delta_net
 from mrl.models.delta_net import DeltaNet, sections
 from mrl.models.families.qwen3_next import Qwen3Next
+from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.tensors import CheckpointRows
 
@@ -50,7 +51,8 @@ class Qwen35(Qwen3Next):
 
     def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
         """A model of text alone."""
-        return {"model_type": "qwen3_5_text", **delta_net.new_fields(new)}
+        text = {"model_type": "qwen3_5_text", **delta_net.new_fields(new)}
+        return Family.new_fields(self, new, max_length) | text
 
     def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
         """Queries, keys and values lie one after the other in one tensor; gates, b and a have their own."""
@@ -88,8 +90,5 @@ class Qwen35Moe(Qwen35):
         return super().new_fields(new, max_length) | {
             "model_type": "qwen3_5_moe_text",
             "intermediate_size": None,
-            "num_experts": new.num_experts,
-            "num_experts_per_tok": new.num_experts_per_token,
-            "moe_intermediate_size": new.expert_size,
             "shared_expert_intermediate_size": new.expert_size,
         }

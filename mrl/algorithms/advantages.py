@@ -152,17 +152,10 @@ def reinforce_pp_baseline(rollouts: Rollouts, section: EstimatorSection) -> tupl
 
 
 def rloo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Score minus the mean of the other samples (arXiv 2402.14740); a lone sample gets 0.
-
-    scale = leave_one_out divides by the others' standard deviation + eps, and not at all where that is 0.
-    """
+    """Score minus the mean of the other samples (arXiv 2402.14740); a lone sample gets 0."""
     groups, scores = rollouts.groups, rollouts.scores()
     centred = (scores - groups.mean_of_others(scores)).masked_fill(~groups.active, 0.0)
-    if section.scale == "leave_one_out":
-        deviation = groups.std_of_others(scores, DDOF)
-        negligible = deviation <= TOLERANCE * scores.abs().max()
-        centred = torch.where(negligible, centred, centred / (deviation + EPS))
-    elif section.scale not in (None, "none"):
+    if section.scale not in (None, "none"):
         centred = centred / _deviation(rollouts, scores, section.scale)
     return _spread(rollouts, _zero_degenerate_groups(rollouts, scores, centred))
 

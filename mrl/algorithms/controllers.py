@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from mrl.config.sections.algorithm import AlgorithmSection, EntropySection, KlSection
 
@@ -18,48 +18,28 @@ MAX_ENTROPY_COEFFICIENT = 1.0
 """Upper bound of the moving entropy coefficient."""
 
 
-class Controller(Protocol):
-    """A coefficient that follows a measurement."""
+@dataclasses.dataclass
+class Controller:
+    """A coefficient that follows a measurement; this one never moves."""
 
-    @property
-    def coefficient(self) -> float:
-        """What to apply now."""
-        ...
+    coefficient: float
+    """What to apply now."""
 
     def update(self, measured: float, *, num_samples: int) -> None:
         """Learn the mean over the tokens of one step of `num_samples` samples."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """JSON values for a checkpoint."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        ...
-
-
-@dataclasses.dataclass
-class Fixed:
-    """Never moves."""
-
-    coefficient: float
-
-    def update(self, measured: float, *, num_samples: int) -> None:
-        """Nothing to learn."""
-
-    def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The coefficient is the configuration's."""
+        """Continue from `state`."""
 
 
 @dataclasses.dataclass
-class Adaptive:
+class Adaptive(Controller):
     """beta <- beta (1 + clip(kl / target - 1, +-0.2) num_samples / horizon) (Ziegler et al., arXiv 1909.08593, 2.2)."""
 
-    coefficient: float
     target: float
     horizon: int
 
@@ -96,24 +76,23 @@ class EntropyTarget:
         self.last = measured
 
     def state(self) -> dict[str, Any]:
-        return {"raw": self.raw, "last": None if self.last == float("inf") else self.last}
+        return dataclasses.asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.raw = float(state["raw"])
-        self.last = float("inf") if state["last"] is None else float(state["last"])
+        self.raw, self.last = float(state["raw"]), float(state["last"])
 
 
 def kl_controller(section: KlSection) -> Controller:
     """Fixed, or held at section.target."""
     if section.target is None:
-        return Fixed(section.coefficient)
+        return Controller(section.coefficient)
     return Adaptive(section.coefficient, section.target, section.horizon)
 
 
-def entropy_controller(section: EntropySection) -> Controller:
+def entropy_controller(section: EntropySection) -> Controller | EntropyTarget:
     """Fixed, or held at section.target."""
     if section.target is None:
-        return Fixed(section.coefficient)
+        return Controller(section.coefficient)
     return EntropyTarget(section.coefficient, section.target)
 
 
@@ -122,7 +101,7 @@ class AlgorithmState:
     """One per run, in the driver."""
 
     kl: Controller
-    entropy: Controller
+    entropy: Controller | EntropyTarget
     kl_in_loss: bool
 
     @classmethod

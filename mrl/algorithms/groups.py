@@ -57,17 +57,6 @@ class Groups:
         others = self.size()[self.index] - 1
         return torch.where(others > 0, (self.total(values)[self.index] - values) / others.clamp(min=1), 0.0)
 
-    def std_of_others(self, values: Tensor, ddof: int) -> Tensor:
-        """[B] standard deviation of the other active samples; 0 where it is undefined or they are equal."""
-        result = torch.zeros_like(values)
-        for group in range(self.count):
-            members = ((self.index == group) & self.active).nonzero()[:, 0]
-            for place, sample in enumerate(members.tolist()):
-                others = torch.cat([members[:place], members[place + 1 :]])
-                if len(others) > ddof:
-                    result[sample] = values[others].std(correction=ddof)
-        return result
-
     def degenerate(self, values: Tensor, tolerance: float) -> Tensor:
         """[B] bool: the group has no signal; max - min <= tolerance * max |value| over its active samples.
 

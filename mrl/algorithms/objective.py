@@ -221,29 +221,17 @@ def cross_entropy(
     arrays: Mapping[str, Tensor],
     segments: Segments,
     denominators: Mapping[str, Any],
+    by_sequence: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of demonstrations: -sum(logprobs over the mask) / num_tokens, the step's masked tokens over all ranks."""
+    """Of demonstrations: -sum(logprobs over the mask) / num_tokens, the step's masked tokens over all ranks; or by sequence, each of
+    which counts alike: the mean over its masked tokens, summed / num_rows."""
     mask = arrays["loss_mask"]
     inputs = checked({"logprobs": logprobs, "entropy": entropy}, mask, segments)
-    weight = mask.to(logprobs.dtype) / denominators["num_tokens"]
-    loss = -(inputs["logprobs"] * weight).sum()
-    return loss, {"loss": loss, "entropy": (inputs["entropy"] * weight).sum()}
-
-
-def cross_entropy_of_sequences(
-    *,
-    logprobs: Tensor,
-    entropy: Tensor,
-    arrays: Mapping[str, Tensor],
-    segments: Segments,
-    denominators: Mapping[str, Any],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of demonstrations, each counting alike: the mean over a sequence's masked tokens, summed / num_rows."""
-    mask = arrays["loss_mask"]
-    inputs = checked({"logprobs": logprobs, "entropy": entropy}, mask, segments)
-    means = {
-        name: segments.mean(each, mask).sum() / denominators["num_rows"] for name, each in inputs.items()
-    }
+    if by_sequence:
+        means = {name: segments.mean(x, mask).sum() / denominators["num_rows"] for name, x in inputs.items()}
+    else:
+        weight = mask.to(logprobs.dtype) / denominators["num_tokens"]
+        means = {name: (x * weight).sum() for name, x in inputs.items()}
     return -means["logprobs"], {"loss": -means["logprobs"], "entropy": means["entropy"]}
 
 

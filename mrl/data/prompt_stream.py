@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -23,10 +22,6 @@ from mrl.data.identity import prompt_id
 from mrl.data.left_out import LeftOut
 from mrl.errors import DataError
 from mrl.samples import Prompt
-
-_FORM = "2-"
-"""What fingerprints begin with; those of earlier releases were of paths and rendered tokens."""
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,13 +112,7 @@ class PromptStream:
 
     def require(self, state: Mapping[str, Any]) -> None:
         """Raise DataError for a state of other rows or another seed."""
-        own = {"seed": self._seed, "rows": self.fingerprint()}
-        if not str(state.get("rows")).startswith(_FORM):
-            log.warning(
-                "the checkpoint is of an earlier release, whose rows cannot be compared with this run's"
-            )
-            del own["rows"]
-        for name, mine in own.items():
+        for name, mine in {"seed": self._seed, "rows": self.fingerprint()}.items():
             if state.get(name) != mine:
                 raise DataError(
                     f"the saved data state has {name} = {state.get(name)!r}, this run has {mine!r}: the order would "
@@ -140,7 +129,7 @@ class PromptStream:
             digest.update(f"|{share}|{len(source.rows)}|".encode())
             for row in source.rows:
                 digest.update(prompt_id(row).encode())
-        self._fingerprint = _FORM + digest.hexdigest()[:16]
+        self._fingerprint = digest.hexdigest()[:16]
         return self._fingerprint
 
     def _extend(self, index: int) -> None:

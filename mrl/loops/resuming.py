@@ -54,8 +54,6 @@ def changed_settings(state: Mapping[str, Any], config: Config) -> str:
 
 
 def _changed(state: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any]]:
-    """(name, before, now); a state of a release that kept no settings tells its schedule alone."""
-    schedule = "stream" if "ledger" in state["supply"] else "on_policy"
-    before = {"loop.schedule": schedule, **state.get("settings", {})}
-    now = kept_settings(config)
+    """(name, before, now) of each setting that is another one."""
+    before, now = state["settings"], kept_settings(config)
     return [(name, before[name], now[name]) for name in now if name in before and before[name] != now[name]]

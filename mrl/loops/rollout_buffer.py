@@ -233,7 +233,7 @@ class RolloutBuffer:
         the engines' routes, which end with the processes that have them."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
-        self._screen.dropped = {index: GroupEnd(name) for index, name in state.get("dropped", ())}
+        self._screen.dropped = {index: GroupEnd(name) for index, name in state["dropped"]}
         for entry in self._ledger.entries(GroupState.TAKEN):
             entry.handle = -1  # its samples are trained
         kept, making = (

@@ -89,14 +89,6 @@ def deal(
     raise AssertionError("a microbatch for each sample holds them all")
 
 
-def waiting_share(costs: np.ndarray, rank: np.ndarray, microbatch: np.ndarray, *, ranks: int) -> float:
-    """The share of all ranks' time that is waiting for the slowest one, where they meet at each microbatch."""
-    table = np.zeros((ranks, int(microbatch.max(initial=0)) + 1))
-    np.add.at(table, (rank, microbatch), costs)
-    whole = ranks * table.max(axis=0).sum()
-    return float(1.0 - table.sum() / whole) if whole else 0.0
-
-
 def _fewest(lengths: np.ndarray, ranks: int, max_tokens: int, multiple: int) -> int:
     """Microbatches that are needed at least: by all tokens, and by samples of which no two fit together."""
     alone = int((lengths > max_tokens / 2).sum())

@@ -191,16 +191,13 @@ class Optimizer:
         return [part.state_dict() for part in self.chained()]
 
     def load(self, states: Any) -> None:
-        """Takes loaded common() (of version 1 in Megatron's own nesting), once the tensors are in place.
+        """Takes loaded common() once the tensors are in place.
 
         Megatron gives all of torch Adam's parameters one and the same step count, which Adam would increase
         once per parameter: each gets its own. It finds groups by their peak and least rates too
         (param_group_identifier_keys), which are this run's and may be others than the saved run's.
         """
-        parts = self.chained()
-        if isinstance(states, dict):
-            states = [states] if len(parts) == 1 else [states[number] for number in sorted(states)]
-        for part, driven, own in zip(parts, self._driven, states, strict=True):
+        for part, driven, own in zip(self.chained(), self._driven, states, strict=True):
             for group in own.get("optimizer", {}).get("param_groups", []):
                 group |= {"max_lr": self.section.lr, "min_lr": self.section.min_lr}
             driven.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})

@@ -145,15 +145,6 @@ def test_another_type_or_adapters_in_place_of_weights_are_refused(run: Config, t
         check_resume(config_of(tmp_path, "loop.schedule=stream"))
 
 
-def test_a_checkpoint_that_does_not_note_its_model_is_taken(run: Config, tmp_path: Path) -> None:
-    """Of an earlier release."""
-    path = tmp_path / "run/checkpoints/step-000001" / checkpoints.MANIFEST
-    manifest = json.loads(path.read_text())
-    del manifest["about"]["model"]
-    path.write_text(json.dumps(manifest))
-    check_resume(config_of(tmp_path, f"model.path={of_another_seed(tmp_path / 'model')}"))
-
-
 def test_a_refused_start_leaves_the_run_s_configuration_as_it_was(run: Config, tmp_path: Path) -> None:
     """An export and a report read it. Told without Ray and without workers, to which no address leads."""
     make_tokenizer().save_pretrained(str(tmp_path / "model"))
@@ -246,14 +237,6 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     other = dataclasses.replace(first, vocabulary="another")
     with pytest.raises(DataError, match="resume with the same data, mix, tokenizer and seed"):
         other.stream(7).require(first.stream(7).state())
-
-
-def test_rows_of_an_earlier_release_are_compared_by_the_seed_alone(tmp_path, caplog) -> None:
-    stream = dataset(tmp_path, rows_in(tmp_path / "train.jsonl")).stream(7)
-    stream.require({"position": 3, "seed": 7, "rows": "0123456789abcdef"})
-    assert "cannot be compared" in caplog.text
-    with pytest.raises(DataError, match="seed = 8"):
-        stream.require({"position": 3, "seed": 8, "rows": "0123456789abcdef"})
 
 
 def test_the_date_of_a_run_is_that_of_its_first_start(run: Config, tmp_path: Path) -> None:

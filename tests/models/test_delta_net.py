@@ -14,7 +14,6 @@ from mrl.config.sections.rollout import RolloutSection
 from mrl.errors import ConfigError
 from mrl.models.delta_net import CHUNK
 from mrl.models.families import require_trainable
-from mrl.models.kernels import delta_rule
 from mrl.models.kernels.buckets import positions
 from mrl.models.kernels.delta_rule import (
     chunk_segments,
@@ -70,18 +69,6 @@ def test_outputs_and_gradients_are_those_of_transformers() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_a_segment_does_not_see_the_others() -> None:
-    """Other neighbours, in another order: the same to the last places of float64."""
-    x, order = inputs(torch.float64), [4, 2, 0]
-    chosen = {name: torch.cat([value.split(LENGTHS.tolist())[i] for i in order]) for name, value in x.items()}
-    out, states = rule(x, LENGTHS)
-    few, few_states = rule(chosen, LENGTHS[order])
-    torch.testing.assert_close(
-        few, torch.cat([out.split(LENGTHS.tolist())[i] for i in order]), rtol=0, atol=1e-13
-    )
-    torch.testing.assert_close(few_states, states[order], rtol=0, atol=1e-13)
-
-
 def test_a_segment_goes_on_from_its_state() -> None:
     x = inputs(torch.float64, lengths=np.array([150, 90]))
     whole, ends = rule(x, np.array([150, 90]))
@@ -131,14 +118,6 @@ def test_rounds_are_of_falling_size_and_hold_every_token_once() -> None:
     assert chunks.rounds == (6, 2, 2, 1) and chunks.order.tolist() == [2, 5, 0, 1, 3, 4]
     assert torch.equal(chunks.slot_tokens[chunks.token_slots], torch.arange(int(LENGTHS.sum())))
     assert int(chunks.filled.sum()) == LENGTHS.sum() and len(chunks.filled) == 11 * CHUNK
-
-
-def test_gates_are_those_of_transformers_module() -> None:
-    torch.manual_seed(0)
-    a, b, a_log, dt_bias = torch.randn(5, 3), torch.randn(5, 3), torch.randn(3), torch.randn(3)
-    decay, beta = delta_rule.gates(a, b, a_log, dt_bias)
-    torch.testing.assert_close(decay, -a_log.exp() * torch.nn.functional.softplus(a + dt_bias))
-    torch.testing.assert_close(beta, b.sigmoid())
 
 
 NEXT: dict[str, Any] = {

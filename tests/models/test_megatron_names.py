@@ -4,6 +4,8 @@ One process builds each rank's model in turn: torch's own stand-in process group
 model's construction moves no data between ranks.
 """
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,65 +14,43 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mrl.config.sections.training import TrainingSection
+from mrl.models.hf_config import language_model
 from mrl.models.layout import Layout, Place
 from mrl.models.megatron import layer_specs
 from mrl.models.megatron.build import PackedModel, build_chunks
 from mrl.models.tensors import LOCAL
 from mrl.resharding.planner import trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
+from tests.tiny_models import tiny_config
 
 pytestmark = pytest.mark.integration
 
-COMMON = {
-    "vocab_size": 250,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-    "rope_theta": 1e4,
-}
-CHOSEN = {"num_experts_per_tok": 2}
-QWEN3 = COMMON | {
-    "model_type": "qwen3",
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
-QWEN3_MOE = COMMON | CHOSEN | {
-    "model_type": "qwen3_moe", "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 8,
-    "moe_intermediate_size": 32, "mlp_only_layers": [1],
-}  # fmt: skip
-MIXTRAL = (
-    COMMON
-    | CHOSEN
-    | {
-        "model_type": "mixtral",
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 4,
-        "num_local_experts": 4,
-    }
-)
-DEEPSEEK = COMMON | CHOSEN | {
-    "model_type": "deepseek_v3", "num_hidden_layers": 4, "num_key_value_heads": 4, "n_routed_experts": 8,
-    "n_shared_experts": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 32,
-    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True,
-    "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-}  # fmt: skip
-DEEPSEEK_NO_Q_LORA = DEEPSEEK | {"q_lora_rank": None}
-MINIMAX = MIXTRAL | {
-    "model_type": "minimax_m2", "num_key_value_heads": 2, "scoring_func": "sigmoid", "use_routing_bias": True,
-    "rotary_dim": 8,
-}  # fmt: skip
-GPT_OSS = MIXTRAL | {
-    "model_type": "gpt_oss", "num_key_value_heads": 2, "attention_bias": True, "sliding_window": 8,
-    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
-}  # fmt: skip
-GLM = COMMON | {
-    "model_type": "glm4_moe", "num_hidden_layers": 4, "num_key_value_heads": 2, "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "norm_topk_prob": True,
-    "attention_bias": True, "use_qk_norm": True,
-}  # fmt: skip
+
+def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
+    return language_model(tiny_config(model_type, **changes).to_dict())
+
+
+QWEN3 = config_of("qwen3", tie_word_embeddings=True)
+QWEN3_MOE = config_of("qwen3_moe", mlp_only_layers=[1])
+DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+LAYOUTS = [
+    (QWEN3, Layout()),
+    (QWEN3, Layout(tp=4, pp=2)),  # tp above the query groups, tied copy on the last stage
+    (QWEN3_MOE, Layout(tp=2, pp=2, ep=2, vpp=2)),
+    (QWEN3_MOE, Layout(tp=4, ep=2, etp=2, dp=2)),
+    (QWEN3_MOE, Layout(tp=1, ep=4, dp=4)),
+    (config_of("mixtral"), Layout(tp=2, ep=2, pp=2)),
+    (config_of("deepseek_v3"), Layout(tp=2, pp=2, ep=4, dp=2)),
+    (config_of("moonlight"), Layout(tp=2, ep=2)),  # queries are not compressed
+    (config_of("minimax_m2"), Layout(tp=4, ep=2, etp=2)),  # tp above the key heads
+    (config_of("gpt_oss"), Layout(tp=2, pp=2, ep=2)),
+    (config_of("glm4_moe"), Layout(tp=4, pp=2, ep=2)),
+    (config_of("phi3"), Layout(tp=4, pp=2)),
+    (config_of("qwen2"), Layout(tp=4, pp=2)),
+    (config_of("qwen2_moe"), Layout(tp=2, pp=2, ep=2)),
+    (config_of("qwen3_next", **DELTA_NETS), Layout(tp=4, pp=2, ep=2)),
+    (config_of("qwen3_5_moe", **DELTA_NETS), Layout(tp=4, pp=2, ep=2)),
+]
 
 
 def build_rank(hf: dict, layout: Layout, place: Place) -> list[PackedModel]:
@@ -105,35 +85,6 @@ def cpu_construction(monkeypatch):
 
     monkeypatch.setattr(multi_latent_attention, "HAVE_TE", False)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *a, **k: self)
-
-
-PHI = QWEN3 | {"model_type": "phi3"}
-QWEN2 = QWEN3 | {"model_type": "qwen2"}
-QWEN2_MOE = QWEN3_MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}
-QWEN3_NEXT = QWEN2_MOE | {
-    "model_type": "qwen3_next", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
-}  # fmt: skip
-QWEN35_MOE = QWEN3_NEXT | {"model_type": "qwen3_5_moe"}
-
-LAYOUTS = [
-    (QWEN3, Layout()),
-    (QWEN3, Layout(tp=4, pp=2)),  # tp above the query groups, tied copy on the last stage
-    (QWEN3_MOE, Layout(tp=2, pp=2, ep=2, vpp=2)),
-    (QWEN3_MOE, Layout(tp=4, ep=2, etp=2, dp=2)),
-    (QWEN3_MOE, Layout(tp=1, ep=4, dp=4)),
-    (MIXTRAL, Layout(tp=2, ep=2, pp=2)),
-    (DEEPSEEK, Layout(tp=2, pp=2, ep=4, dp=2)),
-    (DEEPSEEK_NO_Q_LORA, Layout(tp=2, ep=2)),
-    (MINIMAX, Layout(tp=4, ep=2, etp=2)),  # tp above the key heads
-    (GPT_OSS, Layout(tp=2, pp=2, ep=2)),
-    (GLM, Layout(tp=4, pp=2, ep=2)),
-    (PHI, Layout(tp=4, pp=2)),
-    (QWEN2, Layout(tp=4, pp=2)),
-    (QWEN2_MOE, Layout(tp=2, pp=2, ep=2)),
-    (QWEN3_NEXT, Layout(tp=4, pp=2, ep=2)),
-    (QWEN35_MOE, Layout(tp=4, pp=2, ep=2)),
-]
 
 
 def described(chunks: list[dict[str, torch.Tensor]]) -> dict[tuple[int, str], tuple[tuple[int, ...], str]]:

@@ -128,16 +128,6 @@ def test_sinks_and_windows(cp: int, window: int) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_segments_do_not_see_each_other() -> None:
-    rotary = RotaryTable(Rope(10000.0, 8), max_length=64, dtype=torch.float32, device=torch.device("cpu"))
-    packed = pack_segments(np.array([7, 9]), rotary=rotary, device=torch.device("cpu"))
-    q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
-    first = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
-    k[7:], v[7:] = 100.0, -100.0
-    second = PackedAttention(CONFIG, layer_number=1)(q, k, v, None, packed_seq_params=packed)
-    assert torch.equal(first[:7], second[:7])
-
-
 def test_buckets_hold_every_token_once_and_waste_little() -> None:
     lengths = np.random.default_rng(0).integers(10, 300, 200)
     slot_tokens, token_slots, shapes = plan_buckets(lengths)

@@ -52,7 +52,7 @@ class EstimatorSection(Section):
     """Discount per policy token (gae, reinforce_pp, grpo_process, rloo_process)."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda."""
-    scale: Literal["group", "batch", "none", "leave_one_out"] | None = None
+    scale: Literal["group", "batch", "none"] | None = None
     """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
     none)."""
     whiten: Literal["off", "tokens", "samples"] | None = None
@@ -69,8 +69,6 @@ class EstimatorSection(Section):
     def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":
             yield f"part_weights are read by gdpo only, not by {self.name}; remove them or choose gdpo"
-        if self.scale == "leave_one_out" and self.name != "rloo":
-            yield f"scale = leave_one_out is for rloo, not for {self.name}; choose group, batch or none"
 
 
 class AggregationSection(Section):

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms.process_reward_objective import step_metrics
-from mrl.algorithms.reward_model_objective import label_losses
+from mrl.algorithms.reward_model_objective import label_losses, step_metrics
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import TuneRow, by_tag
 from mrl.rewards.trials.agreement import wilson

@@ -6,6 +6,7 @@ resumed run goes on to the last bit.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms.objective import cross_entropy, cross_entropy_of_sequences
+from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
-from mrl.algorithms.process_reward_objective import ProcessRewardObjective
-from mrl.algorithms.reward_model_objective import RewardModelObjective
+from mrl.algorithms.reward_model_objective import ProcessRewardObjective, RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
@@ -306,7 +306,7 @@ def _objective_of(section: TuneSection) -> Callable[..., Any]:
         return RewardModelObjective(section.objective)
     if section.objective.name != "sft":
         return PreferenceObjective(section.objective)
-    return cross_entropy if section.objective.average == "tokens" else cross_entropy_of_sequences
+    return functools.partial(cross_entropy, by_sequence=section.objective.average != "tokens")
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:

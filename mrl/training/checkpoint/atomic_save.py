@@ -147,7 +147,7 @@ def save_weights(folder: Path, state: TrainingState) -> None:
 
 def random_file(rank: int) -> str:
     """The name of a rank's random states."""
-    return f"random-{rank:05d}.plain"
+    return f"random-{rank:05d}.msgpack"
 
 
 def _start(path: Path, folders: Iterable[str]) -> None:

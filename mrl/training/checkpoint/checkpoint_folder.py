@@ -18,18 +18,15 @@ import xxhash
 
 from mrl.errors import CheckpointError, DamagedCheckpoint
 from mrl.files import PARTIAL
-from mrl.training.checkpoint import closed_pickle, plain_values
+from mrl.training.checkpoint import plain_values
 
 MANIFEST = "manifest.json"
 DAMAGED = ".damaged"
 """What the name of a checkpoint ends in that was refused, and whose step was saved again."""
-EXTRA_FILE = "extra.plain"
+EXTRA_FILE = "extra.msgpack"
 """The loop's state, and what else the saver gave (plain_values.py)."""
-PICKLED_EXTRA = "extra.pickle"
-"""Its name in checkpoints of versions 1 and 2, which are read with a closed list of classes (closed_pickle.py)."""
-VERSION = 3
-HASHES: dict[int, Callable[..., Any]] = {1: hashlib.sha256, 2: xxhash.xxh3_128, 3: xxhash.xxh3_128}
-"""What digests files in each version of the manifest that is read."""
+VERSION = 4
+"""The manifest's. Others are refused."""
 FILES_AT_ONCE = 8
 log = logging.getLogger(__name__)
 
@@ -44,17 +41,19 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def file_digest(path: Path, *, version: int = VERSION) -> str:
+def file_digest(path: Path, kind: Callable[[], Any] = xxhash.xxh3_128) -> str:
     """The digest of a file, in hex."""
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, HASHES[version]).hexdigest()
+        return hashlib.file_digest(stream, kind).hexdigest()
 
 
-def digests(folder: Path, names: Iterable[str], *, version: int = VERSION) -> dict[str, list[Any]]:
+def digests(
+    folder: Path, names: Iterable[str], kind: Callable[[], Any] = xxhash.xxh3_128
+) -> dict[str, list[Any]]:
     """The [bytes, digest] of files by name; FILES_AT_ONCE are read side by side."""
     names = list(names)
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
-        found = threads.map(lambda name: file_digest(folder / name, version=version), names)
+        found = threads.map(lambda name: file_digest(folder / name, kind), names)
         return {name: [(folder / name).stat().st_size, each] for name, each in zip(names, found, strict=True)}
 
 
@@ -65,7 +64,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest; DamagedCheckpoint when it is absent, unreadable or of a version that is not known."""
+    """The manifest; DamagedCheckpoint when it is absent, unreadable or of another version."""
     path = folder / MANIFEST
     try:
         if path.exists() and not path.is_file():
@@ -74,9 +73,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: {error}; the checkpoint is not complete") from error
     version = manifest.get("version") if isinstance(manifest, dict) else None
-    if not isinstance(version, int) or version not in HASHES:
-        known = ", ".join(map(str, HASHES))
-        raise DamagedCheckpoint(f"{path}: version {str(version)[:80]!r}, this program reads {known}")
+    if version != VERSION:
+        raise DamagedCheckpoint(f"{path}: version {str(version)[:80]!r}, this program reads {VERSION}")
     if not _is_manifest(manifest):
         raise DamagedCheckpoint(
             f"{path}: it does not list files with their sizes and digests; the file is damaged"
@@ -104,7 +102,7 @@ def verify_files(folder: Path, *, share: int = 0, shares: int = 1) -> dict[str, 
     for name in share_of(manifest, share, shares):
         size, known = manifest["files"][name]
         _require_size(folder / name, size)
-        if file_digest(folder / name, version=manifest["version"]) != known:
+        if file_digest(folder / name) != known:
             raise DamagedCheckpoint(
                 f"{folder / name} does not have the digest that {MANIFEST} says; the file is damaged"
             )
@@ -155,17 +153,12 @@ def set_aside_from(path: Path) -> None:
 
 def read_extra(folder: Path) -> dict[str, Any]:
     """What the saver gave beside the ranks' state. CheckpointError where it cannot be read. Runs no code of the file's."""
-    path, read = folder / EXTRA_FILE, plain_values.loads
-    if not path.exists():
-        path, read = (
-            folder / PICKLED_EXTRA,
-            lambda data: closed_pickle.read_pickle(data, closed_pickle.VALUES),
-        )
+    path = folder / EXTRA_FILE
     try:
-        extra = read(path.read_bytes())
+        extra = plain_values.loads(path.read_bytes())
         if not isinstance(extra, dict) or not isinstance(extra.get("user"), dict):
             raise ValueError("it does not have the loop's state")
-    except Exception as error:  # whatever a damaged pickle makes of the classes that it may name
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error!r}): where another release of mrl saved it (versions.json of the run), go on with "
             "that one, or start a new run from the weights (mrl export, model.path)"

@@ -36,7 +36,7 @@ def require_compatible(
 
 
 def _check_model(path: Path, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
-    """A run goes on with the model that it started from, wherever that lies by now; earlier releases did not note it."""
+    """A run goes on with the model that it started from, wherever that lies by now."""
     for name, what in (("digest", "weights"), ("config_digest", "settings in config.json")):
         if saved and own and saved[name] != own[name]:
             raise CheckpointError(
@@ -46,7 +46,7 @@ def _check_model(path: Path, saved: Mapping[str, Any] | None, own: Mapping[str, 
 
 
 def _check_adapters(path: Path, saved: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> None:
-    """A checkpoint of adapters goes on with the same ones of the same base, wherever that lies by now."""
+    """A checkpoint of adapters goes on with the same ones; _check_model() looks at their base."""
     if saved is None or own is None:
         if saved is not own:
             holds, trains = ("adapters", "all weights") if own is None else ("all weights", "adapters")
@@ -54,11 +54,7 @@ def _check_adapters(path: Path, saved: Mapping[str, Any] | None, own: Mapping[st
                 f"{path} holds {holds}, the run trains {trains}: training.lora must stay as it was"
             )
         return
-    for name in (name for name in saved if name != "base" and saved[name] != own[name]):
-        if name == "base_digest":
-            raise CheckpointError(
-                f"{path} holds adapters of other weights than those of model.path = {own['base']}; they were in {saved['base']}"
-            )
+    for name in (name for name in saved if not name.startswith("base") and saved[name] != own[name]):
         raise CheckpointError(
             f"{path} has training.lora.{name} = {saved[name]}, the run {own[name]}; set it to the same"
         )

@@ -41,7 +41,9 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
             loaded: Any = dist_checkpointing.load(state.sharded(), str(path / name))
         state.restore(loaded)
     if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
-        set_random_state(_random_state(path, rank))
+        file = path / random_file(rank)
+        with _unreadable(file):
+            set_random_state(plain_values.loads(file.read_bytes()))
     extra = checkpoint_folder.read_extra(path)
     dist.barrier()
     return extra
@@ -81,13 +83,3 @@ def _unreadable(path: Path) -> Iterator[None]:
         CheckpointException,
     ) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}") from error
-
-
-def _random_state(path: Path, rank: int) -> dict[str, Any]:
-    file = path / random_file(rank)
-    with _unreadable(file):
-        if file.exists():
-            return plain_values.loads(file.read_bytes())
-        return closed_pickle.read_pickle(
-            file.with_suffix(".pickle").read_bytes(), closed_pickle.random_classes()
-        )

@@ -25,11 +25,12 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restores what random_state() gave, in earlier releases with tensors in place of arrays."""
-    random.setstate(state["python"])
+    """Restores what random_state() gave."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
     np.random.set_state(state["numpy"])
-    torch.set_rng_state(torch.as_tensor(state["torch"]))
+    torch.set_rng_state(torch.from_numpy(state["torch"]))
     tracker: Any = tensor_parallel.get_cuda_rng_tracker()
-    tracker.set_states({name: torch.as_tensor(held) for name, held in state["tracker"].items()})
+    tracker.set_states({name: torch.from_numpy(held) for name, held in state["tracker"].items()})
     if "cuda" in state:
-        torch.cuda.set_rng_state(torch.as_tensor(state["cuda"]))
+        torch.cuda.set_rng_state(torch.from_numpy(state["cuda"]))

@@ -77,15 +77,6 @@ class Batch:
         arrays = {name: values[order] for name, values in self.arrays.items()}
         return Batch(arrays, self.mask[order], self.group_ids[order])
 
-    def unpack(self, flat: Tensor, like: "Batch") -> Tensor:
-        """[N] of this packed batch back to the padded shape of `like`, 0 elsewhere."""
-        assert self.segment_ids is not None
-        padded = torch.zeros(like.mask.shape, dtype=flat.dtype)
-        for row in range(len(like.mask)):
-            piece = flat[self.segment_ids == row]
-            padded[row, : len(piece)] = piece
-        return padded
-
 
 @pytest.fixture
 def batch() -> Batch:

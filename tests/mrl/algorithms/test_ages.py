@@ -115,6 +115,9 @@ def test_weights_and_ratios_are_exact_across_versions(kind: str, old_logprobs: s
         expected, ratio = reference(batch, new, section)
         assert float(loss.detach()) == pytest.approx(expected, rel=1e-6)
         assert float(metrics["policy/ratio_mean"]) == pytest.approx(ratio, rel=1e-6)
+        fresh = batch.loss_mask & (batch.arrays["age"] == 0)
+        difference = np.abs(batch.arrays["old_logprobs"] - batch.arrays["rollout_logprobs"])[fresh].mean()
+        assert float(metrics["policy/rollout_difference"]) == pytest.approx(difference, rel=1e-6)
 
 
 def test_sample_sizes_and_kl_by_age_are_those_of_the_formulas() -> None:

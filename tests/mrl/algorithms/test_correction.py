@@ -54,23 +54,16 @@ def test_measured_at_every_granularity() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_equals_padded_and_no_gradient(kind, batch) -> None:
-    def call(part) -> torch.Tensor:
-        old = part.arrays["old_logprobs"].clone().requires_grad_()
-        return weights(
-            kind,
-            old_logprobs=old,
-            rollout_logprobs=part.arrays["rollout_logprobs"],
-            loss_mask=part.mask,
-            segment_ids=part.segment_ids,
-            **bounds_of(kind, low=0.9, high=1.1),
-        )
-
-    packed = batch.packed()
-    padded = call(batch)
-    torch.testing.assert_close(packed.unpack(call(packed), batch), padded, atol=1e-12, rtol=0)
-    assert not padded.requires_grad
-    assert not bool(padded[~batch.mask].any())
+def test_weights_have_no_gradient_and_are_0_off_the_mask(kind, batch) -> None:
+    found = weights(
+        kind,
+        old_logprobs=batch.arrays["old_logprobs"].clone().requires_grad_(),
+        rollout_logprobs=batch.arrays["rollout_logprobs"],
+        loss_mask=batch.mask,
+        **bounds_of(kind, low=0.9, high=1.1),
+    )
+    assert not found.requires_grad
+    assert not bool(found[~batch.mask].any())
 
 
 def test_bad_input() -> None:

@@ -53,18 +53,6 @@ def test_the_expected_gradient_is_that_of_the_named_divergence(kind: str, share:
     assert kind == "reverse" or bool((estimates >= 0).all())
 
 
-@pytest.mark.parametrize(("kind", "share"), KINDS)
-def test_samples_estimate_the_divergence(kind: str, share: float) -> None:
-    """Within 4 standard errors, from 20,000 draws."""
-    generator = torch.Generator().manual_seed(1)
-    policy, teacher = torch.randn(2, 30, generator=generator, dtype=torch.float64).softmax(1)
-    drawn = policy.multinomial(20_000, replacement=True, generator=generator)
-    options = {"teacher_share": share} if kind == "jsd" else {}
-    _, estimates = sampled(section(divergence=kind, **options), (teacher / policy).log()[drawn])
-    error = float(estimates.mean() - divergence(kind, share, policy, teacher))
-    assert abs(error) < 4 * float(estimates.std()) / 20_000**0.5
-
-
 def batch(teachers: list[int], log_ratio: float, **arrays: np.ndarray) -> TrainBatch:
     """Samples of one prompt token and two of the policy; the teachers' log-probs are the policy's and `log_ratio`."""
     count = 3 * len(teachers)

@@ -32,46 +32,6 @@ def test_constant_divides_by_sequences_times_length() -> None:
     assert float(aggregate(loss, mask, "constant", constant=4)) == pytest.approx(6 / (2 * 4))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("split", [[12], [1] * 12, [5, 4, 3], [2, 10]])
-def test_splits_order_and_padding_give_the_same_sum_and_gradient(mode, split, batch) -> None:
-    constant = 7 if mode == "constant" else None
-    whole = batch.arrays["logprobs"].clone().requires_grad_()
-    total = aggregate(whole.square(), batch.mask, mode, constant=constant)
-    total.backward()
-    num_tokens, num_sequences = int(batch.mask.sum()), int(batch.mask.any(1).sum())
-    order = [5, 0, 11, 3, 8, 1, 10, 2, 7, 4, 9, 6]
-    variable = batch.arrays["logprobs"].clone().requires_grad_()
-    parts, start = [], 0
-    for size in split:
-        rows = order[start : start + size]
-        start += size
-        piece = type(batch)({"x": variable[rows]}, batch.mask[rows], batch.group_ids[rows]).packed()
-        parts.append(
-            aggregate(
-                piece.arrays["x"].square(),
-                piece.mask,
-                mode,
-                segment_ids=piece.segment_ids,
-                num_tokens=num_tokens,
-                num_sequences=num_sequences,
-                constant=constant,
-            )
-        )
-    torch.stack(parts).sum().backward()
-    assert float(sum(parts).detach()) == pytest.approx(float(total.detach()), abs=1e-14)
-    torch.testing.assert_close(variable.grad, whole.grad, atol=1e-15, rtol=0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_sum_of_nothing_is_zero_and_has_no_gradient(mode) -> None:
-    values = torch.full((2, 3), float("nan")).requires_grad_()
-    loss = aggregate(values, torch.zeros(2, 3), mode, constant=5 if mode == "constant" else None)
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert torch.equal(values.grad, torch.zeros(2, 3))
-
-
 def test_an_aggregation_is_checked_by_its_section() -> None:
     with pytest.raises(
         ValueError, match=r"did you mean 'token_mean'\? known: token_mean, sequence_mean, constant"
@@ -95,25 +55,6 @@ def call(name: str, part, logprobs: Tensor, **options) -> tuple[Tensor, dict[str
         segment_ids=part.segment_ids,
         **options,
     )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tokens_of_the_environment_may_hold_anything(name, batch) -> None:
-    wild = {n: v.masked_fill(~batch.mask, float("-inf")) for n, v in batch.arrays.items()}
-    variable = wild["logprobs"].clone().requires_grad_()
-    loss, _ = call(name, type(batch)(wild, batch.mask, batch.group_ids), variable)
-    loss.backward()
-    clean, _ = call(name, batch, batch.arrays["logprobs"])
-    assert torch.equal(loss.detach(), clean)
-    assert bool(torch.isfinite(variable.grad).all())
-    assert not bool(variable.grad[~batch.mask].any())
-
-
-def test_weights_multiply_tokens_and_leave_the_denominator(batch) -> None:
-    weights = torch.full_like(batch.arrays["logprobs"], 0.5)
-    half, _ = call("ppo_clip", batch, batch.arrays["logprobs"], weights=weights)
-    whole, _ = call("ppo_clip", batch, batch.arrays["logprobs"])
-    assert float(half) == pytest.approx(float(whole) / 2, abs=1e-15)
 
 
 def test_metrics_of_a_worked_case() -> None:
@@ -146,13 +87,6 @@ class TestBadInput:
         "advantages": torch.zeros(2, 3),
         "loss_mask": torch.ones(2, 3),
     }
-
-    @pytest.mark.parametrize("argument", ["logprobs", "old_logprobs", "advantages"])
-    def test_not_finite_names_argument_and_sample(self, argument) -> None:
-        values = torch.zeros(2, 3)
-        values[1, 0] = float("nan")
-        with pytest.raises(ValueError, match=rf"^{argument}: nan in sample 1 "):
-            policy_loss("ppo_clip", **(self.arguments | {argument: values}))
 
     @pytest.mark.parametrize("argument", ["logprobs", "old_logprobs", "advantages"])
     def test_shape_and_dtype(self, argument) -> None:

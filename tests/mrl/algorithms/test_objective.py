@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mrl.algorithms import kl
 from mrl.algorithms.losses import PerToken, Tokens, reinforce, try_loss
-from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
+from mrl.algorithms.objective import Objective, ValueObjective
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.correction import CORRECTION_KINDS
 from mrl.config.sections.policy_loss import CustomLoss
 from mrl.errors import ConfigError
 from tests.mrl.algorithms.padded import NAMES, aggregate, bounds_of, policy_loss, segments_of
-from tests.mrl.algorithms.padded import weights as correction_weights
 
 EVERYTHING = {
     "kl": {"location": "loss", "kind": "k3", "coefficient": 0.3, "unbiased": True},
@@ -139,73 +137,6 @@ def test_old_logprob_modes(batch) -> None:
     assert loss(without) == pytest.approx(by_hand(a["logprobs"]), abs=1e-14)
     with pytest.raises(ValueError, match=r"no old_logprobs, but epochs = 2 and minibatches = 3"):
         loss(without, epochs=2, minibatches=3)
-
-
-AGED: list[dict[str, Any]] = [
-    {"loss": {"name": "ppo_clip", "clip_low": 0.05, "clip_high": 0.05}},
-    {"loss": {"name": "gspo"}},
-    {"loss": {"name": "cispo"}, "aggregation": {"mode": "token_mean"}},
-    {"kl": {"location": "loss", "kind": "k3", "coefficient": 0.3, "unbiased": True}},
-    {"correction": {"kind": "truncated", "high": 1.1}},
-    {"correction": {"kind": "geometric", "high": 1.1}},
-    {"old_logprobs": "rollout"},
-]
-
-
-@pytest.mark.parametrize("config", AGED, ids=str)
-def test_tokens_of_an_earlier_version_are_held_against_the_engine(config, batch) -> None:
-    """As if the trainer's log-probs of those tokens were the engine's: ratio new / engine, correction weight 1."""
-    packed, section = batch.packed(), AlgorithmSection.model_validate(config)
-    every = arrays_of(packed)
-    aged = torch.arange(len(packed.mask)) % 3 == 0
-    put = torch.where(aged, every["rollout_logprobs"], every["old_logprobs"])
-
-    def found(**arrays: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        logprobs = packed.arrays["logprobs"].clone().requires_grad_()
-        fresh = packed.mask & (arrays.get("age", torch.zeros(())) == 0)
-        denominators = {"num_fresh_tokens": float(fresh.sum())}
-        loss, metrics = run(
-            section, packed, logprobs, packed.arrays["entropy"], arrays=arrays, **denominators
-        )
-        loss.backward()
-        assert logprobs.grad is not None
-        return loss, metrics, logprobs.grad
-
-    ours, by_hand = found(**every, age=aged.double()), found(**every | {"old_logprobs": put})
-    torch.testing.assert_close(ours[0], by_hand[0], atol=1e-14, rtol=0)
-    torch.testing.assert_close(ours[2], by_hand[2], atol=1e-14, rtol=0)
-    unaged = found(**every)
-    assert section.old_logprobs == "rollout" or float((ours[2] - unaged[2]).abs().max()) > 1e-4
-    if section.old_logprobs != "rollout":
-        difference = (every["old_logprobs"] - every["rollout_logprobs"]).abs()[packed.mask & ~aged]
-        assert float(ours[1]["policy/rollout_difference"]) == pytest.approx(float(difference.mean()))
-
-
-@pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
-@pytest.mark.parametrize("loss", NAMES)
-def test_a_token_that_a_correction_drops_gets_no_gradient(loss, correction, batch) -> None:
-    """For every loss and every correction that drops; the kept tokens of the same sequences get theirs."""
-    packed = batch.packed()
-    variable = packed.arrays["logprobs"].clone().requires_grad_()
-    wide = {"clip_low": 1.0, "clip_high": 9.0} if loss in ("ppo_clip", "gspo") else {}
-    section = AlgorithmSection.model_validate(
-        {"loss": {"name": loss, **wide}, "correction": {"kind": correction, "low": 0.9, "high": 1.1}}
-    )
-    run(section, packed, variable, packed.arrays["entropy"], arrays=arrays_of(packed))[0].backward()
-    weights = correction_weights(
-        correction,
-        old_logprobs=packed.arrays["old_logprobs"],
-        rollout_logprobs=packed.arrays["rollout_logprobs"],
-        loss_mask=packed.mask,
-        segment_ids=packed.segment_ids,
-        low=0.9,
-        high=1.1,
-    )
-    dropped, kept = packed.mask & (weights == 0), packed.mask & (weights > 0)
-    assert bool(dropped.any()) and bool(kept.any())
-    assert variable.grad is not None
-    assert not bool(variable.grad[dropped].any())
-    assert bool((variable.grad[kept] != 0).all())
 
 
 @pytest.mark.parametrize(
@@ -330,72 +261,6 @@ def test_value_objective_shares_add_up(batch) -> None:
 
     parts = [batch.packed(rows) for rows in ([4, 0, 9], [11, 3], [1, 10, 2, 7, 5, 8, 6])]
     assert sum(share(part) for part in parts) == pytest.approx(share(batch.packed()), abs=1e-14)
-
-
-SYNCHRONISING = (
-    *("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "cpu", "numpy", "nonzero", "unique"),
-    *("masked_select", "equal", "allclose", "as_tensor", "tensor", "from_numpy", "new_tensor"),
-)
-"""Calls for which the host of a GPU waits for the device, or copies to it."""
-
-
-class CountHostSynchronisations(TorchFunctionMode):
-    """Counts what makes a host wait, also where it runs on a CPU and nothing waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", "")
-        by_mask = name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
-        if name in SYNCHRONISING or by_mask:
-            self.calls.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "correction", ["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_host_waits_for_the_device_once_a_microbatch(name, correction, batch) -> None:
-    """Inputs are checked where they enter and nowhere else, whatever the loss, its terms and its corrections."""
-    packed = batch.packed()
-    section = AlgorithmSection.model_validate(
-        EVERYTHING | {"loss": {"name": name}, "correction": {"kind": correction}}
-    )
-    objective, arrays = Objective(section), arrays_of(packed) | {"age": torch.zeros(len(packed.mask))}
-    segments = segments_of(packed.mask, packed.segment_ids)
-    counts = {"num_tokens": 50.0, "num_fresh_tokens": 50.0, "num_sequences": 11.0}
-    with CountHostSynchronisations() as host:
-        objective(
-            logprobs=packed.arrays["logprobs"],
-            entropy=packed.arrays["entropy"],
-            arrays=arrays,
-            segments=segments,
-            denominators=counts,
-        )
-    assert host.calls == ["__bool__"]
-
-
-def test_the_critic_and_the_supervised_start_wait_once_too(batch) -> None:
-    packed = batch.packed()
-    segments, mask = segments_of(packed.mask, packed.segment_ids), {"loss_mask": packed.mask}
-    arrays = {n: packed.arrays[n] for n in ("values", "returns")} | mask
-    counts = {"num_tokens": 50.0, "num_sequences": 11.0}
-    critic = ValueObjective(AlgorithmSection())
-    with CountHostSynchronisations() as host:
-        critic(values=packed.arrays["advantages"], arrays=arrays, segments=segments, denominators=counts)
-    assert host.calls == ["__bool__"]
-    with CountHostSynchronisations() as host:
-        cross_entropy(
-            logprobs=packed.arrays["logprobs"],
-            entropy=packed.arrays["entropy"],
-            arrays=mask,
-            segments=segments,
-            denominators=counts,
-        )
-    assert host.calls == ["__bool__"]
 
 
 @pytest.mark.parametrize("name", ["logprobs", "entropy", "advantages", "rollout_logprobs", "old_logprobs"])

@@ -1,7 +1,6 @@
 """Policy losses: golden numbers per formula, finite differences, and a loss of one's own."""
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 import pytest
@@ -225,28 +224,6 @@ def _gradient(name: str, batch) -> Tensor:
     return variable.grad
 
 
-def _per_sequence_gradient(
-    batch: Any, aggregation: str, weights: Tensor | None, bounds: tuple[float, float]
-) -> Tensor:
-    """GSPO's gradient by hand, a sequence after the other: -w s A / denominator on tokens of unclipped sequences."""
-    gradient = torch.zeros_like(batch.arrays["logprobs"])
-    lengths = batch.mask.sum(1)
-    for row in range(len(batch.mask)):
-        for column in range(batch.mask.shape[1]):
-            if not batch.mask[row, column]:
-                continue
-            inside = batch.mask[row]
-            log_ratio = batch.arrays["logprobs"][row][inside] - batch.arrays["old_logprobs"][row][inside]
-            ratio, advantage = math.exp(log_ratio.mean()), float(batch.arrays["advantages"][row, column])
-            if (advantage > 0 and ratio > 1 + bounds[1]) or (advantage < 0 and ratio < 1 - bounds[0]):
-                continue
-            per_sequence = int((lengths > 0).sum()) * int(lengths[row])
-            divisor = per_sequence if aggregation == "sequence_mean" else int(lengths.sum())
-            weight = 1.0 if weights is None else float(weights[row, column])
-            gradient[row, column] = -weight * ratio * advantage / divisor
-    return gradient
-
-
 def _plain_gspo(batch: Any, logprobs: Tensor, bounds: tuple[float, float]) -> Tensor:
     """GSPO's loss as its paper writes it (eq. 5 to 7), a mean over sequences."""
     losses = []
@@ -269,22 +246,6 @@ def _gspo(batch: Any, **options: Any) -> tuple[Tensor, Tensor]:
     loss.backward()
     assert variable.grad is not None
     return loss.detach(), variable.grad
-
-
-@pytest.mark.parametrize("bounds", [(0.05, 0.04), (1.0, 9.0)], ids=["tight", "wide"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
-def test_gspos_gradient_is_each_tokens_own(aggregation, weighted, bounds, batch) -> None:
-    """The value is the sequence's ratio; a correction weighs the gradient of the token it belongs to."""
-    weights = None
-    if weighted:
-        weights = torch.exp(batch.arrays["old_logprobs"] - batch.arrays["rollout_logprobs"])
-        weights = weights.masked_fill((weights < 0.85) | (weights > 1.2), 0.0)
-        assert 0.1 < float((weights[batch.mask] == 0).double().mean()) < 0.9
-    constants = {"clip_low": bounds[0], "clip_high": bounds[1]}
-    _, gradient = _gspo(batch, aggregation=aggregation, weights=weights, constants=constants)
-    expected = _per_sequence_gradient(batch, aggregation, weights, bounds)
-    torch.testing.assert_close(gradient, expected, atol=1e-14, rtol=0)
 
 
 def test_gspo_without_weights_is_the_papers_sequence_form(batch) -> None:

@@ -177,6 +177,8 @@ def test_every_objective_and_every_setting_it_reads_changes_the_loss() -> None:
     [
         ({"name": "hinge", "smoothing": 0.1}, "not read by hinge"),
         ({"name": "sft", "beta": 0.2}, "not read by sft"),
+        ({"name": "reward_model", "beta": 0.3}, "not read by reward_model"),
+        ({"name": "dpo", "center": {"weight": 0.1}}, "not read by dpo"),
         ({"name": "ipo"}, "ipo needs it"),
         ({"name": "exo"}, "exo takes its logarithm"),
         ({"name": "custom"}, "as package.module:function"),

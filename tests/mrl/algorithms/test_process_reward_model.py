@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from mrl.algorithms.process_reward_objective import ProcessRewardObjective
-from mrl.algorithms.reward_model_objective import label_losses
+from mrl.algorithms.reward_model_objective import ProcessRewardObjective, label_losses
 from mrl.algorithms.tokens import Segments
 from mrl.config.sections.tune import ObjectiveSection
 

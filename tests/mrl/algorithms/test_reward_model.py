@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from mrl.algorithms.reward_model_objective import (
@@ -17,7 +16,7 @@ from mrl.algorithms.reward_model_objective import (
     score_metrics,
 )
 from mrl.algorithms.tokens import Segments
-from mrl.config.sections.tune import CenterSection, ObjectiveSection
+from mrl.config.sections.tune import ObjectiveSection
 
 
 def numbers(*values: float) -> Tensor:
@@ -143,16 +142,3 @@ def test_accuracy_is_what_the_labels_say_of_the_higher_score() -> None:
     probability = numbers(1.0, 0.2, 0.9)
     metrics = score_metrics(CHOSEN, REJECTED, probability, numbers(0.25, 0.25, 0.5))
     assert metrics["preference/accuracy"].item() == pytest.approx(0.25 * 1.0 + 0.25 * 0.8 + 0.5 * 0.5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"name": "reward_model", "beta": 0.3}, "not read by reward_model"),
-        ({"name": "dpo", "center": CenterSection(weight=0.1)}, "not read by dpo"),
-        ({"name": "sft", "smoothing": 0.1}, "not read by sft"),
-    ],
-)
-def test_a_setting_that_has_no_effect_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        ObjectiveSection(**settings)

@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mrl.algorithms.objective import cross_entropy
 from mrl.capacity.activations import activations
 from mrl.capacity.model_facts import find_facts
 from mrl.capacity.training_memory import stage_memory
 from mrl.config.sections.critic import CriticSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
-from mrl.samples import TrainBatch
+from mrl.samples import Role, TrainBatch
 from mrl.training.pass_options import PassOptions
+from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -37,21 +40,16 @@ def section(layout: dict[str, int], recompute: str, dtype: str) -> TrainingSecti
     )
 
 
-def measure(rank: int, world_size: int, port: int, folder: Path, training: TrainingSection) -> dict[str, int]:
+def measure(
+    rank: int, world_size: int, port: int, folder: Path, training: TrainingSection, role: Role = "policy"
+) -> dict[str, int]:
     """Bytes of unique storages of this rank during one update of a single microbatch."""
-    import torch
-
-    from mrl.algorithms.objective import cross_entropy
-    from mrl.training.worker import MegatronWorker
-
-    worker = MegatronWorker(
-        model=ModelSection(path=str(folder), max_length=TOKENS),
-        training=training,
-        rank=rank,
-        world_size=world_size,
-        store=f"tcp://127.0.0.1:{port}",
-    )
-    buffers = worker.policy.memory.buffers
+    model_section = ModelSection(path=str(folder), max_length=TOKENS)
+    worker = scenarios.worker_of(rank, world_size, port, model_section, training)
+    if role == "critic":
+        worker.add_critic(CriticSection())
+    model = worker.critic or worker.policy
+    buffers = model.memory.buffers
     weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
     kept: dict[int, int] = {}
     alive: list[Any] = []
@@ -69,11 +67,12 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
         backward = True  # what a recomputed layer saves is working memory
         return tensor
 
+    objective = squared_values if role == "critic" else cross_entropy
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        worker.update(batch(worker.place.dp), cross_entropy, {"num_tokens": float(TOKENS)})
-    optimizer = {
-        a: size for a, size in storages(optimizer_tensors(worker.policy)).items() if a not in weights
-    }
+        worker.update(
+            batch(worker.place.dp), objective, {"num_tokens": float(TOKENS)}, PassOptions(role=role)
+        )
+    optimizer = {a: size for a, size in storages(optimizer_tensors(model)).items() if a not in weights}
     worker.close()
     return {
         "weights": sum(weights.values()),
@@ -83,42 +82,12 @@ def measure(rank: int, world_size: int, port: int, folder: Path, training: Train
     }
 
 
-def measure_critic(
-    rank: int, world_size: int, port: int, folder: Path, training: TrainingSection
-) -> dict[str, int]:
-    """Bytes of unique storages of this rank's critic after one update of it."""
-    from mrl.training.worker import MegatronWorker
-
-    worker = MegatronWorker(
-        model=ModelSection(path=str(folder), max_length=TOKENS),
-        training=training,
-        rank=rank,
-        world_size=world_size,
-        store=f"tcp://127.0.0.1:{port}",
-    )
-    worker.add_critic(CriticSection())
-    worker.update(batch(rank), squared_values, {"num_tokens": float(TOKENS)}, PassOptions(role="critic"))
-    critic = worker.critic
-    assert critic is not None
-    buffers = critic.memory.buffers
-    weights, gradients = storages(b.param_data for b in buffers), storages(b.grad_data for b in buffers)
-    optimizer = {a: size for a, size in storages(optimizer_tensors(critic)).items() if a not in weights}
-    worker.close()
-    return {
-        "weights": sum(weights.values()),
-        "gradients": sum(gradients.values()),
-        "optimizer": sum(optimizer.values()),
-    }
-
-
 def squared_values(*, values: Any, denominators: dict[str, float], **_: Any) -> tuple[Any, dict[str, Any]]:
     return values.square().sum() / denominators["num_tokens"], {}
 
 
 def optimizer_tensors(model: Any) -> list[Any]:
     """Master weights and moments of this rank."""
-    import torch
-
     found = []
     for part in model.optimizer.parts():
         for group in part.optimizer.param_groups:
@@ -184,7 +153,7 @@ def test_a_critics_memory_is_as_planned(tmp_path: Path) -> None:
     training = section({"ep": 2, "dp": 2}, "off", "bfloat16")
     facts = find_facts(ModelSection(path=str(folder)))
     (planned,) = stage_memory(facts, training, value_head=True)
-    for real in run_ranks(measure_critic, 2, folder, training):
+    for real in run_ranks(measure, 2, folder, training, "critic"):
         assert real["weights"] == planned.weights
         assert real["gradients"] == planned.gradients
         assert real["optimizer"] == pytest.approx(planned.optimizer, rel=0.05)

@@ -12,6 +12,7 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.files import CONFIGS
+from tests.mrl.training import scenarios
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -20,14 +21,8 @@ pytestmark = pytest.mark.integration
 
 def save(rank: int, world_size: int, port: int, folder: Path, training: TrainingSection) -> None:
     """Saves a worker that took no step."""
-    from mrl.training.worker import MegatronWorker
-
-    worker = MegatronWorker(
-        model=ModelSection(path=str(folder), max_length=64),
-        training=training,
-        rank=rank,
-        world_size=world_size,
-        store=f"tcp://127.0.0.1:{port}",
+    worker = scenarios.worker_of(
+        rank, world_size, port, ModelSection(path=str(folder), max_length=64), training
     )
     worker.save_checkpoint(folder / "saved", {})
     worker.close()

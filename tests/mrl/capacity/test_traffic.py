@@ -104,8 +104,8 @@ def check(facts: Facts, rollout: RolloutSection, layout: Layout, own_slots: int 
     assert closed.off_rail == planned.off_rail
     # Which of several equally near holders sends is the planner's choice: totals agree, single senders may differ.
     assert sum(closed.node_out) == sum(planned.node_out) == sum(closed.node_in)
-    return closed
     assert sum(closed.network_out) == sum(planned.network_out) == sum(closed.network_in)
+    return closed
 
 
 WIDE = {

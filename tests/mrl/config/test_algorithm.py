@@ -79,7 +79,6 @@ def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
         ({"estimator": {"name": "grpo_process"}, "kl": {"location": "reward", "coefficient": 1}},
          "use kl.location = loss"),
         ({"estimator": {"part_weights": {"a": 1}}}, "read by gdpo only"),
-        ({"estimator": {"scale": "leave_one_out"}}, "is for rloo"),
         ({"shaping": {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}}, "exceeds max_tokens = 5"),
         ({"shaping": {"clip": [1, 1]}}, "the first must be below the second"),
         ({"filter": {"min_reward_range": None}}, "are both None"),

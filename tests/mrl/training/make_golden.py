@@ -1,6 +1,6 @@
 """Makes the golden checkpoint of the present format: `python -m tests.mrl.training.make_golden`.
 
-Run once for every new checkpoint_folder.VERSION; what older versions wrote stays as it is, so that later programs are tested on it.
+Run once for every new checkpoint_folder.VERSION, so that later programs are tested on what this one wrote.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.mrl.training.scenarios import digest_parameters, train, worker
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
-FOLDER = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden" / f"version-{VERSION}"
 EXTRA = {"next_step": 3, "supply": {"position": 17}}
 SHAPE: dict[str, Any] = {
     "hidden_size": 8,
@@ -39,15 +39,14 @@ def write(rank: int, world: int, port: int, model: str, out: str) -> dict[str, A
 
 
 def main() -> None:
-    out = FOLDER / f"version-{VERSION}"
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(GOLDEN.parent, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "model", **SHAPE)
-        (expected,) = run_ranks(write, 1, str(model), str(out / "checkpoint"))
-    manifest = json.loads((out / "checkpoint" / MANIFEST).read_text())
+        (expected,) = run_ranks(write, 1, str(model), str(GOLDEN / "checkpoint"))
+    manifest = json.loads((GOLDEN / "checkpoint" / MANIFEST).read_text())
     del manifest["about"]["model"]  # another machine draws a model of other bytes
-    (out / "checkpoint" / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    (GOLDEN / "checkpoint" / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (GOLDEN / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Each piece is a function without arguments, run inside OnMeta, in a table of tho
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mrl.algorithms import correction_weights, kl
 from mrl.algorithms.distillation_terms import TEACHER
-from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy, cross_entropy_of_sequences
+from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
 from mrl.algorithms.preference import PAIR_LOSSES, PreferenceObjective
 from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.sections.algorithm import AlgorithmSection
@@ -364,8 +365,12 @@ def _tuned() -> Iterator[tuple[str, Callable[[], None]]]:
             f"tune reward_model {kind}",
             lambda section=section: objective_step(RewardModelObjective(section), has_value_head=True),
         )
-    for name, objective in (("tokens", cross_entropy), ("sequences", cross_entropy_of_sequences)):
-        yield f"tune sft {name}", lambda objective=objective: objective_step(objective)
+    for by in (False, True):
+        objective = functools.partial(cross_entropy, by_sequence=by)
+        yield (
+            f"tune sft {'sequences' if by else 'tokens'}",
+            lambda objective=objective: objective_step(objective),
+        )
 
 
 def _lessons() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -59,15 +59,16 @@ def worker(
         "optimizer": OptimizerSection(lr=1e-3),
         "collective_seconds": 200,
     }
-    return MegatronWorker(
-        ModelSection(path=folder, max_length=max_length),
-        TrainingSection(**(fields | changes)),
-        rank=rank,
-        world_size=world,
-        store=f"tcp://127.0.0.1:{port}",
-        replays=replays,
-        value_labels=value_labels,
-    )
+    model = ModelSection(path=folder, max_length=max_length)
+    options: dict[str, Any] = {"replays": replays, "value_labels": value_labels}
+    return worker_of(rank, world, port, model, TrainingSection(**(fields | changes)), **options)
+
+
+def worker_of(
+    rank: int, world: int, port: int, model: ModelSection, training: TrainingSection, **options: Any
+) -> MegatronWorker:
+    store = f"tcp://127.0.0.1:{port}"
+    return MegatronWorker(model, training, rank=rank, world_size=world, store=store, **options)
 
 
 def shard_of(batch: TrainBatch, at: MegatronWorker) -> tuple[np.ndarray, TrainBatch]:

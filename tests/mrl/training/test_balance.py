@@ -17,7 +17,7 @@ from mrl.capacity.model_facts import find_facts
 from mrl.config.sections.model import ModelSection
 from mrl.models.facts import Facts
 from mrl.samples import TrainBatch
-from mrl.training.balance import Dealer, SampleCost, deal, waiting_share
+from mrl.training.balance import Dealer, SampleCost, deal
 from mrl.training.batch import merge_parts
 from mrl.training.packing import count_microbatches, pack_microbatches, split_samples
 from mrl.training.pass_options import PassOptions
@@ -63,6 +63,14 @@ def by_tokens(lengths: np.ndarray, ranks: int, max_tokens: int) -> tuple[np.ndar
         for place, part in enumerate(split_samples(lengths[mine], max_tokens=max_tokens)):
             microbatch[mine[part]] = place
     return rank, microbatch
+
+
+def waiting_share(costs: np.ndarray, rank: np.ndarray, microbatch: np.ndarray, *, ranks: int) -> float:
+    """The share of all ranks' time that is waiting for the slowest one, where they meet at each microbatch."""
+    table = np.zeros((ranks, int(microbatch.max(initial=0)) + 1))
+    np.add.at(table, (rank, microbatch), costs)
+    whole = ranks * table.max(axis=0).sum()
+    return float(1.0 - table.sum() / whole) if whole else 0.0
 
 
 @pytest.mark.parametrize(("ranks", "count", "bound"), [(2, 256, 0.03), (8, 1024, 0.06)])

@@ -47,7 +47,7 @@ DAMAGES = {
     "manifest a list": (lambda path: (path / folders.MANIFEST).write_text("[2]"), "version 'None'"),
     "manifest without digests": (
         lambda path: (path / folders.MANIFEST).write_text(
-            '{"version": 2, "about": {}, "files": {"a.bin": [500]}}'
+            '{"version": 4, "about": {}, "files": {"a.bin": [500]}}'
         ),
         "does not list files",
     ),

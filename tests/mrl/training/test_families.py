@@ -89,7 +89,7 @@ def test_sinks_and_biases_of_experts_are_resumed_in_another_layout(tmp_path: Pat
     export_folder.export_checkpoint(path, tmp_path / "one-process", source=folder, dtype="float32")
     one_process = scenarios.digests_of_folder(tmp_path / "one-process", layout, dtype="float32")
     assert one_process == [rank["digest"] for rank in saved]
-    resuming = str(folder), {"pp": 2}, str(path), str(out), "float32", "auto", "frozen", str(other)
+    resuming = str(folder), {"pp": 2}, str(path), str(out), "float32", "auto", 0.0, str(other)
     resumed = run_ranks(scenarios.resume_and_go_on, 2, *resuming)
     for ours, theirs in zip(resumed[0]["metrics"], saved[0]["metrics"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-5)

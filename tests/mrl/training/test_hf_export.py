@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from mrl.errors import CheckpointError, ConfigError
 from mrl.launch.commands.export import export_run
 from mrl.training.hf import export_folder, hf_folder
-from tests.golden_run import GOLDEN, ROOT
+from tests.golden_run import ROOT
+from tests.mrl.training.make_golden import GOLDEN
 from tests.mrl.training.scenarios import digests_of_folder
 from tests.support.checkpoints import write_checkpoint
 from tests.tiny_models import write_model

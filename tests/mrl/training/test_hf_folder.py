@@ -171,62 +171,47 @@ def test_a_tensor_that_is_not_where_the_index_says_is_named(spoiled) -> None:
         check(path)
 
 
-WIDTHS: dict[str, Any] = {
-    "hidden_size": 320,
-    "moe_intermediate_size": 192,
-    "intermediate_size": 192,
-    "head_dim": 48,
-}
-"""Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
-
-
-@pytest.mark.parametrize(("family", "layout", "powers_of_two"), [
-    ("qwen3_moe", Layout(), False),
-    ("qwen3_moe", Layout(tp=4, etp=2, ep=2, pp=2), False),
-    ("deepseek_v3", Layout(tp=2, ep=2), False),
-    ("deepseek_v3", Layout(tp=2, ep=2), True),
-    ("kimi_k2", Layout(pp=2, ep=2, dp=2), False),
-], ids=str)  # fmt: skip
-def test_published_float8_weights_load_as_what_they_mean(family, layout, powers_of_two, tmp_path) -> None:
-    widths: dict[str, Any] = (
-        WIDTHS if family == "qwen3_moe" else {"hidden_size": 320, "moe_intermediate_size": 192}
-    )
-    source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
-    publish(source, tmp_path / "published", tmp_path / "wide", powers_of_two=powers_of_two)
-    require_trainable(hf_folder.read_config(tmp_path / "published"))
-    check(tmp_path / "published")
-    published, wide = load_all(tmp_path / "published", layout), load_all(tmp_path / "wide", layout)
+def changed(folder: Path, layout: Layout) -> tuple[int, set[str]]:
+    """How many parameters, and the names of those whose values are others in `wide` than in `source`; `published` loads as `wide`."""
+    require_trainable(hf_folder.read_config(folder / "published"))
+    check(folder / "published")
+    published, wide, source = (load_all(folder / name, layout) for name in ("published", "wide", "source"))
+    assert published.keys() == wide.keys()
     assert all(torch.equal(published[key], wide[key]) for key in wide)
-    coarse = load_all(source, layout)
-    assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 3
+    found = [name for (*place, name), tensor in wide.items() if not torch.equal(source[*place, name], tensor)]
+    return len(found), set(found)
 
 
+LATENT: dict[str, Any] = {"hidden_size": 320, "moe_intermediate_size": 192}
+WIDTHS: dict[str, Any] = LATENT | {"intermediate_size": 192, "head_dim": 48}
+"""Tensors of one, two and three blocks, whole and not; tensor parallelism cuts inside them."""
 DELTA_NETS: dict[str, Any] = WIDTHS | {"linear_key_head_dim": 40, "linear_value_head_dim": 56}
 """Key heads begin inside blocks, of merged projections too."""
+SHARED: dict[str, Any] = DELTA_NETS | {"shared_expert_intermediate_size": 192}
 
 
-@pytest.mark.parametrize(("family", "layout", "packed"), [
-    ("qwen3_next", Layout(), False),
-    ("qwen3_next", Layout(tp=2, pp=2, ep=2), False),
-    ("qwen3_5", Layout(tp=2), False),
-    ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), False),
-    ("qwen3_5_moe", Layout(tp=2, etp=2, ep=2, pp=2, dp=2), True),
+@pytest.mark.parametrize(("family", "widths", "layout", "form"), [
+    ("qwen3_moe", WIDTHS, Layout(), ""),
+    ("qwen3_moe", WIDTHS, Layout(tp=4, etp=2, ep=2, pp=2), ""),
+    ("deepseek_v3", LATENT, Layout(tp=2, ep=2), ""),
+    ("deepseek_v3", LATENT, Layout(tp=2, ep=2), "powers of two"),
+    ("kimi_k2", LATENT, Layout(pp=2, ep=2, dp=2), ""),
+    ("qwen3_next", SHARED, Layout(), "each expert"),
+    ("qwen3_next", SHARED, Layout(tp=2, pp=2, ep=2), "each expert"),
+    ("qwen3_5", DELTA_NETS, Layout(tp=2), "each expert"),
+    ("qwen3_5_moe", SHARED, Layout(tp=2, etp=2, ep=2, pp=2, dp=2), "each expert"),
+    ("qwen3_5_moe", SHARED, Layout(tp=2, etp=2, ep=2, pp=2, dp=2), ""),
 ], ids=str)  # fmt: skip
-def test_published_float8_delta_nets_load_as_what_they_mean(family, layout, packed, tmp_path) -> None:
-    """Experts each by themselves, as Qwen3.5's FP8 folders have them, or as its wide ones do; draft layers stay out."""
-    shared: dict[str, Any] = {} if family == "qwen3_5" else {"shared_expert_intermediate_size": 192}
-    source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **DELTA_NETS, **shared)
-    if not packed:
+def test_published_float8_weights_load_as_what_they_mean(family, widths, layout, form, tmp_path) -> None:
+    """Qwen3.5's experts each by themselves, as its FP8 folders have them, or as its wide ones do; draft layers stay out."""
+    source = write_model(tmp_path / "source", family, dtype=torch.bfloat16, **widths)
+    if form == "each expert":
         unpack_experts(source)
-    draft = {"mtp.layers.0.mlp.down_proj.weight": torch.ones(48, 48)}
-    save_file(load_file(source / "model.safetensors") | draft, source / "model.safetensors")
-    publish(source, tmp_path / "published", tmp_path / "wide")
-    require_trainable(hf_folder.read_config(tmp_path / "published"))
-    check(tmp_path / "published")
-    published, wide = load_all(tmp_path / "published", layout), load_all(tmp_path / "wide", layout)
-    assert all(torch.equal(published[key], wide[key]) for key in wide)
-    coarse = load_all(source, layout)
-    assert sum(not torch.equal(coarse[key], wide[key]) for key in wide) > len(wide) / 4
+    if "linear_key_head_dim" in widths:
+        draft = {"mtp.layers.0.mlp.down_proj.weight": torch.ones(48, 48)}
+        save_file(load_file(source / "model.safetensors") | draft, source / "model.safetensors")
+    publish(source, tmp_path / "published", tmp_path / "wide", powers_of_two=form == "powers of two")
+    assert changed(tmp_path, layout)[0] > len(load_all(source, layout)) / 4
 
 
 @pytest.mark.parametrize(
@@ -264,38 +249,41 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4, etp=2, ep=2, pp=2)], ids=str)
-def test_published_int4_weights_load_as_compressed_tensors_reads_them(layout: Layout, int4: Path) -> None:
-    require_trainable(hf_folder.read_config(int4 / "published"))
-    check(int4 / "published")
-    published, wide = load_all(int4 / "published", layout), load_all(int4 / "wide", layout)
-    assert published.keys() == wide.keys()
-    assert all(torch.equal(published[key], wide[key]) for key in wide)
-    coarse = load_all(int4 / "source", layout)
-    moved = {
-        name
-        for rank, chunk, name in wide
-        if not torch.equal(coarse[rank, chunk, name], wide[rank, chunk, name])
-    }
-    assert moved and all(".experts." in name for name in moved)
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `published` and `wide`."""
+    folder = tmp_path_factory.mktemp("mxfp4")
+    source = write_model(folder / "source", "gpt_oss", hidden_size=64, intermediate_size=96)
+    publish_mxfp4(source, folder / "published", folder / "wide")
+    return folder
 
 
-def test_any_box_of_int4_weights_is_read(int4: Path) -> None:
-    """Columns that begin and end inside a group, one group, one row."""
-    config = hf_folder.read_config(int4 / "published")
-    family, name = family_of(config), "model.layers.1.mlp.experts.5.down_proj.weight"
-    boxes = [
-        (name, ((7, 5), (150, 40))),
-        (name, ((3, 64), (1, 32))),
-        (name, ((0, 33), (320, 1))),
-        (name, ((0, 0), (320, 192))),
-    ]
-    read = [
-        dict(hf_values.read_boxes(int4 / folder, family, config, torch.bfloat16, boxes))
-        for folder in ("published", "wide")
-    ]
-    assert [read[0][n].shape for n in range(4)] == [(150, 40), (1, 32), (320, 1), (320, 192)]
-    assert all(torch.equal(read[0][n], read[1][n]) for n in range(4))
+@pytest.mark.parametrize(("form", "layout"), [
+    ("int4", Layout()),
+    ("int4", Layout(tp=4, etp=2, ep=2, pp=2)),
+    ("mxfp4", Layout()),
+    ("mxfp4", Layout(tp=2, pp=2, ep=4, dp=2)),
+], ids=str)  # fmt: skip
+def test_published_experts_of_four_bits_load_as_their_libraries_read_them(form, layout, request) -> None:
+    _, names = changed(request.getfixturevalue(form), layout)
+    assert names and all(".experts." in name for name in names)
+
+
+@pytest.mark.parametrize(("form", "name", "boxes"), [
+    ("int4", "5.down_proj.weight", [((7, 5), (150, 40)), ((3, 64), (1, 32)), ((0, 33), (320, 1)), ((0, 0), (320, 192))]),
+    ("mxfp4", "down_proj", [((70, 5), (150, 40)), ((3, 64), (1, 32)), ((0, 0), (8 * 64, 96))]),
+], ids=["int4", "mxfp4"])  # fmt: skip
+def test_any_box_of_them_is_read(form, name, boxes, request) -> None:
+    """Columns that begin and end inside a group, one group, one row, rows of several experts."""
+    folder = request.getfixturevalue(form)
+    config = hf_folder.read_config(folder / "published")
+    named = [(f"model.layers.1.mlp.experts.{name}", box) for box in boxes]
+    published, wide = (
+        dict(hf_values.read_boxes(folder / each, family_of(config), config, torch.bfloat16, named))
+        for each in ("published", "wide")
+    )
+    assert [published[n].shape for n in range(len(boxes))] == [shape for _, shape in boxes]
+    assert all(torch.equal(published[n], wide[n]) for n in range(len(boxes)))
 
 
 @pytest.mark.parametrize(
@@ -323,40 +311,8 @@ def test_broken_int4_weights_are_named(part, values, named, readers, int4, tmp_p
             read(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def microscaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `published` and `wide`."""
-    folder = tmp_path_factory.mktemp("mxfp4")
-    source = write_model(folder / "source", "gpt_oss", hidden_size=64, intermediate_size=96)
-    publish_mxfp4(source, folder / "published", folder / "wide")
-    return folder
-
-
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, pp=2, ep=4, dp=2)], ids=str)
-def test_published_mxfp4_weights_load_as_transformers_reads_them(layout: Layout, microscaled: Path) -> None:
-    require_trainable(hf_folder.read_config(microscaled / "published"))
-    check(microscaled / "published")
-    published, wide = load_all(microscaled / "published", layout), load_all(microscaled / "wide", layout)
-    assert published.keys() == wide.keys()
-    assert all(torch.equal(published[key], wide[key]) for key in wide)
-    assert any(name.endswith("experts.weight1") and tensor.std() > 0 for (*_, name), tensor in wide.items())
-
-
-def test_any_box_of_mxfp4_weights_is_read(microscaled: Path) -> None:
-    """Rows of several experts, and columns that begin and end inside a block."""
-    config = hf_folder.read_config(microscaled / "published")
-    family, name = family_of(config), "model.layers.1.mlp.experts.down_proj"
-    boxes = [(name, ((70, 5), (150, 40))), (name, ((3, 64), (1, 32))), (name, ((0, 0), (8 * 64, 96)))]
-    read = [
-        dict(hf_values.read_boxes(microscaled / folder, family, config, torch.bfloat16, boxes))
-        for folder in ("published", "wide")
-    ]
-    assert [read[0][n].shape for n in range(3)] == [(150, 40), (1, 32), (512, 96)]
-    assert all(torch.equal(read[0][n], read[1][n]) for n in range(3))
-
-
-def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(microscaled, tmp_path) -> None:
-    published, name = microscaled / "published", "model.layers.0.mlp.experts.gate_up_proj"
+def test_mxfp4_weights_of_another_shape_or_without_scales_are_named(mxfp4, tmp_path) -> None:
+    published, name = mxfp4 / "published", "model.layers.0.mlp.experts.gate_up_proj"
     (tmp_path / "config.json").write_text((published / "config.json").read_text())
     tensors = load_file(published / "model.safetensors")
     cut = tensors[f"{name}_scales"][:, :, :1].contiguous()

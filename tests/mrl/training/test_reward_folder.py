@@ -15,7 +15,7 @@ import transformers
 from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
-from mrl.loops.tuning.row_logprobs import Scores, row_scores, row_step_scores
+from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
 from mrl.reward_labels import (
     SCORE,
     STEP,
@@ -41,32 +41,32 @@ TOKENIZER: Any = types.SimpleNamespace(
 CLASSES = ("bad", "fair", "good")
 
 
-def without_padding() -> tuple[TuneRow, ...]:
-    """Rows none of whose tokens is the padding."""
-    known = scored_pairs()
-    for row in known:
+def without_padding(rows: tuple[TuneRow, ...]) -> tuple[TuneRow, ...]:
+    """The rows with another token where they have the padding."""
+    for row in rows:
         for each in row.responses:
             each.tokens[each.tokens == TOKENIZER.pad_token_id] = 5
-    return known
+    return rows
 
 
 def scores_and_folder(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
-) -> Scores:
-    """The scores of a reward model with a head that is not 0, written as a folder; then that folder's own."""
-    at = scenarios.worker(rank, world, port, folder, layout, value_labels=SCORE)
+    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, labels: tuple[str, ...]
+) -> Any:
+    """The scores (of judged steps) by a reward model with a head that is not 0, written as a folder; then that folder's own."""
+    at = scenarios.worker(rank, world, port, folder, layout, value_labels=labels)
     if not has_score(read_config(folder)):
         set_head(at.policy)
-    found = row_scores(at, without_padding(), batch_rows=4)
+    found: Any = (
+        row_scores(at, without_padding(scored_pairs()), batch_rows=4)
+        if labels == SCORE
+        else row_step_scores(at, without_padding(scored_steps()), batch_rows=4)
+    )
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
+        about = RewardFolder(config_of(folder, TOKENIZER, labels), {"end_tokens": [1]})
         export_folder.export_checkpoint(
-            shards,
-            Path(out),
-            source=Path(folder),
-            dtype="float32",
-            reward_model=RewardFolder(config_of(folder, TOKENIZER, SCORE), {"end_tokens": [1]}),
+            shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
         )
     at.close()
     return found
@@ -91,13 +91,13 @@ def test_transformers_scores_the_folder_as_megatron_did(
 ) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
-    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
-    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"))
+    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out), SCORE)
+    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"), SCORE)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
     assert model.config.num_labels == 1 and model.config.problem_type == "regression"
     responses = [
         (n, i, each.tokens[:-1])
-        for n, row in enumerate(without_padding())
+        for n, row in enumerate(without_padding(scored_pairs()))
         for i, each in enumerate(row.responses)
     ]
     longest, pad = max(len(tokens) for _, _, tokens in responses), model.config.pad_token_id
@@ -111,48 +111,22 @@ def test_transformers_scores_the_folder_as_megatron_did(
     assert np.array([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
-def step_scores_and_folder(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str
-) -> dict[int, np.ndarray]:
-    """The scores of judged steps, and the process reward model written as a folder."""
-    at = scenarios.worker(rank, world, port, folder, layout, value_labels=STEP)
-    set_head(at.policy)
-    found = row_step_scores(at, steps_without_padding(), batch_rows=4)
-    shards = Path(out).with_name("shards")
-    at.save_weights(shards)
-    if rank == 0:
-        about = RewardFolder(config_of(folder, TOKENIZER, STEP), {"end_tokens": [1]})
-        export_folder.export_checkpoint(
-            shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
-        )
-    at.close()
-    return found
-
-
-def steps_without_padding() -> tuple[TuneRow, ...]:
-    known = scored_steps()
-    for row in known:
-        tokens = row.responses[0].tokens
-        tokens[tokens == TOKENIZER.pad_token_id] = 5
-    return known
-
-
 @pytest.mark.integration
 def test_transformers_scores_what_ends_with_a_step_as_megatron_did(tmp_path: Path) -> None:
     """The score of a step is the folder's score of all that ends with it."""
     source, out = write_model(tmp_path / "policy", "qwen3_moe"), tmp_path / "scores"
-    (found, *_) = run_ranks(step_scores_and_folder, 1, str(source), {}, str(out))
-    hf = read_config(out)
+    (found, *_) = run_ranks(scores_and_folder, 1, str(source), {}, str(out), STEP)
+    hf, rows = read_config(out), without_padding(scored_steps())
     assert scores_steps(hf) and has_score(hf) and num_heads_of_score(hf) == 1
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
-    for number, row in enumerate(steps_without_padding()):
+    for number, row in enumerate(rows):
         (each,) = row.responses
         ends = np.flatnonzero(each.mask)
         with torch.no_grad():
             theirs = [float(model(torch.from_numpy(each.tokens[None, :end])).logits) for end in ends]
         assert found[number].tolist() == pytest.approx(theirs, abs=1e-5)
     scores = np.concatenate(list(found.values()))
-    assert scores.std() > 0.05 and len(scores) == sum(len(row.step_labels) for row in steps_without_padding())
+    assert scores.std() > 0.05 and len(scores) == sum(len(row.step_labels) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mrl.algorithms.process_reward_objective import ProcessRewardObjective
-from mrl.algorithms.reward_model_objective import RewardModelObjective
+from mrl.algorithms.reward_model_objective import ProcessRewardObjective, RewardModelObjective
 from mrl.config.sections.training import LayoutSection
 from mrl.config.sections.tune import CenterSection, ObjectiveSection
 from mrl.data.tune_rows import batch_of
