@@ -4,6 +4,15 @@ A row is a prefix of test ids and one test that stays in the merge and fails if 
 `slow`. Tests marked `slow` where they stand are the long forms of a test beside them and need no row.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Set
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 NIGHTLY = {
     # A family in every layout: the merge has one family per mechanism (Qwen3-MoE, DeepSeek-V3, Qwen3-Next, gpt-oss).
     "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf0-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
@@ -91,3 +100,42 @@ NIGHTLY = {
 def is_nightly(test_id: str) -> bool:
     """Return True if a merge does not wait for the test."""
     return test_id.startswith(tuple(NIGHTLY))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a file of tests says of its tests."""
+
+    integration: bool
+    is_whole: bool
+    """All are integration tests."""
+    slow: bool
+
+
+@functools.cache
+def kinds_in(file: Path) -> Kinds:
+    """Read which markers a file names."""
+    text, name = (
+        file.read_text(),
+        file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name,
+    )
+    return Kinds(
+        integration="mark.integration" in text,
+        is_whole=re.search(r"^pytestmark = .*mark\.integration", text, re.MULTILINE) is not None,
+        slow="mark.slow" in text or any(test_id.startswith(name) for test_id in NIGHTLY),
+    )
+
+
+def is_left_out(file: Path, markers: str) -> bool:
+    """Return True if an expression of markers, as the Makefile has them, leaves out every test of a file."""
+    kinds = kinds_in(file)
+    if "not integration" in markers:
+        return kinds.is_whole
+    return (markers.startswith("integration") and not kinds.integration) or (
+        markers.startswith("slow") and not kinds.slow
+    )
+
+
+def hidden_markers(file: Path, markers: Set[str]) -> list[str]:
+    """Return those of a test's markers that its file does not name, so that `is_left_out` would not see them."""
+    return [marker for marker in sorted(markers) if not getattr(kinds_in(file), marker)]
