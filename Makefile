@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LEFT_OUT := $(if $(TORCH_INDEX),^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==,^$$)
 PACKAGES := bubblewrap chromium shellcheck slurm-wlm munge nodejs iproute2 gcc
 
-.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
+.PHONY: help quickstart calculator quickstart-dapo quickstart-ppo quickstart-gpu test night test-all gpu-smoke lint docs lock oracle oracle-tables setup setup-cuda system-packages clean
 
 help:
 	@echo "make quickstart   install, make data and model, supervised start, GRPO, report"
@@ -24,7 +24,8 @@ help:
 	@echo "make test         install, then what a merge waits for"
 	@echo "make lint         ruff, pyright and codespell"
 	@echo "make docs         the lists of settings and metrics, from the code, then the site, in site/"
-	@echo "make test-all     that and the nightly tests: long forms, every family, every death (hours)"
+	@echo "make night        what a merge does not wait for: long forms, every family, deaths in every phase"
+	@echo "make test-all     both"
 	@echo "make oracle       Megatron-Bridge, in an environment of its own, against the name tables (docs/design/oracle.md)"
 	@echo "make gpu-smoke    what needs one GPU, in minutes; BIN=/path/to/bin of an environment with CUDA's torch"
 
@@ -91,8 +92,7 @@ quickstart-gpu: setup-cuda
 	$(BIN)/mrl train configs/quickstart.yaml configs/quickstart_gpu.yaml
 	$(BIN)/mrl report runs/quickstart_gpu
 
-test-all: test
-	$(BIN)/python -m pytest -q --durations 50 -m "slow and not gpu"
+test-all: test night
 
 # Two tests beside each other, four of the fast ones, which wait for a good part of their time. What outlives its time limit, deaf to signals, ends its worker, with its stacks and its name.
 WORKERS ?= 2
@@ -101,6 +101,10 @@ PYTEST := $(BIN)/python -m pytest -q --durations 25 -n $(WORKERS) --dist workste
 test: setup system-packages
 	$(PYTEST) -n $$(($(WORKERS) + 2)) -m "not integration and not slow and not gpu"
 	$(PYTEST) -m "integration and not slow and not gpu"
+
+# Some have half an hour.
+night: setup system-packages
+	$(PYTEST) -o faulthandler_timeout=1900 --durations 50 -m "slow and not gpu"
 
 # Kernels, copies and transfer need torch and small packages; training megatron-core and transformers too; none vLLM or Ray.
 gpu-smoke:

@@ -13,7 +13,7 @@ import pytest
 
 from tests import data_sets
 from tests.engines import ENGINE_SHAPE, EngineHost, host_of
-from tests.nightly import is_nightly
+from tests.nightly import hidden_markers, is_left_out, is_nightly
 from tests.tiny_models import write_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,12 +26,23 @@ SERVANTS = ("resource_tracker", "multiprocessing.forkserver")
 """multiprocessing's own."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file of which `-m` leaves out every test, with its imports: those of all files are most of a worker's start."""
+    is_file_of_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return (is_file_of_tests and is_left_out(collection_path, config.option.markexpr)) or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of tests/nightly.py as slow; put long tests first, and those of one file, which may share a start, together."""
     for item in items:
         if is_nightly(item.nodeid):
             item.add_marker(pytest.mark.slow)
+        markers = {name for name in ("integration", "slow") if item.get_closest_marker(name)}
+        if hidden := hidden_markers(item.path, markers):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {hidden}: its file must say so, as mark.{hidden[0]}"
+            )
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

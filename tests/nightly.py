@@ -4,6 +4,15 @@ A row is a prefix of test ids and one test that stays in the merge and fails if 
 `slow`. Tests marked `slow` where they stand are the long forms of a test beside them and need no row.
 """
 
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Set
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 NIGHTLY = {
     # A family in every layout: the merge has one family per mechanism (Qwen3-MoE, DeepSeek-V3, Qwen3-Next, gpt-oss).
     "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf0-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
@@ -25,6 +34,9 @@ NIGHTLY = {
     "tests/mrl/training/test_critic.py::test_every_layout_computes_the_same[pp": "tests/mrl/training/test_critic.py::test_every_layout_computes_the_same[ep-dp",
     "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-tp2-dp2-recompute": "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-ep2-one",
     "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-lora": "tests/mrl/training/test_overlap.py::test_the_sums_are_the_same[qwen3_moe-dp2-ep2-one",
+    # Thirty losses in every layout; the policy's loss beside the reference stays in three.
+    "tests/mrl/algorithms/test_on_megatron.py::test_layouts_and_microbatches_change_nothing[({'tp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_reference_beside_the_policy[{'tp': 2",
+    "tests/mrl/algorithms/test_on_megatron.py::test_layouts_and_microbatches_change_nothing[({'pp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_reference_beside_the_policy[{'pp': 2",
     "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'tp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'ep': 2",
     "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'pp': 2": "tests/mrl/algorithms/test_on_megatron.py::test_the_one_update_of_a_step_needs_no_pass_before_it[({'ep': 2",
     "tests/mrl/capacity/test_real_memory.py::test_every_category_is_within_five_per_cent[ep2-off-bf16": "tests/mrl/capacity/test_real_memory.py::test_every_category_is_within_five_per_cent[tp2ep2-off-fp32",
@@ -43,6 +55,9 @@ NIGHTLY = {
     "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 1": "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, rename]",
     "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, half": "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, rename]",
     "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, manifest": "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, rename]",
+    "tests/mrl/training/test_killed_ranks.py::test_a_rank_killed_in_a_save_leaves_one_whole_checkpoint_or_the_other[rank 0, renamed": "tests/mrl/training/test_checkpoint_kills.py::test_a_kill_at_any_point_of_a_save_leaves_a_valid_checkpoint[beside training",
+    "tests/launch/test_engine_over_nodes.py::test_paused_requests_continue": "tests/launch/test_engine_over_nodes.py::test_an_engine_over_two_nodes_agrees_and_a_lost_worker_of_its_second_is_named",
+    "tests/launch/test_stream.py::test_a_killed_stream_goes_on": "tests/mrl/loops/test_random_deaths.py::test_each_prompt_once_over_twenty_random_deaths[shared",
     "tests/launch/test_soak.py::test_a_kill_a_pause_and_a_full_disk_change_no_bit": "tests/launch/test_kills.py::test_every_kind_of_process_killed_in_some_phase",
     "tests/launch/test_replaced_engines.py::test_a_run_waits_for_the_one_in_the_place_of_its_only_engine": "tests/launch/test_kills.py::test_every_kind_of_process_killed_in_some_phase",
     "tests/launch/test_two_machines.py": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
@@ -63,14 +78,13 @@ NIGHTLY = {
     "tests/launch/test_agents.py::test_rows_with_and_without_an_environment": "tests/launch/test_agents.py::test_episodes_are_trained_on_policy",
     "tests/launch/test_difficulty.py::test_rates_of_a_real_engine": "tests/launch/test_difficulty.py::test_an_ended_survey_goes_on_and_ends_with_the_same_figures",
     "tests/launch/test_evaluate.py::test_stop_texts": "tests/mrl/rollout/test_sampling.py::test_stop_texts_end_a_response_that_keeps_them",
+    "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[tp2-ep2-to-1": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",
     "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[pp2-to-2": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",
     "tests/launch/test_preferences.py::test_the_best_and_the_worst": "tests/launch/test_preferences.py::test_worse_responses_are_made_and_judged",
     "tests/launch/test_distillation.py": "tests/mrl/training/test_distillation.py::test_an_update_has_the_gradient_of_whole_logits",
     "tests/configs/test_shrunken.py": "tests/configs/test_recipes.py::test_recipe_fits_its_hardware_and_can_be_trained",
-    # Readers of published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; one is trained and served.
-    "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[none": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
-    "tests/launch/test_float8.py::test_published_float8_delta_nets": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
-    "tests/launch/test_float8.py::test_published_float8_weights_are_evaluated": "tests/launch/test_float8.py::test_published_float8_weights_are_trained_and_served[fp8_block",
+    # Published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; runs over them are the night's.
+    "tests/launch/test_float8.py": "tests/resharding/vllm/test_quantised.py::test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_bit",
     # Kinds of reward models: the merge stops and resumes the plain one.
     "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
     "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
@@ -88,3 +102,42 @@ NIGHTLY = {
 def is_nightly(test_id: str) -> bool:
     """Return True if a merge does not wait for the test."""
     return test_id.startswith(tuple(NIGHTLY))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a file of tests says of its tests."""
+
+    integration: bool
+    is_whole: bool
+    """All are integration tests."""
+    slow: bool
+
+
+@functools.cache
+def kinds_in(file: Path) -> Kinds:
+    """Read which markers a file names."""
+    text, name = (
+        file.read_text(),
+        file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name,
+    )
+    return Kinds(
+        integration="mark.integration" in text,
+        is_whole=re.search(r"^pytestmark = .*mark\.integration", text, re.MULTILINE) is not None,
+        slow="mark.slow" in text or any(test_id.startswith(name) for test_id in NIGHTLY),
+    )
+
+
+def is_left_out(file: Path, markers: str) -> bool:
+    """Return True if an expression of markers, as the Makefile has them, leaves out every test of a file."""
+    kinds = kinds_in(file)
+    if "not integration" in markers:
+        return kinds.is_whole
+    return (markers.startswith("integration") and not kinds.integration) or (
+        markers.startswith("slow") and not kinds.slow
+    )
+
+
+def hidden_markers(file: Path, markers: Set[str]) -> list[str]:
+    """Return those of a test's markers that its file does not name, so that `is_left_out` would not see them."""
+    return [marker for marker in sorted(markers) if not getattr(kinds_in(file), marker)]

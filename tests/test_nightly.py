@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.breakages import BREAKAGES, ROOT, Breakage, changed, run
-from tests.nightly import NIGHTLY, is_nightly
+from tests.nightly import NIGHTLY, hidden_markers, is_left_out, is_nightly
 
 
 def functions_of(test_id: str) -> set[str]:
@@ -26,11 +26,38 @@ def test_what_is_left_to_the_night_is_there_and_has_a_test_that_stays(test_id: s
     assert not is_nightly(stays), f"{stays} is nightly itself"
 
 
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        ("", [False, True, True]),
+        ("pytestmark = pytest.mark.integration\n", [True, False, True]),
+        ("pytestmark = [pytest.mark.integration, pytest.mark.slow]\n", [True, False, False]),
+        ("@pytest.mark.integration\n@pytest.mark.slow\n", [False, False, False]),
+    ],
+)
+def test_a_file_is_collected_for_the_markers_that_it_names(
+    text: str, left_out: list[bool], tmp_path: Path
+) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(text)
+    ends = " and not slow and not gpu"
+    runs = (f"not integration{ends}", f"integration{ends}", "slow and not gpu")
+    assert [is_left_out(file, run) for run in runs] == left_out
+    assert not is_left_out(file, "") and not is_left_out(file, "not slow and not gpu")
+    assert hidden_markers(file, {"integration"}) == ([] if text else ["integration"])
+
+
+def test_a_file_with_a_row_is_collected_at_night() -> None:
+    row = next(test_id for test_id in NIGHTLY if "test_megatron_names" in test_id)
+    assert not is_left_out(ROOT / row.partition("::")[0], "slow and not gpu")
+
+
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)
 def test_a_mistake_can_still_be_made(breakage: Breakage) -> None:
     source = (ROOT / breakage.file).read_text()
     assert changed(breakage, source) != source
-    assert all((ROOT / test).exists() for test in breakage.tests)
+    for test in breakage.tests:
+        assert (ROOT / test).is_dir() or functions_of(test), f"{test} is no test"
 
 
 @pytest.mark.slow

@@ -27,11 +27,11 @@ def _devices() -> list[Any]:
 
 
 def share_device() -> None:
-    """gloo groups that this process makes from now on have one device between them."""
+    """Let the gloo groups that this process makes from now on have one device between them, which the first of them makes: it has
+    a thread, which a process that is forked before would not have."""
     base: Any = c10d.ProcessGroupGloo
     if base.__name__ == "OneDeviceGloo":
         return
-    _devices()  # made by the class that is replaced below
 
     class OneDeviceGloo(base):
         def __init__(self, store: c10d.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:

@@ -25,6 +25,8 @@ from tests.tiny_models import FAMILIES
 
 DEADLINE = 300.0
 """Seconds for the ranks of one layout."""
+NOT_READ = ("llama_yarn", "qwen3_moe_yarn", "qwen3_next_yarn")
+"""Forms whose YaRN the bridge does not read. Their tensors are those of the forms without it."""
 BOUND = 1e-5
 """Of a log-prob's difference in float32."""
 TOKENS = torch.arange(7, 71) * 13 % 131
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*")
     args = parser.parse_args()
     wrong = []
-    for family in args.families or FAMILIES:
+    for family in args.families or [name for name in FAMILIES if name not in NOT_READ]:
         with tempfile.TemporaryDirectory() as folder:
             found = table(family, Path(folder))
         print(json.dumps({"family": family} | summary(found)), flush=True)

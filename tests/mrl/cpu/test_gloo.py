@@ -28,6 +28,7 @@ def groups_of_two(rank: int, world_size: int, port: int) -> tuple[int, list[floa
     """Loops, what each group's sum was, and the seconds until a sum failed whose other rank never came."""
     gloo.share_device()
     gloo.share_device()  # as by a second engine in the process
+    assert loops() == 0, "a process that is forked now would not have the thread"
     at = f"tcp://127.0.0.1:{port}"
     timeout = datetime.timedelta(seconds=DEADLINE_SECONDS)
     dist.init_process_group("gloo", init_method=at, rank=rank, world_size=world_size, timeout=timeout)

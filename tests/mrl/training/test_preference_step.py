@@ -12,7 +12,7 @@ from mrl.config.sections.tune import ObjectiveSection
 from mrl.data.tune_rows import batch_of
 from mrl.loops.tuning.row_logprobs import own_share, row_logprobs
 from tests.mrl.training import scenarios
-from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, pairs, told_of
+from tests.mrl.training.pair_rows import LAYOUTS, LONG_LAYOUTS, Steps, compare, name, pairs, told_of
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -52,7 +52,11 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Steps]:
     return folder, run_ranks(preference_steps, 1, str(folder), {}, 4096)[0]
 
 
-@LAYOUTS
+@pytest.mark.parametrize(
+    ("layout", "tokens"),
+    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    ids=name,
+)
 def test_a_step_over_pairs_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
     for told in run_ranks(preference_steps, LayoutSection(**layout).world_size, str(folder), layout, tokens):

@@ -19,7 +19,16 @@ from mrl.training.trained_model import TrainedModel
 from mrl.training.worker import MegatronWorker
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
-from tests.mrl.training.pair_rows import LAYOUTS, Steps, compare, scored_pairs, scored_steps, told_of
+from tests.mrl.training.pair_rows import (
+    LAYOUTS,
+    LONG_LAYOUTS,
+    Steps,
+    compare,
+    name,
+    scored_pairs,
+    scored_steps,
+    told_of,
+)
 from tests.ranks import run_ranks
 from tests.tiny_models import write_model
 
@@ -99,7 +108,11 @@ def test_scores_tell_responses_apart(one_rank: tuple[Path, Steps]) -> None:
     assert all(step["grad_norm"] > 0.01 for step in steps)
 
 
-@LAYOUTS
+@pytest.mark.parametrize(
+    ("layout", "tokens"),
+    [*LAYOUTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG_LAYOUTS)],
+    ids=name,
+)
 def test_a_step_of_a_reward_model_is_that_of_one_rank(layout, tokens, one_rank) -> None:
     folder, expected = one_rank
     for told in run_ranks(

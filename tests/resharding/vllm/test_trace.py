@@ -75,8 +75,13 @@ def traced(family: str, folder: Path, **rollout: Any) -> tuple[list[RankManifest
 
 
 def by_name(manifest: RankManifest) -> dict:
-    """Parameters by name, their boxes in order of place: the order of parameters is the engine's business."""
+    """Parameters by name, their boxes in order of place: the order of parameters is the engine's business, and so is the type of
+    biases, which vLLM keeps in float32 on processors with AMX (dispatch_cpu_unquantized_gemm)."""
     return {
-        t.name: dataclasses.replace(t, pieces=tuple(sorted(t.pieces, key=lambda p: p.local_start)))
+        t.name: dataclasses.replace(
+            t,
+            dtype="" if t.name.endswith(".bias") else t.dtype,
+            pieces=tuple(sorted(t.pieces, key=lambda p: p.local_start)),
+        )
         for t in manifest.tensors
     }
