@@ -19,6 +19,8 @@ from tests.tiny_models import write_model
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray ends workers when the machine's memory is almost in use, whoever uses it.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 

@@ -27,6 +27,7 @@ runpy.run_module("mrl.launch.cluster.ray_node", run_name="__main__", alter_sys=T
 """
 PREFLIGHT = """
 import sys
+from dataclasses import replace
 import ray
 from mrl.launch.cluster.cluster import python_of_workers
 from mrl.launch.preflight import Floors, check_nodes
@@ -34,7 +35,11 @@ from mrl.config.load import load
 from mrl.errors import WorkerLost
 ray.init(address=sys.argv[1], log_to_driver=False, runtime_env=python_of_workers())
 config = load([sys.argv[2]])
-for num_nodes, floors, deadline in ((2, Floors(), 120), (2, Floors(open_files=4097), 120), (2, Floors(gloo_bytes_per_second=1e15), 120), (3, Floors(), 1)):
+shared = Floors(  # this machine, with whom it may be
+    memory_bytes=0, shared_memory_bytes=0, disk_bytes=0, disk_bytes_per_second=0, gloo_bytes_per_second=0
+)
+files, links = replace(shared, open_files=4097), replace(shared, gloo_bytes_per_second=1e15)
+for num_nodes, floors, deadline in ((2, shared, 120), (2, files, 120), (2, links, 120), (3, shared, 1)):
     try:
         check_nodes(config, num_nodes=num_nodes, floors=floors, deadline_seconds=deadline)
         print("told: no fault")
