@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -52,6 +53,8 @@ for a run that stands still meanwhile; a network that is cut for less goes on.)"
 PORTS_PER_NODE = 200
 NODES_PER_RANGE = 64
 """Port ranges repeat after so many nodes; more than that never share a machine."""
+MOST_OPEN_FILES = 65536
+"""What `ray.init` raises the limit of a process to, if the system allows as many."""
 STARTED = b"Ray runtime started"
 """What `ray start` says when its node is up."""
 FIXED_PORTS = (
@@ -138,6 +141,7 @@ def ray_node(
             f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(held)}; end what holds them, or choose another "
             "first port (--port-base, MRL_PORT_BASE)"
         )
+    raise_open_files()
     with session_folder() as folder:
         environment = {
             **os.environ,
@@ -152,6 +156,17 @@ def ray_node(
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
             _end_session(folder)
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files as the system allows.
+
+    `ray.init` does so on one machine; `ray start` leaves a node's workers with the 1024 that a user usually has.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _start(

@@ -2,11 +2,13 @@
 them."""
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,7 +16,7 @@ import pytest
 
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import store_bytes
-from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
+from mrl.launch.cluster.ray_node import MOST_OPEN_FILES, Node, head_address, own_address, ray_node
 from tests.launch.two_nodes import ROOT, free_port_base, started, write_run
 
 TOKEN = "0123456789abcdef" * 4
@@ -161,8 +163,18 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 
+@pytest.fixture
+def half_of_the_files() -> Iterator[int]:
+    """The most files that this process may allow itself, when it allows itself half of them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(limits[1], MOST_OPEN_FILES) if limits[1] != resource.RLIM_INFINITY else MOST_OPEN_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most // 2, limits[1]))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.integration
-def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(half_of_the_files: int) -> None:
     base = free_port_base()
     node = Node(
         number=1, address=own_address(), head=f"127.0.0.1:{base}", slots=1, token=TOKEN, port_base=base
@@ -174,6 +186,8 @@ def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Pa
     ):
         raise AssertionError("the node came up without a head")
     assert time.monotonic() - start < 120
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert allowed == half_of_the_files, "Ray's workers of a node open files and connections by the thousand"
     left = [
         p.pid
         for p in psutil.process_iter(["cmdline"])
