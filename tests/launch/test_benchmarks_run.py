@@ -32,7 +32,7 @@ LONG = ("against_trl",)
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in TINY]
 )
 def test_a_measurement_of_the_docs_runs(name: str, tmp_path: Path) -> None:
-    words = TINY[name].format(out=tmp_path).split()
+    words = [word.format(out=tmp_path) for word in TINY[name].split()]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words],
         cwd=ROOT,
