@@ -57,6 +57,7 @@ MOST_OPEN_FILES = 65536
 """What `ray.init` raises the limit of a process to, if the system allows as many."""
 STARTED = b"Ray runtime started"
 """What `ray start` says when its node is up."""
+START = Path(__file__).with_name("plain_start.py")
 FIXED_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -89,8 +90,8 @@ class Node:
         return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
 
     def fixed_ports(self) -> dict[int, str]:
-        """Port -> name of its option; the head's own two come first. Worker processes take free ones of the rest."""
-        own = {int(self.head.rsplit(":", 1)[1]): "port", self.first_port + 1: "ray-client-server-port"}
+        """Port -> name of its option; the head's own comes first. Worker processes take free ones of the rest."""
+        own = {int(self.head.rsplit(":", 1)[1]): "port"}
         shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
         return shared if self.number else own | shared
 
@@ -100,7 +101,7 @@ class Node:
         where = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
         fixed = [f"--{name}={port}" for port, name in self.fixed_ports().items()]
         return [
-            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *where, *fixed),
+            *(sys.executable, "-P", str(START), "start", *where, *fixed),
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
