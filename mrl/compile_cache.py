@@ -1,6 +1,7 @@
-"""The folder from which torch takes code that it compiled earlier: one of this user's own.
+"""The folders from which torch takes code that it compiled earlier: this user's own.
 
 torch's default, torchinductor_USER in the folder for temporary files, belongs to whoever makes it first, and what lies there runs.
+Extensions, of which Megatron has one, are kept below the home, which not every user of a cluster can write.
 """
 
 from __future__ import annotations
@@ -18,12 +19,36 @@ from mrl.files import is_own_folder
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 """1 by default. torch keeps these headers in its default folder whatever `VARIABLE` says."""
+EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 _PREFIX = "torchinductor_"
 
 
 def use_own_compile_cache() -> None:
-    """Make this process and those it starts take compiled code from a folder of this user's: torch's default, or, if another user
-    has that, one below ~/.cache. A folder that the user named stays. ConfigError if both are another user's."""
+    """Make this process and those it starts take compiled code from folders of this user's.
+
+    That of the compiler is torch's default, or one below ~/.cache if another user has the default. That of
+    extensions is torch's default too, or lies in the compiler's if the home cannot be written. A folder that the
+    user named stays.
+
+    Raises:
+        ConfigError: if both folders of the compiler are another user's.
+    """
+    _use_own_inductor_folder()
+    if EXTENSIONS not in os.environ and not _can_be_made(_home_cache() / "torch_extensions"):
+        os.environ[EXTENSIONS] = os.path.join(os.environ[VARIABLE], "extensions")
+
+
+def _home_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/"), ".cache"))
+
+
+def _can_be_made(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _use_own_inductor_folder() -> None:
     first = Path(os.environ.get(VARIABLE) or default())
     if not first.name.startswith(_PREFIX):
         return  # torch itself names its default there once it is imported

@@ -1,5 +1,6 @@
 """What every test runs under: quiet offline engines, few threads, and nothing left behind."""
 
+import contextlib
 import gc
 import os
 import re
@@ -19,6 +20,8 @@ from tests.tiny_models import write_model
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray ends workers when the machine's memory is almost in use, whoever uses it.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 gc.disable()  # until all tests are collected: looking for what imports could drop takes a fifth of their time
 
@@ -76,10 +79,16 @@ def nothing_left_behind() -> Iterator[None]:
     assert not segments, f"shared memory left by the tests: {sorted(segments)}"
 
 
-def _orphaned_segments() -> set[str]:
-    """torch's files in shared memory whose maker, whose pid they bear, has ended; other sessions' are in use."""
-    makers = {p.name: re.match(r"torch_(\d+)_", p.name) for p in Path("/dev/shm").iterdir()}
-    return {name for name, maker in makers.items() if maker and not psutil.pid_exists(int(maker[1]))}
+def _orphaned_segments(folder: Path = Path("/dev/shm")) -> set[str]:
+    """Return names of torch's files in shared memory, of this user, whose maker has ended: its pid is in the name."""
+    found = set()
+    for path in folder.glob("torch_*"):
+        maker = re.match(r"torch_(\d+)_", path.name)
+        with contextlib.suppress(FileNotFoundError):  # its maker is done with it
+            is_own = path.stat().st_uid == os.getuid()
+            if maker and is_own and not psutil.pid_exists(int(maker[1])):
+                found.add(path.name)
+    return found
 
 
 def _ends_with_us(process: psutil.Process) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -62,6 +63,23 @@ def test_an_environment_of_the_other_kind_is_made_into_this_one(target: str, oth
     assert f"rm -f .venv/installed{kind}\n" in told.stdout, (
         "else the next make believes that the other is there"
     )
+
+
+def test_paths_with_a_space_are_quoted_in_recipes(tmp_path: Path) -> None:
+    """That of pyenv's Python is one word; so is whatever a recipe's command prints (shellcheck's SC2046), beside
+    lists of files and of packages."""
+    python = tmp_path / "my own/versions/3.12.1/bin/python3.12"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    words = [str(shutil.which("make")), "-nB", "setup", "setup-cuda", ".oracle/installed", "docs"]
+    environment = {"PATH": "", "PYENV_ROOT": str(tmp_path / "my own")}
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
+    assert told.count(f'test -x .venv/bin/python || "{python}" -m venv .venv\n') == 2
+    lines = [line for line in told.splitlines() if "grep" not in line]
+    words = ["shellcheck", "-s", "bash", "-i", "SC2046", "-"]
+    done = subprocess.run(words, input="\n".join(lines), capture_output=True, text=True, timeout=240)
+    assert "compileall" in told and "main.pth" in told and done.returncode == 0, done.stdout
 
 
 def test_the_container_has_the_lock_s_cuda_and_the_project_s_python() -> None:

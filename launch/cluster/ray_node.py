@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -52,8 +53,11 @@ for a run that stands still meanwhile; a network that is cut for less goes on.)"
 PORTS_PER_NODE = 200
 NODES_PER_RANGE = 64
 """Port ranges repeat after so many nodes; more than that never share a machine."""
+MOST_OPEN_FILES = 65536
+"""What `ray.init` raises the limit of a process to, if the system allows as many."""
 STARTED = b"Ray runtime started"
 """What `ray start` says when its node is up."""
+START = Path(__file__).with_name("plain_start.py")
 FIXED_PORTS = (
     "node-manager-port",
     "object-manager-port",
@@ -86,8 +90,8 @@ class Node:
         return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
 
     def fixed_ports(self) -> dict[int, str]:
-        """Port -> name of its option; the head's own two come first. Worker processes take free ones of the rest."""
-        own = {int(self.head.rsplit(":", 1)[1]): "port", self.first_port + 1: "ray-client-server-port"}
+        """Port -> name of its option; the head's own comes first. Worker processes take free ones of the rest."""
+        own = {int(self.head.rsplit(":", 1)[1]): "port"}
         shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
         return shared if self.number else own | shared
 
@@ -97,7 +101,7 @@ class Node:
         where = [f"--address={self.head}"] if self.number else ["--head", "--include-dashboard=false"]
         fixed = [f"--{name}={port}" for port, name in self.fixed_ports().items()]
         return [
-            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *where, *fixed),
+            *(sys.executable, "-P", str(START), "start", *where, *fixed),
             f"--min-worker-port={first + 20}",
             f"--max-worker-port={first + PORTS_PER_NODE - 1}",
             f"--node-ip-address={self.address}",
@@ -138,6 +142,7 @@ def ray_node(
             f"node {node.number} ({node.address}) cannot start Ray: {'; '.join(held)}; end what holds them, or choose another "
             "first port (--port-base, MRL_PORT_BASE)"
         )
+    raise_open_files()
     with session_folder() as folder:
         environment = {
             **os.environ,
@@ -152,6 +157,17 @@ def ray_node(
             yield _start(node, folder, environment, time.monotonic() + deadline_seconds, until)
         finally:
             _end_session(folder)
+
+
+def raise_open_files() -> None:
+    """Let this process and its children open as many files as the system allows.
+
+    `ray.init` does so on one machine; `ray start` leaves a node's workers with the 1024 that a user usually has.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _start(

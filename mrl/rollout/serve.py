@@ -10,6 +10,7 @@ import os
 import sys
 
 from mrl.compile_cache import use_own_compile_cache
+from mrl.cpu.vllm_preload import preload_by_short_paths
 from mrl.processes.lifeline import die_with_parent
 
 if __name__ == "__mp_main__":
@@ -17,9 +18,13 @@ if __name__ == "__mp_main__":
 
 
 def main(parent: str, *words: str) -> None:
-    """Serves until it is ended."""
+    """Serve until it is ended."""
     die_with_parent(int(parent))
+    import torch  # the import takes seconds, in which the parent may end
+
     use_own_compile_cache()
+    if not torch.cuda.is_available():
+        preload_by_short_paths()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     sys.argv = ["vllm serve", *words]
     # What the command calls; the command itself asks for a package of the name vllm, which the build for CPUs has not.

@@ -17,7 +17,7 @@ import pytest
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import ConfigError, WorkerLost
 from mrl.files import LONGEST_TEMPORARY
-from mrl.launch.cluster.cluster import asked_again, cluster, session_folder
+from mrl.launch.cluster.cluster import asked_again, cluster, session_folder, token_environment
 from tests.support.listeners import is_private, listeners
 from tests.support.processes import children
 from tests.support.runs import run_python, until
@@ -228,26 +228,53 @@ def test_a_watcher_that_dies_has_a_successor(capfd, monkeypatch) -> None:
     assert not capfd.readouterr().err, "whoever closes is not spoken for"
 
 
-UNDER_A_SPACE = """
-import os
-import ray
+ON_ONE_MACHINE = """
 from mrl.config.sections.launch import LaunchSection
 from mrl.launch.cluster.cluster import cluster
-with cluster(LaunchSection(), num_slots=1):
+own = cluster(LaunchSection(), num_slots=1)
+"""
+ON_NODES = """
+import contextlib
+from mrl.launch.cluster.cluster import join
+from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
+from tests.launch.two_nodes import free_port_base
+
+@contextlib.contextmanager
+def joined():
+    base = free_port_base()
+    head = head_address(own_address(), base)
+    token = os.environ["RAY_AUTH_TOKEN"]
+    node = Node(number=0, address=own_address(), head=head, slots=1, token=token, port_base=base)
+    with ray_node(node) as process:
+        join(head, head_seconds=60.0)
+        yield
+        ray.shutdown()
+        assert process.poll() is None, "one of Ray's own processes ended"
+
+own = joined()
+"""
+ASK = """
+import os
+import ray
+%s
+with own:
     asked = ray.remote(num_cpus=0, runtime_env={"env_vars": {"GIVEN": "started"}})(lambda: os.environ["GIVEN"]).remote()
     print(ray.get(asked, timeout=60))
 """
 
 
 @pytest.mark.integration
-def test_workers_start_from_an_environment_under_a_path_with_a_space(tmp_path: Path) -> None:
-    """Ray itself writes the path into a shell's line without quotes, if a worker has variables of its own."""
+@pytest.mark.parametrize("start", [ON_ONE_MACHINE, ON_NODES], ids=["one machine", "nodes"])
+def test_workers_start_from_an_environment_under_a_path_with_a_space(start: str, tmp_path: Path) -> None:
+    """Ray itself writes the path into a shell's line without quotes, if a worker has variables of its own, and
+    for its client's server, without which `ray start` ends a node."""
     ours = tmp_path / "my own"
     (ours / "bin").mkdir(parents=True)
     (ours / "bin/python").symlink_to(Path(sys.executable).resolve())
     (ours / "lib").symlink_to(Path(sys.prefix) / "lib")
     shutil.copy(Path(sys.prefix) / "pyvenv.cfg", ours)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    words = [str(ours / "bin/python"), "-c", UNDER_A_SPACE]
+    environment |= token_environment("0123456789abcdef" * 4)
+    words = [str(ours / "bin/python"), "-c", ASK % start]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines()[-1:] == ["started"], done.stderr[-2000:]

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,13 +124,29 @@ with cluster(config.launch, num_slots=1), without_rays_words():
     group = ActorGroup(
         Actor, config, PhaseClock(), strategies=node_strategies(), slot_share=0.0, gpus=0.0, environment={}, log_folder="."
     )
-    call = group.start_on(0, lambda actor: os.kill(os.getpid(), signal.SIGKILL) if WAY == "kill" else time.sleep(120))
+    seconds = 3 if WAY == "others" else 120
+    call = group.start_on(0, lambda actor: os.kill(os.getpid(), signal.SIGKILL) if WAY == "kill" else time.sleep(seconds))
     try:
         group.wait({"worker 0": call}, deadline_seconds=120)
+        print("its work is done", flush=True)
     except WorkerLost as error:
         print(error, flush=True)
     print(group.death(0), flush=True)
 """
+
+
+def run_program(way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run PROGRAM with a worker that ends in this way; return its output and its code."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return run_python("-c", f"WAY = {way!r}{PROGRAM}")
+
+
+@pytest.mark.integration
+def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's monitor, which finds too much in use here whatever is, is off in tests: tests/conftest.py."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
+    done = run_program("others", monkeypatch)
+    assert done.stdout.splitlines()[:1] == ["its work is done"], done
 
 
 @pytest.mark.integration
@@ -148,8 +165,7 @@ def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest
     if way == "monitor":
         monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = run_python("-c", f"WAY = {way!r}{PROGRAM}")
+    done = run_program(way, monkeypatch)
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done
     assert all(re.match(f"worker 0 died in phase start_up: ({said})", line) for line in lines), lines

@@ -173,6 +173,5 @@ def test_a_run_folder_that_cannot_be_made_is_a_fact(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     facts = NodeProbe().gather(0, str(tmp_path / "file" / "run"))
     assert "cannot be written" in facts.error
-    assert node_faults([facts], Floors(disk_bytes=0, disk_bytes_per_second=0)) == [
-        f"{facts.name}: {facts.error}"
-    ]
+    found = dataclasses.replace(GOOD, number=0, error=facts.error)
+    assert node_faults([found], Floors()) == [f"{found.name}: {facts.error}"]

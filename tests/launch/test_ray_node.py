@@ -2,9 +2,11 @@
 them."""
 
 import os
+import resource
 import shutil
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import store_bytes
-from mrl.launch.cluster.ray_node import Node, head_address, own_address, ray_node
+from mrl.launch.cluster.ray_node import MOST_OPEN_FILES, Node, head_address, own_address, ray_node
 from tests.launch.two_nodes import free_port_base, started, write_run
 from tests.support.runs import run_python
 
@@ -26,6 +28,7 @@ runpy.run_module("mrl.launch.cluster.ray_node", run_name="__main__", alter_sys=T
 """
 PREFLIGHT = """
 import sys
+from dataclasses import replace
 import ray
 from mrl.launch.cluster.cluster import python_of_workers
 from mrl.launch.preflight import Floors, check_nodes
@@ -33,7 +36,11 @@ from mrl.config.load import load
 from mrl.errors import WorkerLost
 ray.init(address=sys.argv[1], log_to_driver=False, runtime_env=python_of_workers())
 config = load([sys.argv[2]])
-for num_nodes, floors, deadline in ((2, Floors(), 120), (2, Floors(open_files=4097), 120), (2, Floors(gloo_bytes_per_second=1e15), 120), (3, Floors(), 1)):
+shared = Floors(  # this machine, with whom it may be
+    memory_bytes=0, shared_memory_bytes=0, disk_bytes=0, disk_bytes_per_second=0, gloo_bytes_per_second=0
+)
+files, links = replace(shared, open_files=4097), replace(shared, gloo_bytes_per_second=1e15)
+for num_nodes, floors, deadline in ((2, shared, 120), (2, files, 120), (2, links, 120), (3, shared, 1)):
     try:
         check_nodes(config, num_nodes=num_nodes, floors=floors, deadline_seconds=deadline)
         print("told: no fault")
@@ -52,7 +59,7 @@ def test_ports_are_fixed_and_offset_by_the_node() -> None:
     assert all(12000 <= port < 12200 for port in ports(0))
     assert all(12200 <= port < 12400 for port in ports(1))
     assert len(set(ports(0))) == len(ports(0))
-    assert ports(64) == ports(0)[2:]  # ranges repeat; the first two are the head's own
+    assert ports(64) == ports(0)[1:]  # ranges repeat; the first is the head's own
 
 
 def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> None:
@@ -136,8 +143,18 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 
+@pytest.fixture
+def half_of_the_files() -> Iterator[int]:
+    """The most files that this process may allow itself, when it allows itself half of them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(limits[1], MOST_OPEN_FILES) if limits[1] != resource.RLIM_INFINITY else MOST_OPEN_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most // 2, limits[1]))
+    yield most
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.integration
-def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(half_of_the_files: int) -> None:
     base = free_port_base()
     node = Node(
         number=1, address=own_address(), head=f"127.0.0.1:{base}", slots=1, token=TOKEN, port_base=base
@@ -149,6 +166,8 @@ def test_a_node_without_its_head_says_so_in_time_and_leaves_nothing(tmp_path: Pa
     ):
         raise AssertionError("the node came up without a head")
     assert time.monotonic() - start < 120
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert allowed == half_of_the_files, "Ray's workers of a node open files and connections by the thousand"
     left = [
         p.pid
         for p in psutil.process_iter(["cmdline"])

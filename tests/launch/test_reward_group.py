@@ -102,10 +102,13 @@ def test_a_group_of_nodes_answers_as_one_pool_and_a_lost_node_is_named(tmp_path:
         (reward,) = processes("mrl.rewards.pool.reward_worker")
         actor = reward.parent()
         assert actor is not None
+        reward.suspend()  # so that its actor ends before the verdicts come
         rewards.submit_all(pairs(7))
         os.kill(actor.pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="rewards of node 0 died"):
             verdicts.take(4)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            reward.resume()
     assert not psutil.wait_procs([reward], timeout=60)[1]
 
 

@@ -15,7 +15,9 @@ from tests.support.another_user import NOBODY, by_root
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """torch's, in a folder for temporary files of this test; there is none yet, and the home is empty."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(compile_cache.VARIABLE, raising=False)
+    for variable in (compile_cache.VARIABLE, compile_cache.EXTENSIONS, "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, "")  # what a test sets is taken back after it
+        monkeypatch.delenv(variable)
     monkeypatch.setenv(compile_cache.HEADERS, "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return compile_cache.default()
@@ -55,6 +57,15 @@ def test_a_link_in_the_defaults_place_is_not_followed(default: Path) -> None:
     default.symlink_to("linked")
     compile_cache.use_own_compile_cache()
     assert Path(os.environ[compile_cache.VARIABLE]).is_relative_to(default.parent / "home")
+
+
+@pytest.mark.parametrize("home", ["home", "/proc/self"])
+def test_extensions_are_kept_below_a_home_that_can_be_written(home, default, monkeypatch) -> None:
+    """Else with what else is compiled; nobody can make a folder in /proc/self."""
+    monkeypatch.setenv("HOME", str(default.parent / home))
+    compile_cache.use_own_compile_cache()
+    elsewhere = None if home == "home" else f"{default}/extensions"
+    assert os.environ.get(compile_cache.EXTENSIONS) == elsewhere
 
 
 def test_a_folder_of_the_users_choice_stays(default, tmp_path, monkeypatch) -> None:

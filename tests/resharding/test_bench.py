@@ -59,11 +59,10 @@ def test_the_steps_of_one_gpu_run_over_shared_memory_and_every_byte_is_right(tmp
 def test_both_modes_move_the_same_bytes_and_the_plan_moves_no_more_than_the_bound(tmp_path: Path) -> None:
     command = (
         f"-m torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m benchmarks.resharding "
-        "--train 1,1,2 --rollout 2 --bucket-mib 0.0625 --warm-up 1 --deadline 60 --repeats 2 "
-        f"--json {tmp_path}/out.json"
+        "--train 1,1,2 --rollout 2 --bucket-mib 0.0625 --warm-up 1 --deadline 60 --repeats 2 --json"
     )
     done = subprocess.run(
-        [sys.executable, *command.split()],
+        [sys.executable, *command.split(), f"{tmp_path}/out.json"],
         cwd=ROOT, capture_output=True, text=True, timeout=150,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

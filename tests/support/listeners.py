@@ -37,7 +37,7 @@ def listeners(processes: Iterable[psutil.Process]) -> dict[str, str]:
 def _unix_listeners() -> dict[str, str]:
     """socket:[INODE] -> path (@ and a name: abstract) of this machine's unix sockets that accept
     connections."""
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {f"socket:[{row[6]}]": row[7] for row in rows if int(row[3], 16) & ACCEPTS and len(row) > 7}
 
 
