@@ -24,7 +24,7 @@ from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
 
 STREAM_BYTES = 1 << 26
-"""Buffer of a stream, at both ends; a longer frame arrives in parts."""
+"""Buffer of an engine's stream; a longer frame arrives in parts."""
 
 
 class EngineMessage(msgspec.Struct, tag=True, array_like=True):
@@ -98,9 +98,9 @@ class Ended(EngineMessage):
     statuses: list[str]
     lengths: list[int]
     """Tokens of each."""
-    tokens: bytes
-    """[sum of lengths] int32."""
-    logprobs: bytes
+    tokens: memoryview
+    """[sum of lengths] int32, in the frame's memory."""
+    logprobs: memoryview
     """[sum of lengths] float32."""
     num_segments: list[int]
     segments: list[tuple[int, int, int, int, int, int]]
@@ -141,7 +141,7 @@ encode: Callable[[EngineMessage], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a message."""
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | memoryview) -> Any:
     """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
     return _decoder.decode(data)
 
@@ -203,8 +203,8 @@ def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) 
         request_ids=[c.request_id for c in completions],
         statuses=[c.status.value for c in completions],
         lengths=[len(c.tokens) for c in completions],
-        tokens=b"".join(np.ascontiguousarray(c.tokens, np.int32).data for c in completions),
-        logprobs=b"".join(np.ascontiguousarray(c.logprobs, np.float32).data for c in completions),
+        tokens=memoryview(b"".join(np.ascontiguousarray(c.tokens, np.int32).data for c in completions)),
+        logprobs=memoryview(b"".join(np.ascontiguousarray(c.logprobs, np.float32).data for c in completions)),
         num_segments=[len(c.segments) for c in completions],
         segments=[_segment_fields(s) for c in completions for s in c.segments],
         texts=[c.text for c in completions],
@@ -226,9 +226,9 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
         routes,
         strict=True,
     ):
-        tokens = np.frombuffer(message.tokens[4 * end : 4 * (end + length)], np.int32)
-        logprobs = np.frombuffer(message.logprobs[4 * end : 4 * (end + length)], np.float32)
-        end += length
+        own_bytes, end = slice(4 * end, 4 * (end + length)), end + length
+        tokens = np.frombuffer(bytes(message.tokens[own_bytes]), np.int32)
+        logprobs = np.frombuffer(bytes(message.logprobs[own_bytes]), np.float32)
         parts = tuple(ResponseSegment(*next(segments)) for _ in range(count))
         found.append(Completion(name, tokens, logprobs, parts, Status(status), text, _routes(own, block)))
     return found
