@@ -52,7 +52,8 @@ class FileStore:
         index, which the stream of rows has. PoolError where the folder cannot be written or belongs to another run."""
         self._folder, self._file_bytes, self._memory_bytes = folder, file_bytes, memory_bytes
         self._run, self._prompt_at = run, prompt_at
-        self._memory: dict[int, Group] = {}
+        self._memory: dict[int, tuple[Group, int]] = {}
+        """Groups with their sizes."""
         self._routes: dict[int, tuple[Routes | None, ...]] = {}
         """Of each group that is in a file: handles, which no file can hold."""
         self._held = 0
@@ -89,7 +90,7 @@ class FileStore:
         """Keeps a group; its handle. PoolError where no file can take it."""
         handle, size = self._num_put, size_of(group)
         if self._held + size <= self._memory_bytes:
-            self._memory[handle] = group
+            self._memory[handle] = group, size
             self._held += size
         else:
             self._write(handle, encode_group(group))
@@ -100,13 +101,13 @@ class FileStore:
     def get(self, handles: Iterable[int]) -> list[Group]:
         """The groups of these handles, in their order. PoolError for one that is not kept, or whose file is
         damaged."""
-        return [self._memory.get(handle) or self._read(handle) for handle in handles]
+        return [self._memory[n][0] if n in self._memory else self._read(n) for n in handles]
 
     def release(self, handles: Iterable[int]) -> None:
         """Forgets groups; others that are not kept are no error. A file without groups goes."""
         for handle in handles:
             if handle in self._memory:
-                self._held -= size_of(self._memory.pop(handle))
+                self._held -= self._memory.pop(handle)[1]
             elif handle in self._frames:
                 del self._routes[handle]
                 file, _ = self._frames.pop(handle)
