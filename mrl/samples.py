@@ -177,7 +177,13 @@ class Sample:
     @property
     def num_policy_tokens(self) -> int:
         """Tokens of the response that the policy produced."""
-        return int(np.count_nonzero(self.loss_mask))
+        return len(self.loss_mask) if self._is_all_policy else int(np.count_nonzero(self.loss_mask))
+
+    @property
+    def _is_all_policy(self) -> bool:
+        """Return True if engines produced every token, by the segments alone: one call of numpy per sample is too many."""
+        produced = sum(segment.end - segment.start for segment in self.segments)
+        return self.transcript is None and produced == len(self.loss_mask) > 0
 
     @property
     def has_reward(self) -> bool:
@@ -187,10 +193,8 @@ class Sample:
 
     def version_runs(self) -> list[tuple[int, int, int]]:
         """(start, end, version) of consecutive tokens that the policy produced with the same weights."""
-        if self.transcript is None and sum(s.end - s.start for s in self.segments) == len(self.loss_mask) > 0:
-            return [
-                (s.start, s.end, s.version) for s in self.segments
-            ]  # one call of numpy a sample is too many
+        if self._is_all_policy:
+            return [(s.start, s.end, s.version) for s in self.segments]
         told = np.where(self.loss_mask, self.policy_versions, -1)
         ends = [*(np.flatnonzero(np.diff(told)) + 1).tolist(), len(told)]
         runs = zip([0, *ends], ends, strict=False)

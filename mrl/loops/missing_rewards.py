@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,38 +22,42 @@ _Z = 3.2905
 """Of a two-sided probability of `MOST_LIKELY`."""
 
 
-class _Seen(NamedTuple):
-    """What is kept of a sample, whose tokens are not."""
+class _Step(NamedTuple):
+    """What is kept of a step's samples, whose tokens are not."""
 
-    is_missing: bool
-    length: int
-    kinds: tuple[str, ...]
-    """By place in KINDS."""
+    missing: np.ndarray
+    """[S] bool: it has no reward."""
+    lengths: np.ndarray
+    """[S] int64."""
+    kinds: tuple[list[str], ...]
+    """[S] each, by place in KINDS."""
 
     @classmethod
-    def of(cls, sample: Sample) -> _Seen:
-        kinds = (sample.status.value, sample.domain, sample.tag)
-        return cls(not sample.has_reward, sample.num_policy_tokens, kinds)
+    def of(cls, samples: Sequence[Sample]) -> _Step:
+        return cls(
+            np.array([not s.has_reward for s in samples], bool),
+            np.array([s.num_policy_tokens for s in samples], np.int64),
+            ([s.status.value for s in samples], [s.domain for s in samples], [s.tag for s in samples]),
+        )
 
 
 class MissingRewards:
     """The newest steps' samples that had a response, with and without a reward."""
 
     def __init__(self) -> None:
-        self._steps: collections.deque[list[_Seen]] = collections.deque(maxlen=STEPS)
+        self._steps: collections.deque[_Step] = collections.deque(maxlen=STEPS)
 
     def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], list[str]]:
         """Metrics after one more step, and in words what is unlike; none of either without such samples."""
         ended = (Status.FINISHED, Status.TRUNCATED)
-        self._steps.append([_Seen.of(s) for g in groups for s in g.samples if s.status in ended])
-        samples = [sample for step in self._steps for sample in step]
-        missing = np.array([sample.is_missing for sample in samples], bool)
+        self._steps.append(_Step.of([s for g in groups for s in g.samples if s.status in ended]))
+        missing = np.concatenate([step.missing for step in self._steps])
         if not missing.any() or missing.all():
             return {}, []
-        lengths = np.array([sample.length for sample in samples], float)
+        lengths = np.concatenate([step.lengths for step in self._steps]).astype(np.float64)
         ratio = float(lengths[missing].mean() / max(lengths[~missing].mean(), 1e-9))
         found = [f"responses {ratio:.2f} times as long"] if _differ(lengths, missing, ratio) else []
-        found += _kinds(samples, missing)
+        found += _kinds(self._steps, missing)
         return {"reward/no_reward_length_ratio": ratio, "reward/no_reward_unlike": float(bool(found))}, found
 
 
@@ -69,15 +73,16 @@ def _differ(lengths: np.ndarray, missing: np.ndarray, ratio: float) -> bool:
     return abs(float(ranks[missing].sum()) - few * (total + 1) / 2) > _Z * spread
 
 
-def _kinds(samples: Sequence[_Seen], missing: np.ndarray) -> Iterator[str]:
+def _kinds(steps: Iterable[_Step], missing: np.ndarray) -> Iterator[str]:
     """Statuses, domains and tags that are too frequent among those without a reward."""
     for place, what in enumerate(KINDS):
-        names = [sample.kinds[place] for sample in samples]
+        names = [name for step in steps for name in step.kinds[place]]
         for name in sorted(set(names)):
             has = np.array([n == name for n in names], bool)
-            chance = _at_least(int((has & missing).sum()), int(has.sum()), int(missing.sum()), len(samples))
+            chance = _at_least(int((has & missing).sum()), int(has.sum()), int(missing.sum()), len(names))
             if chance < MOST_LIKELY:
-                yield f"{what} {name or '-'} in {(has & missing).sum()} of {missing.sum()}, {has.sum()} of {len(samples)} of all"
+                among = f"{(has & missing).sum()} of {missing.sum()}, {has.sum()} of {len(names)} of all"
+                yield f"{what} {name or '-'} in {among}"
 
 
 def _at_least(count: int, of_kind: int, drawn: int, total: int) -> float:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mrl.algorithms.filtering import Decision
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.loops.screen import Screen
@@ -69,6 +70,8 @@ class RolloutBuffer:
         self._screen, self._sampling, self._on_failure = Screen(config), sampling, on_failure
         self._ledger, self._admission = GroupLedger(), admission_of(config)
         self._open: dict[int, OpenGroup] = {}
+        self._decisions: dict[int, Decision] = {}
+        """What the filter decided of each group that waits for its step, by its prompt's index."""
         self._served = -1
         """The version of the engines; -1 before the first weight sync."""
         self._admits = False
@@ -87,7 +90,7 @@ class RolloutBuffer:
             return None
         dropped, used = self._ledger.fruitless, self._admission.used(self._ledger)
         judged = self.store.get(self._ledger.take(indices, version=version))
-        screened = self._screen.look(judged)
+        screened = self._screen.look_again(judged, [self._decisions.pop(index) for index in indices])
         self._screen.book(screened)
         groups = screened.scored
         metrics = self._screen.close(groups, version=version, effort=f"{len(indices) + dropped} prompts")
@@ -176,6 +179,7 @@ class RolloutBuffer:
         screened = self._screen.look([judged])
         if screened.kept:
             self._ledger.keep(index, self.store.put(judged))
+            (self._decisions[index],) = screened.decisions
         else:
             self._screen.book(screened)
             self._ledger.drop(index, screened.dropped()[index])
@@ -251,6 +255,7 @@ class RolloutBuffer:
                 making.append(group)
             else:
                 entry.handle = self.store.put(group)
+                (self._decisions[entry.index],) = self._screen.look([group]).decisions
         for group in making:
             records = () if anew or group.prompt.index in lost else group.samples
             self._track(self._rollouts.start(group.prompt, self._sampling, records))

@@ -48,8 +48,13 @@ class Screened:
 
 def trainable(groups: Sequence[Group]) -> list[Group]:
     """Return the groups with only the samples that have a reward; groups left empty are gone."""
-    kept = [Group(g.prompt, tuple(s for s in g.samples if s.has_reward)) for g in groups]
+    kept = [_with_rewards(group) for group in groups]
     return [group for group in kept if group.samples]
+
+
+def _with_rewards(group: Group) -> Group:
+    samples = tuple(sample for sample in group.samples if sample.has_reward)
+    return group if len(samples) == len(group.samples) else Group(group.prompt, samples)
 
 
 class Screen:
@@ -57,6 +62,8 @@ class Screen:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._tests = config.algorithm.filter or FilterSection()
+        """The filter's tests, whose decisions are counted where a run keeps all groups too."""
         self._booked: list[Group] = []
         self._missing = MissingRewards()
         self._witnesses = Witnesses(config.reward)
@@ -76,10 +83,19 @@ class Screen:
     def look(self, groups: Sequence[Group]) -> Screened:
         """What judged groups are worth. BadNumbers for rewards that are no numbers."""
         nan_guard.check_finite_rewards(groups)
-        scored, section = trainable(groups), self._config.algorithm.filter
-        decisions = filtering.keep(section or FilterSection(), [_values(group) for group in scored])
-        pairs = zip(scored, decisions, strict=True)
-        kept = [group for group, decision in pairs if section is None or decision is filtering.Decision.KEPT]
+        scored = trainable(groups)
+        decisions = filtering.keep(self._tests, [_values(group) for group in scored])
+        return self._screened(groups, scored, decisions)
+
+    def look_again(self, groups: Sequence[Group], decisions: list[filtering.Decision]) -> Screened:
+        """Return what `look` found of groups that have rewards, given what it decided of each."""
+        return self._screened(groups, trainable(groups), decisions)
+
+    def _screened(
+        self, groups: Sequence[Group], scored: list[Group], decisions: list[filtering.Decision]
+    ) -> Screened:
+        pairs, keeps_all = zip(scored, decisions, strict=True), self._config.algorithm.filter is None
+        kept = [group for group, decision in pairs if keeps_all or decision is filtering.Decision.KEPT]
         return Screened(tuple(groups), scored, decisions, kept)
 
     def book(self, screened: Screened) -> None:

@@ -24,11 +24,14 @@ class Witnesses:
 
     def __init__(self, section: RewardSection) -> None:
         self._section = section
+        self._has_any = any(part.is_witness for part in section.all_verifiers())
         self._first: list[list[Seen]] = []
         self._newest: collections.deque[list[Seen]] = collections.deque(maxlen=STEPS)
 
     def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], str]:
         """Metrics after one more step, and in words that agreement fell; none of either where no witness looked."""
+        if not self._has_any:
+            return {}, ""
         seen = [pair for g in groups for s in g.samples if s.has_reward for pair in self._seen(s)]
         if not seen:
             return {}, ""

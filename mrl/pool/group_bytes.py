@@ -33,10 +33,11 @@ def size_of(group: Group) -> int:
 
 
 def _sample_size(sample: Sample) -> int:
-    arrays = [getattr(sample, name) for name in (*_WHOLE, *_RUNS)]
-    if sample.verdict is not None:
-        arrays.append(sample.verdict.token_values)
-    return sum(array.nbytes for array in arrays if array is not None) + len(sample.response_text)
+    size = sample.prompt_tokens.nbytes + sample.response_tokens.nbytes + sample.rollout_logprobs.nbytes
+    size += sample.loss_mask.nbytes + sample.policy_versions.nbytes + len(sample.response_text)
+    if sample.verdict is not None and sample.verdict.token_values is not None:
+        size += sample.verdict.token_values.nbytes
+    return size
 
 
 def encode_group(group: Group) -> bytes:

@@ -64,6 +64,8 @@ class GroupLedger:
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._num_taken = 0
+        self.num_kept = 0
+        """Groups that wait for their turn in a batch."""
         self.next_index = 0
         """Of the prompt that is admitted next."""
         self.ends: Counter[GroupEnd] = Counter()
@@ -97,7 +99,8 @@ class GroupLedger:
         return (e for e in itertools.islice(self._untaken(), count) if e.state is GroupState.MAKING)
 
     def _untaken(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries.values() if entry.state is not GroupState.TAKEN)
+        """Those after the taken ones, which are the oldest of all."""
+        return itertools.islice(self._entries.values(), self._num_taken, None)
 
     # -- a group's way -------------------------------------------------------------------------------------------
 
@@ -148,7 +151,8 @@ class GroupLedger:
 
     def _move(self, index: int, old: GroupState, new: GroupState) -> None:
         self._expect(index, old).state = new
-        self._num_taken += new is GroupState.TAKEN
+        self._num_taken += (new is GroupState.TAKEN) - (old is GroupState.TAKEN)
+        self.num_kept += (new is GroupState.KEPT) - (old is GroupState.KEPT)
 
     def _expect(self, index: int, state: GroupState) -> Entry:
         entry = self._entries.get(index)
@@ -180,6 +184,7 @@ class GroupLedger:
         ]
         self._entries = {entry.index: entry for entry in entries}
         self._num_taken = len(self.entries(GroupState.TAKEN))
+        self.num_kept = len(self.entries(GroupState.KEPT))
         self.next_index, self.fruitless = int(state["next_index"]), int(state["fruitless"])
         self.uncommitted = [int(version) for version in state["uncommitted"]]
         self.ends = Counter({GroupEnd(name): count for name, count in state["ends"].items()})
@@ -229,8 +234,10 @@ class Admission:
 
         They are fewer than a batch, possibly none, only where the budget is spent and no group is on its way.
         """
+        spent = self.is_spent(ledger)
+        if ledger.num_kept < self.batch and not spent:
+            return None  # without a look at each: a step that waits asks for every group that comes
         ready = ledger.batch(self.batch)
         if len(ready) == self.batch:
             return ready
-        finished = self.is_spent(ledger) and not ledger.entries(GroupState.MAKING)
-        return ready if finished else None
+        return ready if spent and not ledger.entries(GroupState.MAKING) else None

@@ -24,9 +24,19 @@ class Outbox:
         os.set_blocking(descriptor, False)
 
     def send(self, data: bytes) -> None:
-        """Queue bytes and write what the pipe takes now."""
-        self._out += data
-        self.flush()
+        """Write what the pipe takes now, after what is queued, and queue the rest."""
+        if self._out:
+            self._out += data
+            self.flush()
+            return
+        num_written = 0
+        try:
+            num_written = os.write(self.descriptor, data)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            _require_gone(error)
+        self._out += memoryview(data)[num_written:]
 
     def flush(self) -> None:
         """Write queued bytes; a lost end shows as the end of what comes back."""

@@ -7,10 +7,13 @@ that runs somebody's code, or reads what a model wrote, may have been harmed by 
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+
+import numpy as np
 
 from mrl.errors import MrlError
 
@@ -40,6 +43,86 @@ async def read_frame_async(stream: asyncio.StreamReader) -> bytes | None:
         return await stream.readexactly(length)
     except asyncio.IncompleteReadError:
         return None
+
+
+class FrameStream(asyncio.BufferedProtocol):
+    """One connection of an event loop, read and written in frames. A frame may be large: the socket writes its payload
+    into memory of its own, and nothing copies it."""
+
+    MOST_UNREAD = 4
+    """Payloads that may wait for `read` before the socket is left alone."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._header, self._payload = memoryview(bytearray(_HEADER.size)), memoryview(b"")
+        self._num_read, self._in_payload = 0, False
+        """Bytes of the part under way, and which part that is."""
+        self._unread: collections.deque[memoryview] = collections.deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: Exception | None = None
+
+    @classmethod
+    async def connect(cls, host: str, port: int) -> FrameStream:
+        """Return the stream to a listening socket. OSError if nothing listens there."""
+        return (await asyncio.get_running_loop().create_connection(cls, host, port))[1]
+
+    async def read(self) -> memoryview | None:
+        """Return the next payload; None at the end. For one caller at a time."""
+        while not self._unread and not self._ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if not self._unread:
+            if self._error is not None:
+                raise self._error
+            return None
+        if len(self._unread) == self.MOST_UNREAD and not self._ended:
+            self._transport.resume_reading()
+        return self._unread.popleft()
+
+    def write(self, payload: bytes) -> None:
+        """Send a frame; what does not fit into the socket waits in memory."""
+        self._transport.write(frame(payload))
+
+    def close(self) -> None:
+        """End the connection after what is written."""
+        self._transport.close()
+
+    # -- called by the event loop --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return (self._payload if self._in_payload else self._header)[self._num_read :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._num_read += nbytes
+        if self._num_read == len(self._payload if self._in_payload else self._header):
+            self._num_read = 0
+            if not self._in_payload:
+                (length,) = _HEADER.unpack(self._header)
+                # not cleared first, as a bytearray is
+                self._payload = memoryview(np.empty(length, np.uint8))
+            self._in_payload = not self._in_payload and len(self._payload) > 0
+            if not self._in_payload:
+                self._unread.append(self._payload)
+                self._payload = memoryview(b"")
+                if len(self._unread) == self.MOST_UNREAD:
+                    self._transport.pause_reading()
+                self._wake()
+
+    def eof_received(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended, self._error = True, exc
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class BadReply(MrlError, RuntimeError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -55,10 +56,17 @@ class RewardRequest:
     """Version that produced the last token."""
     deadline_seconds: float = 10.0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a call, in half the time of a dataclass with slots: each sample is sent to a reward worker."""
+        return RewardRequest, _fields_of_request(self)
+
     @property
     def visible(self) -> str:
         """The response without its thoughts, also one that the prompt opened."""
         return visible_text(with_opened_thought(self.response, self.prompt))
+
+
+_fields_of_request = operator.attrgetter(*(field.name for field in dataclasses.fields(RewardRequest)))
 
 
 @runtime_checkable

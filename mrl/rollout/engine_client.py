@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mrl.errors import RolloutError
-from mrl.processes.framing import frame, read_frame_async
+from mrl.processes.framing import FrameStream
 from mrl.rollout import engine_messages
 from mrl.rollout.request import Completion, GenerationRequest
 
@@ -39,23 +39,18 @@ class EngineClient:
         self.lost = ""
         """Why the engine is gone; empty while it is there."""
         self.failure: engine_messages.Failure | None = None
-        self._writer: asyncio.StreamWriter
+        self._stream: FrameStream
         self._reading: asyncio.Task[None]
 
     async def connect(self, address: Address, secret: bytes) -> None:
         """Connect and prove to know the secret. OSError (TimeoutError too) or MsgspecError if no engine takes the connection."""
         async with asyncio.timeout(CONNECT_SECONDS):
-            reader, self._writer = await asyncio.open_connection(*address, limit=engine_messages.STREAM_BYTES)
-            challenge = engine_messages.decode(await read_frame_async(reader) or b"")
+            self._stream = await FrameStream.connect(*address)
+            challenge = engine_messages.decode(await self._stream.read() or b"")
         if not isinstance(challenge, engine_messages.Challenge):
             raise ConnectionError(f"{self.name} does not speak as an engine")
         self._send(engine_messages.Proof(engine_messages.proof_of(secret, challenge.nonce)))
-        self._reading = asyncio.ensure_future(self._read(reader))
-
-    @property
-    def num_open(self) -> int:
-        """Number of requests that the engine has."""
-        return len(self._futures)
+        self._reading = asyncio.ensure_future(self._read())
 
     def silent_seconds(self) -> float:
         """Return how long the engine has had work that it may do and made no step. May be called in any thread."""
@@ -113,7 +108,7 @@ class EngineClient:
             return
         self.lost = why
         with contextlib.suppress(AttributeError):
-            self._writer.close()
+            self._stream.close()
         with contextlib.suppress(AttributeError):
             self._reading.cancel()
         for future in [*self._futures.values(), *([self._pause] if self._pause else [])]:
@@ -131,12 +126,12 @@ class EngineClient:
 
     def _send(self, message: engine_messages.EngineMessage) -> None:
         if not self.lost:
-            self._writer.write(frame(engine_messages.encode(message)))
+            self._stream.write(engine_messages.encode(message))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self) -> None:
         why = f"{self.name} closed its connection"
         try:
-            while (data := await read_frame_async(reader)) is not None:
+            while (data := await self._stream.read()) is not None:
                 await self._heard(engine_messages.decode(data))
         except Exception as error:  # of any kind: nothing more would be heard of what is open
             why = f"{self.name}: its connection failed: {error!r}"

@@ -24,7 +24,7 @@ from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
 
 STREAM_BYTES = 1 << 26
-"""Buffer of a stream, at both ends; a longer frame arrives in parts."""
+"""Buffer of an engine's stream; a longer frame arrives in parts."""
 
 
 class EngineMessage(msgspec.Struct, tag=True, array_like=True):
@@ -46,9 +46,10 @@ class Proof(EngineMessage):
 class RequestFields(msgspec.Struct, array_like=True):
     """A GenerationRequest; prompts lie beside it, once each."""
 
-    request_id: str
     prompt: int
     """Number of its prompt in the message."""
+    own_tokens: bytes
+    request_id: str
     seed: int
     max_tokens: int
     temperature: float
@@ -58,7 +59,6 @@ class RequestFields(msgspec.Struct, array_like=True):
     greedy: bool
     stop_token_ids: tuple[int, ...]
     ignore_stop: bool
-    own_tokens: bytes
     attempt: int
     urgent: bool
 
@@ -98,9 +98,9 @@ class Ended(EngineMessage):
     statuses: list[str]
     lengths: list[int]
     """Tokens of each."""
-    tokens: bytes
-    """[sum of lengths] int32."""
-    logprobs: bytes
+    tokens: memoryview
+    """[sum of lengths] int32, in the frame's memory."""
+    logprobs: memoryview
     """[sum of lengths] float32."""
     num_segments: list[int]
     segments: list[tuple[int, int, int, int, int, int]]
@@ -141,7 +141,7 @@ encode: Callable[[EngineMessage], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a message."""
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | memoryview) -> Any:
     """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
     return _decoder.decode(data)
 
@@ -151,7 +151,7 @@ def proof_of(secret: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, nonce, "sha256")
 
 
-_PLAIN = tuple(name for name in RequestFields.__struct_fields__ if name not in ("prompt", "own_tokens"))
+_PLAIN = RequestFields.__struct_fields__[2:]
 _plain = operator.attrgetter(*_PLAIN)
 
 
@@ -165,9 +165,8 @@ def submit(requests: Iterable[GenerationRequest]) -> Submit:
         if key not in numbers:
             numbers[key] = len(prompts)
             prompts.append(np.ascontiguousarray(request.prompt_tokens, np.int32).tobytes())
-        plain = dict(zip(_PLAIN, _plain(request), strict=True))
-        own = np.ascontiguousarray(request.own_tokens, np.int32).tobytes()
-        fields.append(RequestFields(prompt=numbers[key], own_tokens=own, **plain))
+        own = np.ascontiguousarray(request.own_tokens, np.int32).tobytes() if len(request.own_tokens) else b""
+        fields.append(RequestFields(numbers[key], own, *_plain(request)))
     return Submit(prompts, fields)
 
 
@@ -185,6 +184,7 @@ def requests_of(message: Submit) -> list[GenerationRequest]:
 
 
 _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
+_STATUS = {status.value: status for status in Status}
 
 
 def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) -> Ended:
@@ -203,8 +203,8 @@ def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) 
         request_ids=[c.request_id for c in completions],
         statuses=[c.status.value for c in completions],
         lengths=[len(c.tokens) for c in completions],
-        tokens=b"".join(np.ascontiguousarray(c.tokens, np.int32).data for c in completions),
-        logprobs=b"".join(np.ascontiguousarray(c.logprobs, np.float32).data for c in completions),
+        tokens=memoryview(b"".join(np.ascontiguousarray(c.tokens, np.int32).data for c in completions)),
+        logprobs=memoryview(b"".join(np.ascontiguousarray(c.logprobs, np.float32).data for c in completions)),
         num_segments=[len(c.segments) for c in completions],
         segments=[_segment_fields(s) for c in completions for s in c.segments],
         texts=[c.text for c in completions],
@@ -226,11 +226,11 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
         routes,
         strict=True,
     ):
-        tokens = np.frombuffer(message.tokens[4 * end : 4 * (end + length)], np.int32)
-        logprobs = np.frombuffer(message.logprobs[4 * end : 4 * (end + length)], np.float32)
-        end += length
-        parts = tuple(ResponseSegment(*next(segments)) for _ in range(count))
-        found.append(Completion(name, tokens, logprobs, parts, Status(status), text, _routes(own, block)))
+        own_bytes, end = slice(4 * end, 4 * (end + length)), end + length
+        tokens = np.frombuffer(bytes(message.tokens[own_bytes]), np.int32)
+        logprobs = np.frombuffer(bytes(message.logprobs[own_bytes]), np.float32)
+        parts = tuple([ResponseSegment(*next(segments)) for _ in range(count)])
+        found.append(Completion(name, tokens, logprobs, parts, _STATUS[status], text, _routes(own, block)))
     return found
 
 

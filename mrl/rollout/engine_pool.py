@@ -124,7 +124,8 @@ class EnginePool(Engines):
         self._open[name] = own = _Open(so_far, so_far)
         try:
             while True:
-                await self._serves.wait()
+                if not self._clients:
+                    await self._serves.wait()
                 own.engine = engine = self._router.send(prompt)
                 begun = own.so_far
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -14,6 +15,10 @@ from mrl.errors import RolloutError
 from mrl.rollout.seeds import MAX_ATTEMPTS, request_id, seed_of_request
 from mrl.routes import Routes, one_after_other
 from mrl.samples import Prompt, ResponseSegment, Sample, Status
+
+_NO_TOKENS = np.zeros(0, np.int32)
+_LEAST_SHARED = 1 << 12
+"""Elements of the smallest array that samples share."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class GenerationRequest:
     """Tokens that end the response besides the engine's own."""
     ignore_stop: bool = False
     """Run to max_tokens whatever is generated (measurements, fixed-length tests)."""
-    own_tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    own_tokens: np.ndarray = dataclasses.field(default_factory=lambda: _NO_TOKENS)
     """[T] int32: tokens of the response that earlier requests generated; the engine continues after them."""
     attempt: int = 0
     """Number of this request among those made for its sample, from 0."""
@@ -153,7 +158,7 @@ class Completion:
         """Return [T] int32: the version of the weights that generated each token."""
         if len(self.segments) == 1:  # as most have
             (only,) = self.segments
-            return np.full(only.end - only.start, only.version, np.int32)
+            return _all_alike(only.version, only.end - only.start, np.int32)
         versions = np.array([s.version for s in self.segments], np.int32)
         return np.repeat(versions, [s.end - s.start for s in self.segments])
 
@@ -217,7 +222,7 @@ def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> S
         sample_index=sample_index,
         prompt_tokens=prompt.tokens,
         response_tokens=completion.tokens,
-        loss_mask=np.ones(len(completion.tokens), dtype=np.bool_),
+        loss_mask=_all_alike(True, len(completion.tokens), np.bool_),
         rollout_logprobs=completion.logprobs,
         policy_versions=completion.policy_versions,
         status=Status.FAILED if failed else completion.status,
@@ -227,6 +232,19 @@ def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> S
         segments=completion.segments,
         routes=completion.routes,
     )
+
+
+def _all_alike(value: int, length: int, dtype: type) -> np.ndarray:
+    """Return [length] of one value, read-only. Samples share its memory: masks and versions are 5 of a
+    token's 13 bytes."""
+    return _shared(value, max(_LEAST_SHARED, 1 << (length - 1).bit_length()), dtype)[:length]
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(value: int, length: int, dtype: type) -> np.ndarray:
+    array = np.full(length, value, dtype)
+    array.flags.writeable = False
+    return array
 
 
 def completion_of(sample: Sample) -> Completion:

@@ -43,10 +43,6 @@ class Router:
         """New weights: a prompt without unfinished requests may go anywhere."""
         self._home = {prompt: self._home[prompt] for prompt in self._unfinished if prompt in self._home}
 
-    def engine_of(self, prompt: int) -> int | None:
-        """Return the engine of a prompt's unfinished requests; None without any."""
-        return self._home.get(prompt) if self._unfinished[prompt] else None
-
     def add(self, engine: int) -> None:
         """An engine serves."""
         self._serving.add(engine)

@@ -23,14 +23,11 @@ class OpenGroup:
 
     def __init__(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
         self.prompt, self.trajectories = prompt, trajectories
+        self.num_unanswered = sum(each.sample is None for each in trajectories)
+        """Number of samples without a response."""
         self.task: asyncio.Task[Group]
         self.answered = asyncio.Event()
         """Set once every sample has a response."""
-
-    @property
-    def num_unanswered(self) -> int:
-        """Return the number of samples without a response."""
-        return sum(each.sample is None for each in self.trajectories)
 
     @property
     def num_unjudged(self) -> int:
@@ -104,6 +101,7 @@ class RolloutRunner:
         async def one(trajectory: Trajectory) -> Sample:
             if trajectory.sample is None:
                 await self._rollout(trajectory, sampling)
+                group.num_unanswered -= 1
                 self.note()
             if trajectory.verdict is None:
                 assert trajectory.sample is not None, "a rollout ends with a sample"

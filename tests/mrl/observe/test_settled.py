@@ -33,3 +33,30 @@ def pages(word: str) -> int:
 
 def test_memory_that_a_step_frees_is_the_next_ones() -> None:
     assert pages("settled") < 1000 < 30_000 < pages("not"), "three arrays of 48 MB are 36,864 pages"
+
+
+KEEPING = """
+import gc
+import sys
+
+from mrl.observe.settled import settle
+
+if sys.argv[1] == "settled":
+    settle()
+before = gc.get_stats()[2]["collections"]
+kept = [[number] for number in range(400_000)]
+print(gc.get_stats()[2]["collections"] - before)
+"""
+
+
+def test_what_a_step_keeps_is_not_looked_through() -> None:
+    """By Python's thresholds it is, whenever a quarter more is there."""
+    settled, plain = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", KEEPING, word], capture_output=True, text=True, timeout=120, check=True
+            ).stdout
+        )
+        for word in ("settled", "not")
+    )
+    assert settled == 0 < plain

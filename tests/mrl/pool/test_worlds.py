@@ -51,7 +51,7 @@ class Forgetful(GroupLedger):
     def take(self, indices: list[int], *, version: int) -> list[int]:
         handles = super().take(indices, version=version)
         for index in indices[-1:]:
-            self._entries[index].state = GroupState.KEPT
+            self._move(index, GroupState.TAKEN, GroupState.KEPT)
         return handles
 
 
