@@ -59,3 +59,45 @@ class Python:
     def close(self) -> None:
         """Ends the interpreter."""
         self._interpreter.close()
+
+
+_SHELL = """
+import subprocess
+_done = subprocess.run(["/bin/sh", "-c", {command!r}], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+print(_done.stdout, end="")
+print(_done.stderr, end="")
+if _done.returncode:
+    print("exit status", _done.returncode)
+"""
+
+
+class Shell:
+    """Commands of a shell in a sandbox without a network; files in /tmp stay between calls."""
+
+    name = "shell"
+    description = "Runs a command in a shell without a network. Files in /tmp stay between calls."
+    parameters = arguments_schema(command={"type": "string"})
+
+    def __init__(self, *, seconds: float = 10.0, memory_mib: int = 512) -> None:
+        """Of one command."""
+        self._interpreter = Interpreter(seconds=seconds, memory_mib=memory_mib)
+
+    def run(self, command: str) -> str:
+        """What the command printed. SandboxLost where this machine's sandbox lets no process be started, else as
+        `Interpreter.run`."""
+        if not _boundary_has_processes():
+            raise SandboxLost(
+                "the shell tool needs a sandbox with a cgroup: without one it starts no process"
+            )
+        return self._interpreter.run(_SHELL.format(command=command))
+
+    def close(self) -> None:
+        """Ends the sandbox."""
+        self._interpreter.close()
+
+
+def _boundary_has_processes() -> bool:
+    try:
+        return find_boundary().has_cgroup
+    except RewardError as error:
+        raise SandboxLost(str(error)) from error

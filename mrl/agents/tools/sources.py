@@ -7,16 +7,19 @@ from typing import Any
 
 from mrl.agents.tools.arithmetic_tool import Arithmetic
 from mrl.agents.tools.mcp import McpServer
-from mrl.agents.tools.python import Python
+from mrl.agents.tools.python import Python, Shell
+from mrl.agents.tools.search import Search
 from mrl.agents.tools.tool import Tool
 from mrl.errors import ConfigError
 
 _KINDS: dict[str, Callable[..., Sequence[Tool]]] = {
     "calculator": lambda **options: [Arithmetic(**options)],
     "python": lambda **options: [Python(**options)],
+    "shell": lambda **options: [Shell(**options)],
+    "search": lambda **options: [Search(**options)],
     "mcp": lambda **options: McpServer(**options).tools,
 }
-SANDBOXED = {"python"}
+SANDBOXED = {"python", "shell"}
 """Kinds whose calls run in the sandbox."""
 
 

@@ -13,9 +13,10 @@ from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.envs.python_maths import PythonMaths
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
-from mrl.agents.tools.python import Python
+from mrl.agents.tools.python import Python, Shell
 from mrl.agents.tools.tool import ToolError
 from mrl.rewards.code import cgroup
+from mrl.rewards.code.sandbox import find_boundary
 from tests.support.processes import children
 
 GSM8K = Path(__file__).parents[2] / "data/gsm8k/test.jsonl"
@@ -85,6 +86,18 @@ def test_a_cell_that_is_over_its_limits_is_told_so(code: str, says: str | None) 
 def test_what_a_cell_prints_is_cut(python: Python) -> None:
     said = python.run("print('😀' * 10**6)")
     assert len(said) < 30_000 and said.count("more characters]") == 1
+
+
+def test_a_shell_keeps_its_files_and_has_no_network() -> None:
+    if not find_boundary().has_cgroup:
+        pytest.skip("no cgroup can be made here, and without one the sandbox starts no process")
+    shell = Shell(seconds=2.0)
+    assert shell.run("echo hello > /tmp/file; ls /tmp") == "file\n"
+    assert shell.run("cat /tmp/file; false") == "hello\nexit status 1\n"
+    assert "exit status" in shell.run("touch /usr/mine")
+    with pytest.raises(ToolError, match="time limit"):
+        shell.run("sleep 100")
+    shell.close()
 
 
 def test_a_gsm8k_row_is_computed_and_answered() -> None:

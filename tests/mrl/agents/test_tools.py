@@ -1,9 +1,10 @@
-"""The tools of MCP servers, and tools as settings name them."""
+"""Search over an index, and the tools of MCP servers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,12 +16,60 @@ from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.pool import EnvironmentPool
 from mrl.agents.tool_calls import ToolCall
 from mrl.agents.tools.mcp import McpServer
+from mrl.agents.tools.search import Search, build_index
 from mrl.agents.tools.sources import make_tools
 from mrl.agents.tools.tool import ToolBox, ToolError
 from mrl.errors import ConfigError
 from tests.support import mcp_server
 
 SERVER = [sys.executable, str(mcp_server.__file__)]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("index") / "index.db"
+    documents = [(f"Town {n}", f"Town {n} lies on a river and has {n} bridges.") for n in range(200)]
+    build_index(
+        path, [*documents, ("Żółw", "A żółw is a turtle in Polish."), ("Turtles", "Turtles swim slowly.")]
+    )
+    return str(path)
+
+
+def test_documents_are_found_by_their_words(index: str) -> None:
+    search = Search(index, results=2)
+    first, second = search.run("Which town has 117 bridges?").split("\n\n")
+    assert first == "Town 117\nTown 117 lies on a river and has 117 bridges." and second.startswith("Town ")
+    assert search.run("swimming TURTLE").startswith("Turtles\n")
+    assert search.run("żółw").startswith("Żółw\n")
+    assert search.run("nowhere") == "nothing found"
+    search.close()
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["a OR", "NEAR(town, river)", "title: town", "x* - ^", "'; DROP TABLE documents;", "town" * 10**5],
+)
+def test_no_query_is_an_expression(index: str, query: str) -> None:
+    search = Search(index)
+    assert search.run(query)
+    assert "Town 7\n" in search.run("town 7")
+    with pytest.raises(ToolError, match="has words"):
+        search.run('"*"')
+    search.close()
+
+
+def test_a_search_has_a_deadline(index: str) -> None:
+    search = Search(index, seconds=-1.0)
+    with pytest.raises(ToolError, match="time limit"):
+        search.run(" ".join(str(n) for n in range(28)) + " town river bridges lies")
+    search.close()
+
+
+def test_an_index_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no index")
+    for name in ("text", "missing"):
+        with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+            Search(str(tmp_path / name))
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +109,12 @@ def test_a_command_that_is_no_server_is_ours() -> None:
         McpServer(["/no_such_program"])
 
 
-def test_tools_are_made_as_settings_name_them() -> None:
-    tools = make_tools([{"kind": "calculator"}, {"kind": "mcp", "command": SERVER}])
+def test_tools_are_made_as_settings_name_them(index: str) -> None:
+    tools = make_tools(
+        [{"kind": "calculator"}, {"kind": "search", "index": index}, {"kind": "mcp", "command": SERVER}]
+    )
     box = ToolBox(tools)
-    assert [schema["function"]["name"] for schema in box.schemas][:2] == ["calculator", "double"]
+    assert [schema["function"]["name"] for schema in box.schemas][:3] == ["calculator", "search", "double"]
     calls = [ToolCall("double", {"number": 4}), ToolCall("calculator", {"expression": "1+1"})]
     assert [message["content"] for message in box.messages(calls)] == ["8", "2"]
     box.close()
