@@ -51,12 +51,5 @@ print(gc.get_stats()[2]["collections"] - before)
 
 def test_what_a_step_keeps_is_not_looked_through() -> None:
     """By Python's thresholds it is, whenever a quarter more is there."""
-    settled, plain = (
-        int(
-            subprocess.run(
-                [sys.executable, "-c", KEEPING, word], capture_output=True, text=True, timeout=120, check=True
-            ).stdout
-        )
-        for word in ("settled", "not")
-    )
+    settled, plain = (int(run_python("-c", KEEPING, word).stdout) for word in ("settled", "not"))
     assert settled == 0 < plain
