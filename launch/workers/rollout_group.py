@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mrl import errors
 from mrl.config.root import Config
 from mrl.errors import MrlError, PeerLost, WeightSyncError, WorkerLost
-from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup
+from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, is_death
 from mrl.launch.workers.actor_log import last_word
 from mrl.launch.workers.engine_places import places
 from mrl.launch.workers.fleet import Fleet, RankFacts, Start
@@ -85,7 +85,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         **options: Any,
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
-        self._dp = config.rollout.dp
+        self._dp, self.placement = config.rollout.dp, placement
         self._parts = schedulers(config, placement.nodes)
         super().__init__(self.actor_class, config, clock, **places(self._parts, config, placement), **options)
         further = [each for part in self._parts for each in part.further()]
@@ -94,6 +94,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self.secret = secrets.token_bytes(32)
         """What the driver proves to know when it connects to an engine."""
         self._rollouts: EngineConnections | None = None
+        self.workers: ActorGroup[Any] | None = None
+        """The rollout workers of the engines' nodes, if there are any (rollout_workers.py)."""
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
@@ -145,6 +147,30 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         if self._rollouts is not None:
             self._rollouts.resume_engines()
 
+    def where_ranks_begin(self) -> list[tuple[int, int, int]]:
+        """Return (engine, node, slot) of each rank: the node and the slot that its process is on."""
+        config = self._config
+        slots = [part.slots(config.engine_slots, tp=config.rollout.tp)[0] for part in self._parts]
+        nodes = self.placement.nodes
+        return [(part.engine, nodes[slot], slot) for part, slot in zip(self._parts, slots, strict=True)]
+
+    async def wait_until_free(self, number: int) -> None:
+        """Return once an engine has paused whose rollout worker is lost, or that is lost too.
+
+        Raises:
+            WorkerLost: It has not in time.
+        """
+        seconds = self._config.rollout.step_deadline_seconds
+        try:
+            await self.start_on(number, RolloutActor.wait_until_free, seconds)
+        except Exception as error:
+            if is_death(error):
+                return  # `watch` finds it
+            raise WorkerLost(
+                f"{self.name(number)} did not pause within rollout.step_deadline_seconds = {seconds:g} s after its rollout worker "
+                "was lost"
+            ) from error
+
     async def block_of(self, number: int, block: int) -> Any:
         """Return the handle of a block of routes that an engine keeps."""
         (handle,) = await self.start_on(number, RolloutActor.take_block, block)
@@ -184,8 +210,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
         if told := self._fleet.metrics():
-            started_over = self._rollouts.num_started_over if self._rollouts is not None else 0
-            self._clock.note(told | {"rollout/started_over": float(started_over)})
+            self._clock.note(told | {"rollout/started_over": float(self.num_started_over)})
         if not self._fleet.serving and self._fleet.is_up:
             self.when_up()
 
@@ -254,6 +279,11 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 self._rollouts.connect(engine, door)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
+
+    @property
+    def num_started_over(self) -> int:
+        """Return how many requests were generated again elsewhere."""
+        return self._rollouts.num_started_over if self._rollouts is not None else 0
 
     @property
     def num_lost(self) -> int:

@@ -224,6 +224,23 @@ class Config(Section):
         }
         return self._refusing(f"rollout.replace = {self.rollout.replace}", without, ", or replace 0")
 
+    @model_validator(mode="after")
+    def _workers_have_what_they_need(self) -> "Config":
+        if self.rollout.workers == "driver":
+            return self
+        without = {
+            "reward.nodes = driver: rewards are computed where the workers are; set all": (
+                self.reward.nodes == "driver"
+            ),
+            "agent.nodes = driver: environments are where the workers are; set all": (
+                self.agent is not None and self.agent.nodes == "driver"
+            ),
+            "routing.replay = engine: handles of routes do not pass through workers; set trainer or off": (
+                self.routing.replay == "engine"
+            ),
+        }
+        return self._refusing("rollout.workers = node", without, ", or workers driver")
+
     def _refusing(self, setting: str, without: Mapping[str, bool], way_out: str) -> "Config":
         """The configuration; ValueError with the first of what a setting cannot go together with, said by name, that holds."""
         if found := next((said for said, holds in without.items() if holds), None):

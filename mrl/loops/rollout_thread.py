@@ -3,7 +3,7 @@
 | concurrent loop | consumes | waits for | unblocked by |
 |---|---|---|---|
 | engine thread, one in each engine's process (rollout/engine_loop.py) | requests, commands | work | a frame, a Ray call |
-| a task for each group (trajectories/group.py) | a prompt | completions, answers, verdicts | engines, environments, reward workers |
+| a task for each group (trajectories/group.py), here or in a rollout worker | a prompt | completions, answers, verdicts | engines, environments, reward workers |
 | `RolloutBuffer` (rollout_buffer.py; a stream's) | prompts | a free slot | `commit`, a filtered group |
 | the schedule's thread, in these calls | groups | groups, engines that stop | the tasks above |
 
@@ -29,10 +29,11 @@ from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
 from mrl.pool.file_store import FileStore
 from mrl.rollout.engine_client import Address
-from mrl.rollout.engine_pool import EnginePool, Engines, Interrupted
+from mrl.rollout.engine_pool import EngineControl, EnginePool, Engines, Interrupted
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
-from mrl.trajectories.group import OpenGroup, RolloutRunner, RulesOf
+from mrl.trajectories.group import OpenGroup, RolloutRunner, Rollouts, RulesOf
+from mrl.trajectories.remote_rollouts import WorkerEngines
 from mrl.trajectories.rewards import RewardClient, RewardWorkers
 
 AT_ONCE = 4096
@@ -42,31 +43,22 @@ AT_ONCE = 4096
 class RolloutThread(EventThread):
     """A run's rollouts. Engines stand still until `resume`, and again from `pause` on."""
 
-    engines: Engines
-    _rewards: RewardClient
-    _rollouts: RolloutRunner
+    _rollouts: Rollouts
 
     def __init__(
         self,
-        engines: Callable[[RolloutThread], Engines],
-        rewards: RewardWorkers,
+        rollouts: Callable[[RolloutThread], Rollouts],
         clock: PhaseClock,
         *,
-        run_seed: int,
         deadline_seconds: float,
-        environments: Environments | None = None,
-        rules_of: RulesOf = lambda domain: None,
-        max_open: int | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
-            engines: Makes what generates, in the thread, given this.
+            rollouts: Makes what makes groups, in the thread, given this (`in_this_process`, or remote_rollouts.py).
             clock: Counts what is waited here.
             deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; in turn, from one to the
                 next.
-            environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how many are
-                open at once.
         """
         super().__init__("rollouts", clock)
         self._deadline_seconds = deadline_seconds
@@ -75,17 +67,7 @@ class RolloutThread(EventThread):
         self._buffer: RolloutBuffer | None = None
 
         async def build() -> None:
-            self.engines = engines(self)
-            self._rewards = RewardClient(rewards, on_failure=self.fail)
-            client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
-            self._rollouts = RolloutRunner(
-                self.engines,
-                self._rewards,
-                run_seed=run_seed,
-                environments=client,
-                rules_of=rules_of,
-                max_open=max_open,
-            )
+            self._rollouts = rollouts(self)
 
         self.do(build())
 
@@ -196,6 +178,11 @@ class RolloutThread(EventThread):
 
     # -- engines -------------------------------------------------------------------------------------------------
 
+    @property
+    def engines(self) -> EngineControl:
+        """Return the engines, whose methods belong to the thread."""
+        return self._rollouts.engines
+
     def resume(self, *, training: bool = True) -> None:
         """Let the engines step, and a stream admit prompts; with `training` False only requests of a validation run."""
         if self._runs and training == self._trains:
@@ -242,7 +229,7 @@ class RolloutThread(EventThread):
     def close(self) -> None:
         """End what is under way, and the threads."""
         super().close()
-        self._rewards.close()
+        self._rollouts.close()
 
     def give_up(self, number: int, why: str) -> None:
         """Generate elsewhere what an engine has."""
@@ -267,9 +254,41 @@ class RolloutThread(EventThread):
         return self._pool.num_started_over
 
     @property
-    def _pool(self) -> EnginePool:
-        assert isinstance(self.engines, EnginePool), "only engines in processes are connected"
-        return self.engines
+    def _pool(self) -> EnginePool | WorkerEngines:
+        pool = self.engines
+        assert isinstance(pool, EnginePool | WorkerEngines), "only engines in processes are connected"
+        return pool
+
+
+def in_this_process(
+    engines: Callable[[RolloutThread], Engines],
+    rewards: RewardWorkers,
+    *,
+    run_seed: int,
+    environments: Environments | None = None,
+    rules_of: RulesOf = lambda domain: None,
+    max_open: int | None = None,
+) -> Callable[[RolloutThread], Rollouts]:
+    """Return what a RolloutThread is given to make groups in its own thread.
+
+    Args:
+        engines: Makes what generates, in the thread, given this.
+        environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how many are open at
+            once.
+    """
+
+    def make(thread: RolloutThread) -> Rollouts:
+        client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
+        return RolloutRunner(
+            engines(thread),
+            RewardClient(rewards, on_failure=thread.fail),
+            run_seed=run_seed,
+            environments=client,
+            rules_of=rules_of,
+            max_open=max_open,
+        )
+
+    return make
 
 
 async def _all_answered(groups: Sequence[OpenGroup]) -> None:

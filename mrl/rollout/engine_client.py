@@ -11,6 +11,7 @@ from typing import Any
 from mrl.errors import RolloutError
 from mrl.processes.framing import frame, read_frame_async
 from mrl.rollout import engine_messages
+from mrl.rollout.handshake import prove
 from mrl.rollout.request import Completion, GenerationRequest
 
 CONNECT_SECONDS = 30.0
@@ -46,10 +47,7 @@ class EngineClient:
         """Connect and prove to know the secret. OSError (TimeoutError too) or MsgspecError if no engine takes the connection."""
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, self._writer = await asyncio.open_connection(*address, limit=engine_messages.STREAM_BYTES)
-            challenge = engine_messages.decode(await read_frame_async(reader) or b"")
-        if not isinstance(challenge, engine_messages.Challenge):
-            raise ConnectionError(f"{self.name} does not speak as an engine")
-        self._send(engine_messages.Proof(engine_messages.proof_of(secret, challenge.nonce)))
+            await prove(reader, self._writer, secret)
         self._reading = asyncio.ensure_future(self._read(reader))
 
     @property

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -163,9 +164,9 @@ class Command:
         self._file.close()
 
 
-def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT, alone: bool = False) -> str:
-    """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
-    command = Command(*words, log=log, folder=folder, alone=alone)
+def run(*words: str, log: Path, seconds: float = 400.0, **options: Any) -> str:
+    """Run a Command to its end; return its output. A non-zero exit is an assertion with the output's tail."""
+    command = Command(*words, log=log, **options)
     try:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"
