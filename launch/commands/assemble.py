@@ -165,7 +165,8 @@ def assembled(
             make = in_driver(config, hybrid, rewards, environments, inputs.acting)
         rollouts = rollout_thread(config, make, clock)
         stack.callback(rollouts.close)
-        hybrid.rollout.attach(rollouts)
+        with clock.phase("connect"):
+            hybrid.rollout.attach(rollouts)
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)

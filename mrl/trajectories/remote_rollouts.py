@@ -23,7 +23,6 @@ from msgspec import MsgspecError
 
 from mrl import errors
 from mrl.errors import MrlError, RolloutError, WorkerLost
-from mrl.pool.group_bytes import decode_group
 from mrl.processes.framing import frame, read_frame_async
 from mrl.rollout.engine_client import CONNECT_SECONDS, Address
 from mrl.rollout.engine_messages import STREAM_BYTES
@@ -34,6 +33,7 @@ from mrl.rollout.seeds import request_id
 from mrl.samples import Group, Prompt, Sample, Status
 from mrl.trajectories import worker_messages
 from mrl.trajectories.group import OpenGroup, Rollouts
+from mrl.trajectories.group_messages import GroupFields, samples_of
 from mrl.trajectories.trajectory import Trajectory
 from mrl.trajectories.worker_messages import GroupStart
 
@@ -81,8 +81,8 @@ class RemoteGroup(OpenGroup):
         self.worker: RemoteWorker | None = None
         self.left: set[int] = set()
         """Workers that had it and lost all their engines."""
-        self.done: asyncio.Future[bytes]
-        """`encode_group`, or _Interrupted."""
+        self.done: asyncio.Future[GroupFields]
+        """Its samples, or _Interrupted."""
         self.unanswered: list[int] = []
         self.unjudged: list[int] = []
         self.waits = False
@@ -131,6 +131,8 @@ class RemoteWorker:
         """Samples without a response."""
         self.outbox: list[GroupStart] = []
         self.is_up = asyncio.Event()
+        self.is_closed = True
+        """False while there is a connection."""
         self.is_released = asyncio.Event()
         """Set unless its process is lost and its engines may still run what it had."""
         self.is_released.set()
@@ -149,7 +151,7 @@ class RemoteWorker:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, self._writer = await asyncio.open_connection(*address, limit=STREAM_BYTES)
             await prove(reader, self._writer, secret)
-        self.num_quiet = 0
+        self.num_quiet, self.is_closed = 0, False
         self._reading = asyncio.ensure_future(self._read(reader, on_lost))
 
     async def connect_engine(self, engine: int, address: Address) -> None:
@@ -163,6 +165,7 @@ class RemoteWorker:
 
     def close(self) -> None:
         """End the connection; what waits for an answer raises _Interrupted."""
+        self.is_closed = True
         self.is_up.clear()
         self._writer.close()
         self._reading.cancel()
@@ -231,8 +234,11 @@ class WorkerEngines(EngineControl):
         """
         own = [engine for engine, owner in self._worker_of.items() if owner is worker]
         while missing := [e for e in own if e in self._addresses and e not in worker.serving]:
-            for engine in missing:
-                await worker.connect_engine(engine, self._addresses[engine])
+            if worker.is_closed:
+                raise _Interrupted
+            await worker.connect_engine(missing[0], self._addresses[missing[0]])
+        if worker.is_closed:
+            raise _Interrupted
         worker.is_up.set()
         if self.runs:
             worker.send(worker_messages.ResumeRollouts(self.trains))
@@ -275,7 +281,7 @@ class WorkerEngines(EngineControl):
                 done = await worker.pausing
                 for number, data in done.groups:
                     if (group := worker.groups.get(number)) is not None:
-                        group.records = decode_group(data, lambda index: group.prompt).samples
+                        group.records = samples_of(data, group.prompt)
                 return done
         await worker.is_released.wait()
         return Interrupted()
@@ -377,7 +383,7 @@ class RemoteRollouts(Rollouts):
             self.engines.num_begun_again += group.num_unanswered
             group.begin_again(group.records)
         self._progressed(group, worker, [], [], waits=False)
-        return decode_group(data, lambda index: group.prompt)
+        return Group(group.prompt, samples_of(data, group.prompt))
 
     async def _choose(self, group: RemoteGroup) -> tuple[RemoteWorker, int]:
         """Return a group's worker, and its engine if that follows from the prompt's index; waits while no engine serves."""

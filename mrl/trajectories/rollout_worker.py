@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mrl.errors import MrlError
-from mrl.pool.group_bytes import encode_group
 from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.engine_server import PULSE_SECONDS
 from mrl.samples import Group
 from mrl.trajectories import worker_messages
 from mrl.trajectories.group import OpenGroup, RolloutRunner
+from mrl.trajectories.group_messages import GroupFields, group_fields
 from mrl.trajectories.worker_messages import GroupProgress, GroupStart
 
 REPORT_SECONDS = 0.25
@@ -45,7 +45,7 @@ class RolloutWorker:
         """By number."""
         self._sent: dict[int, GroupProgress] = {}
         """What the driver was told last of each."""
-        self._done: list[tuple[int, bytes]] = []
+        self._done: list[tuple[int, GroupFields]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def report(self) -> None:
@@ -104,7 +104,8 @@ class RolloutWorker:
         self._engines.newest_version = -1
         groups = []
         if snapshot:
-            groups = [(number, encode_group(self._runner.saved(each))) for number, each in self._open.items()]
+            saved = ((number, self._runner.saved(group)) for number, group in self._open.items())
+            groups = [(number, group_fields(group.prompt, group.samples)) for number, group in saved]
         self._send(worker_messages.RolloutsPaused(interrupted.num_requests, interrupted.num_tokens, groups))
 
     # -- groups --------------------------------------------------------------------------------------------------
@@ -120,10 +121,7 @@ class RolloutWorker:
             return
         if not self._done:
             asyncio.get_running_loop().call_soon(self._send_done)
-        try:
-            self._done.append((number, encode_group(task.result())))
-        except TypeError as error:  # a verdict with a value that is no JSON
-            self.failed(error)
+        self._done.append((number, group_fields(group.prompt, task.result().samples)))
 
     def _send_done(self) -> None:
         done, self._done = self._done, []

@@ -9,7 +9,7 @@
 | DropGroups | groups are made elsewhere | WorkerPulse | each second: the worker lives |
 | | | WorkerFailure | something of ours failed |
 
-A connection begins as an engine's does (mrl/rollout/handshake.py). Groups travel as in a checkpoint (mrl/pool/group_bytes.py).
+A connection begins as an engine's does (mrl/rollout/handshake.py).
 Prompts come by a Ray call (`GroupStart`), because a row's ground truth may be any object.
 """
 
@@ -20,9 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from mrl.rollout.request import Sampling
 from mrl.samples import Prompt, Sample
+from mrl.trajectories.group_messages import GroupFields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ class GroupsDone(WorkerMessage):
 
     newest_version: int
     """Newest version on the tokens that came since the last pause; -1 without any."""
-    groups: list[tuple[int, bytes]]
-    """Number of each, and `encode_group`."""
+    groups: list[tuple[int, GroupFields]]
+    """Number of each, and its samples."""
 
 
 class GroupProgress(msgspec.Struct, array_like=True):
@@ -128,7 +130,7 @@ class RolloutsPaused(WorkerMessage):
 
     num_requests: int
     num_tokens: int
-    groups: list[tuple[int, bytes]]
+    groups: list[tuple[int, GroupFields]]
     """Each open group and what has come of it, if a snapshot was asked for."""
 
 
@@ -151,6 +153,13 @@ class WorkerFailure(WorkerMessage):
     text: str
 
 
+def _plain_number(value: Any) -> Any:
+    """Return the number that a numpy scalar of a verdict is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not a value of a message")
+
+
 _decoder = msgspec.msgpack.Decoder(
     ConnectEngine
     | GiveUpEngine
@@ -165,7 +174,7 @@ _decoder = msgspec.msgpack.Decoder(
     | WorkerPulse
     | WorkerFailure
 )
-encode_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder().encode
+encode_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain_number).encode
 """The bytes of a message."""
 
 

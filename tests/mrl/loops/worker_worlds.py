@@ -51,7 +51,7 @@ class WorldLink(RemoteWorker):
         self.process = self.world.processes.live[self.number]
         self._writer: Any = self.process
         self._reading: Any = self.process
-        self.num_quiet = 0
+        self.num_quiet, self.is_closed = 0, False
         self.process.connected(self, on_lost)
 
     @property
