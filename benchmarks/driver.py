@@ -48,7 +48,7 @@ from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
-from mrl.trajectories.group import Rollouts
+from mrl.trajectories.group import GroupMaker
 from mrl.trajectories.rewards import RewardWorkers
 
 ROOT = Path(__file__).parents[1]
@@ -228,7 +228,7 @@ def _loop(
 @contextlib.contextmanager
 def _rollouts(
     config: Config, pools: StubPools, clock: PhaseClock, folder: RunFolder
-) -> Iterator[Callable[[RolloutThread], Rollouts]]:
+) -> Iterator[Callable[[RolloutThread], GroupMaker]]:
     """Yield what makes groups, in the driver or in a rollout worker."""
     options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": str(folder.path)}
     if config.rollout.workers == "node":

@@ -56,7 +56,7 @@ from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
 from mrl.training.hf.hf_folder import read_config
-from mrl.trajectories.group import Rollouts
+from mrl.trajectories.group import GroupMaker
 from mrl.trajectories.remote_rollouts import RemoteRollouts
 from mrl.trajectories.rewards import RewardWorkers
 
@@ -233,7 +233,7 @@ def in_driver(
     rewards: RewardWorkers,
     environments: Environments | None,
     acting: Acting | None,
-) -> Callable[[RolloutThread], Rollouts]:
+) -> Callable[[RolloutThread], GroupMaker]:
     """Return what makes groups in the driver's rollout thread, over a hybrid engine's engines."""
     group = hybrid.rollout
 
@@ -271,10 +271,10 @@ def worker_processes(
     )
 
 
-def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[RolloutThread], Rollouts]:
+def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[RolloutThread], GroupMaker]:
     """Return what makes groups in rollout workers."""
 
-    def make(thread: RolloutThread) -> Rollouts:
+    def make(thread: RolloutThread) -> GroupMaker:
         return RemoteRollouts(
             workers,
             by_index=workers.by_index,
@@ -287,7 +287,7 @@ def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[Rollout
 
 
 def rollout_thread(
-    config: Config, make: Callable[[RolloutThread], Rollouts], clock: PhaseClock
+    config: Config, make: Callable[[RolloutThread], GroupMaker], clock: PhaseClock
 ) -> RolloutThread:
     """Start the thread that a schedule gets groups from, which `make` makes."""
     return RolloutThread(make, clock, deadline_seconds=config.loop.phase_deadline_seconds)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mrl import errors
 from mrl.config.root import Config
 from mrl.errors import MrlError, PeerLost, WeightSyncError, WorkerLost
-from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, is_death
+from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup
 from mrl.launch.workers.actor_log import last_word
 from mrl.launch.workers.engine_places import places
 from mrl.launch.workers.fleet import Fleet, RankFacts, Start
@@ -86,9 +86,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
         self._dp, self.placement = config.rollout.dp, placement
-        self._parts = schedulers(config, placement.nodes)
-        super().__init__(self.actor_class, config, clock, **places(self._parts, config, placement), **options)
-        further = [each for part in self._parts for each in part.further()]
+        self.parts = schedulers(config, placement.nodes)
+        super().__init__(self.actor_class, config, clock, **places(self.parts, config, placement), **options)
+        further = [each for part in self.parts for each in part.further()]
         self.further = HeadlessGroup(config, clock, **places(further, config, placement), **options)
         self._sleeps, self._num_engines = sleeps, len(self.actors) // self._dp
         self.secret = secrets.token_bytes(32)
@@ -96,6 +96,8 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._rollouts: EngineConnections | None = None
         self.workers: ActorGroup[Any] | None = None
         """The rollout workers of the engines' nodes, if there are any (rollout_workers.py)."""
+        self.worker_metrics: Callable[[], dict[str, float]] = dict
+        """What is noted of them once any was lost."""
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
@@ -111,22 +113,22 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [rank for engine in self._fleet.serving for rank in self._ranks(engine)]
 
     def name(self, number: int) -> str:
-        return self._parts[number].name
+        return self.parts[number].name
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts vLLM everywhere; the caller waits for it."""
-        firsts = [n for n, part in enumerate(self._parts) if not (part.is_whole or part.dp_rank)]
+        firsts = [n for n, part in enumerate(self.parts) if not (part.is_whole or part.dp_rank)]
         deadline = self._config.launch.start_deadline_seconds
         asked = {self.name(first): self.start_on(first, RolloutActor.meeting) for first in firsts}
         meetings = dict(zip(firsts, self.wait(asked, deadline_seconds=deadline).values(), strict=True))
         calls: dict[str, ObjectRef[None]] = {}
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             calls |= self._start(number, meetings.get(number - part.dp_rank))
         return calls
 
     def _start(self, number: int, meeting: Any) -> dict[str, ObjectRef[None]]:
         """Starts a rank, on all its nodes."""
-        beside = self.further.beside(self._parts[number])
+        beside = self.further.beside(self.parts[number])
         handles = [self.further.actors[n] for n in beside]
         calls = {self.name(number): self.start_on(number, RolloutActor.start, meeting, self.secret, *handles)}
         others = {
@@ -146,30 +148,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Let engines step that were brought in while the others did."""
         if self._rollouts is not None:
             self._rollouts.resume_engines()
-
-    def where_ranks_begin(self) -> list[tuple[int, int, int]]:
-        """Return (engine, node, slot) of each rank: the node and the slot that its process is on."""
-        config = self._config
-        slots = [part.slots(config.engine_slots, tp=config.rollout.tp)[0] for part in self._parts]
-        nodes = self.placement.nodes
-        return [(part.engine, nodes[slot], slot) for part, slot in zip(self._parts, slots, strict=True)]
-
-    async def wait_until_free(self, number: int) -> None:
-        """Return once an engine has paused whose rollout worker is lost, or that is lost too.
-
-        Raises:
-            WorkerLost: It has not in time.
-        """
-        seconds = self._config.rollout.step_deadline_seconds
-        try:
-            await self.start_on(number, RolloutActor.wait_until_free, seconds)
-        except Exception as error:
-            if is_death(error):
-                return  # `watch` finds it
-            raise WorkerLost(
-                f"{self.name(number)} did not pause within rollout.step_deadline_seconds = {seconds:g} s after its rollout worker "
-                "was lost"
-            ) from error
 
     async def block_of(self, number: int, block: int) -> Any:
         """Return the handle of a block of routes that an engine keeps."""
@@ -209,8 +187,9 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         for engine, why in self._fleet.look().items():
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
-        if told := self._fleet.metrics():
-            self._clock.note(told | {"rollout/started_over": float(self.num_started_over)})
+        if told := self._fleet.metrics() | self.worker_metrics():
+            started_over = self._rollouts.num_started_over if self._rollouts is not None else 0
+            self._clock.note(told | {"rollout/started_over": float(started_over)})
         if not self._fleet.serving and self._fleet.is_up:
             self.when_up()
 
@@ -253,7 +232,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _replace(self, engine: int) -> Start:
         """Start other processes in the place of an engine, whose first ones are ended."""
         (rank,) = self._ranks(engine)
-        part = self._parts[rank]
+        part = self.parts[rank]
         self.make_anew(rank)
         for number in self.further.beside(part):
             self.further.make_anew(number)
@@ -279,11 +258,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
                 self._rollouts.connect(engine, door)
             addresses |= {engine * tp + n: address for n, (address, _, _) in enumerate(told)}
         return addresses
-
-    @property
-    def num_started_over(self) -> int:
-        """Return how many requests were generated again elsewhere."""
-        return self._rollouts.num_started_over if self._rollouts is not None else 0
 
     @property
     def num_lost(self) -> int:

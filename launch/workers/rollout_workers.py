@@ -23,9 +23,10 @@ from mrl.launch.commands.acting import Acting, look_at
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
 from mrl.launch.workers.deaths import why
 from mrl.launch.workers.reward_group import JUDGED_FOLDER
+from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.loops.worker_thread import WorkerThread
-from mrl.observe.phases import Event, PhaseClock
+from mrl.observe.phases import PhaseClock
 from mrl.observe.settled import settle
 from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.rollout.engine_client import Address
@@ -65,8 +66,9 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
     homes: dict[int, int] = {}
     engines: dict[int, list[int]] = {}
     slots: dict[int, int] = {}
-    for number, (engine, node, slot) in enumerate(rollout.where_ranks_begin()):
-        home = homes.setdefault(engine, node)
+    for number, part in enumerate(rollout.parts):
+        slot = part.slots(config.engine_slots, tp=config.rollout.tp)[0]
+        home = homes.setdefault(part.engine, rollout.placement.nodes[slot])
         engines.setdefault(home, []).append(number)
         slots.setdefault(home, slot)
     names, most = tuple(rollout.name(n) for n in rollout.numbers()), config.agent and config.agent.max_open
@@ -209,25 +211,18 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RolloutWorkerGroup]:
-        """Close them at the end, and count losses in the meantime."""
-        self._clock.listeners.append(self._look)
-        self._rollout.workers = self
+        """Close them at the end."""
+        self._rollout.workers, self._rollout.worker_metrics = self, self._metrics
         try:
             yield self
         finally:
-            self._rollout.workers = None
-            self._clock.listeners.remove(self._look)
             close_all([self], deadline_seconds=CLOSE_SECONDS)
 
     def name(self, number: int) -> str:
         return f"{self.kind} {self.places[number].node}"
 
-    def _look(self, event: Event) -> None:
-        if self.num_lost:
-            started_over = float(self._rollout.num_started_over)
-            self._clock.note(
-                {"rollout/workers_lost": float(self.num_lost), "rollout/started_over": started_over}
-            )
+    def _metrics(self) -> dict[str, float]:
+        return {"rollout/workers_lost": float(self.num_lost)} if self.num_lost else {}
 
     # -- called in the rollout thread ----------------------------------------------------------------------------
 
@@ -274,7 +269,20 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         ray.kill(self.actors[number])
         self._ended.add(number)
         for engine in self.engines[number]:
-            await self._rollout.wait_until_free(engine)
+            await self._wait_until_free(engine)
+
+    async def _wait_until_free(self, engine: int) -> None:
+        """Return once an engine of a lost worker has paused, or is lost too."""
+        seconds = self._config.rollout.step_deadline_seconds
+        try:
+            await self._rollout.start_on(engine, RolloutActor.wait_until_free, seconds)
+        except Exception as error:
+            if is_death(error):
+                return  # RolloutGroup.watch finds it
+            raise WorkerLost(
+                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = {seconds:g} s after its "
+                "rollout worker was lost"
+            ) from error
 
     async def _cause(self, number: int, said: str) -> str:
         """Return why a worker is lost: Ray gives the cause of a death to whoever calls it."""

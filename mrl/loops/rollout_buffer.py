@@ -29,7 +29,7 @@ from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
 from mrl.pool.room import admission_of
 from mrl.rollout.request import Sampling
 from mrl.samples import Group
-from mrl.trajectories.group import OpenGroup, Rollouts
+from mrl.trajectories.group import GroupMaker, OpenGroup
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class RolloutBuffer:
         config: Config,
         prompts: PromptStream,
         store: FileStore,
-        rollouts: Rollouts,
+        rollouts: GroupMaker,
         sampling: Sampling,
         *,
         on_failure: Callable[[BaseException], None],

@@ -32,7 +32,7 @@ from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_pool import EngineControl, EnginePool, Engines, Interrupted
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
-from mrl.trajectories.group import OpenGroup, RolloutRunner, Rollouts, RulesOf
+from mrl.trajectories.group import GroupMaker, OpenGroup, RolloutRunner, RulesOf
 from mrl.trajectories.remote_rollouts import WorkerEngines
 from mrl.trajectories.rewards import RewardClient, RewardWorkers
 
@@ -43,11 +43,13 @@ AT_ONCE = 4096
 class RolloutThread(EventThread):
     """A run's rollouts. Engines stand still until `resume`, and again from `pause` on."""
 
-    _rollouts: Rollouts
+    engines: EngineControl
+    """Their methods belong to the thread."""
+    _rollouts: GroupMaker
 
     def __init__(
         self,
-        rollouts: Callable[[RolloutThread], Rollouts],
+        rollouts: Callable[[RolloutThread], GroupMaker],
         clock: PhaseClock,
         *,
         deadline_seconds: float,
@@ -68,6 +70,7 @@ class RolloutThread(EventThread):
 
         async def build() -> None:
             self._rollouts = rollouts(self)
+            self.engines = self._rollouts.engines
 
         self.do(build())
 
@@ -178,11 +181,6 @@ class RolloutThread(EventThread):
 
     # -- engines -------------------------------------------------------------------------------------------------
 
-    @property
-    def engines(self) -> EngineControl:
-        """Return the engines, whose methods belong to the thread."""
-        return self._rollouts.engines
-
     def resume(self, *, training: bool = True) -> None:
         """Let the engines step, and a stream admit prompts; with `training` False only requests of a validation run."""
         if self._runs and training == self._trains:
@@ -268,7 +266,7 @@ def in_this_process(
     environments: Environments | None = None,
     rules_of: RulesOf = lambda domain: None,
     max_open: int | None = None,
-) -> Callable[[RolloutThread], Rollouts]:
+) -> Callable[[RolloutThread], GroupMaker]:
     """Return what a RolloutThread is given to make groups in its own thread.
 
     Args:
@@ -277,7 +275,7 @@ def in_this_process(
             once.
     """
 
-    def make(thread: RolloutThread) -> Rollouts:
+    def make(thread: RolloutThread) -> GroupMaker:
         client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
         return RolloutRunner(
             engines(thread),

@@ -102,7 +102,7 @@ class WorkerThread(EventThread):
             self._writer = writer
             self._worker.report()
             while (data := await read_frame_async(reader)) is not None:
-                self._worker.heard(worker_messages.decode_message(data))
+                self._worker.heard(worker_messages.decode_worker_message(data))
         except (TimeoutError, OSError, EOFError, ValueError, MsgspecError) as error:
             log.warning("a connection to the rollout worker ended: %s", error)
         finally:
@@ -110,4 +110,4 @@ class WorkerThread(EventThread):
 
     def _send(self, message: worker_messages.WorkerMessage) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(worker_messages.encode_message(message)))
+            self._writer.write(frame(worker_messages.encode_worker_message(message)))

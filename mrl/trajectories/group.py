@@ -45,7 +45,7 @@ class OpenGroup:
         return all(each.waits_for != ENGINE for each in unanswered)
 
 
-class Rollouts(abc.ABC):
+class GroupMaker(abc.ABC):
     """How the groups of a run are made: in this process (`RolloutRunner`), or in rollout workers (remote_rollouts.py). All
     methods belong to one event loop."""
 
@@ -109,7 +109,7 @@ class Rollouts(abc.ABC):
         )
 
 
-class RolloutRunner(Rollouts):
+class RolloutRunner(GroupMaker):
     """Makes groups in this process: engines, environments and reward workers."""
 
     engines: Engines

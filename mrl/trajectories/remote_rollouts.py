@@ -32,7 +32,7 @@ from mrl.rollout.request import Sampling
 from mrl.rollout.seeds import request_id
 from mrl.samples import Group, Prompt, Sample, Status
 from mrl.trajectories import worker_messages
-from mrl.trajectories.group import OpenGroup, Rollouts
+from mrl.trajectories.group import GroupMaker, OpenGroup
 from mrl.trajectories.group_messages import GroupFields, samples_of
 from mrl.trajectories.trajectory import Trajectory
 from mrl.trajectories.worker_messages import GroupStart
@@ -161,7 +161,7 @@ class RemoteWorker:
         await self.connecting[engine]
 
     def send(self, message: worker_messages.WorkerMessage) -> None:
-        self._writer.write(frame(worker_messages.encode_message(message)))
+        self._writer.write(frame(worker_messages.encode_worker_message(message)))
 
     def close(self) -> None:
         """End the connection; what waits for an answer raises _Interrupted."""
@@ -181,7 +181,7 @@ class RemoteWorker:
         try:
             while (data := await read_frame_async(reader)) is not None:
                 self.num_quiet = 0
-                self._heard(self, worker_messages.decode_message(data))
+                self._heard(self, worker_messages.decode_worker_message(data))
         except Exception as error:  # of any kind: nothing more would be heard of its groups
             why = f"{self.name}: its connection failed: {error!r}"
         on_lost(why)
@@ -313,7 +313,7 @@ class WorkerEngines(EngineControl):
             worker.send(worker_messages.GiveUpEngine(number, why))
 
 
-class RemoteRollouts(Rollouts):
+class RemoteRollouts(GroupMaker):
     """Makes groups in rollout workers."""
 
     engines: WorkerEngines

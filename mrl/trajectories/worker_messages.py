@@ -174,10 +174,12 @@ _decoder = msgspec.msgpack.Decoder(
     | WorkerPulse
     | WorkerFailure
 )
-encode_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain_number).encode
+encode_worker_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder(
+    enc_hook=_plain_number
+).encode
 """The bytes of a message."""
 
 
-def decode_message(data: bytes) -> Any:
+def decode_worker_message(data: bytes) -> Any:
     """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
     return _decoder.decode(data)

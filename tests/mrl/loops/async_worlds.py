@@ -27,7 +27,7 @@ from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_completions, next_request
 from mrl.rollout.seeds import sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
-from mrl.trajectories.group import RolloutRunner, Rollouts
+from mrl.trajectories.group import GroupMaker, RolloutRunner
 from tests.mrl.loops.table_policy import config_of
 from tests.support.samples import make_completion
 
@@ -345,7 +345,7 @@ class World:
 
     def _made(
         self, engines: int, rewards: Callable[[], Any], failed: Callable[[BaseException], None]
-    ) -> tuple[Any, Rollouts]:
+    ) -> tuple[Any, GroupMaker]:
         """Return the engines as a schedule sees them, and what makes groups."""
         pool = self.pool(self, engines)
         return pool, RolloutRunner(pool, rewards(), run_seed=0)

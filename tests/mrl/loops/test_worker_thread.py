@@ -302,7 +302,7 @@ def test_strangers_get_nothing_of_a_worker() -> None:
         address = workers.threads[0]._server.sockets[0].getsockname()
         for said in (
             frame(engine_messages.encode(engine_messages.Proof(bytes(32)))),
-            frame(worker_messages.encode_message(worker_messages.ResumeRollouts(True))) * 20,
+            frame(worker_messages.encode_worker_message(worker_messages.ResumeRollouts(True))) * 20,
         ):
             with (
                 socket.create_connection(address, timeout=SECONDS) as stranger,

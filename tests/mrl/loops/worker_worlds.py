@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from mrl.rollout.engine_client import Address
 from mrl.rollout.engine_pool import EnginePool
-from mrl.trajectories.group import RolloutRunner, Rollouts
+from mrl.trajectories.group import GroupMaker, RolloutRunner
 from mrl.trajectories.remote_rollouts import RemoteRollouts, RemoteWorker, WorkerEngines
 from mrl.trajectories.rollout_worker import RolloutWorker
-from mrl.trajectories.worker_messages import GroupStart, decode_message, encode_message
+from mrl.trajectories.worker_messages import GroupStart, decode_worker_message, encode_worker_message
 from tests.mrl.loops.async_worlds import World, WorldEngine
 
 LATE = 0.3
@@ -85,11 +85,11 @@ class Process:
         """Deliver a message after those before it, unless a process dies first."""
         loop = asyncio.get_running_loop()
         way[0] = max(way[0], loop.time() + self._world.dice.uniform(0, LATE))
-        data = message if isinstance(message, list) else encode_message(message)
+        data = message if isinstance(message, list) else encode_worker_message(message)
 
         def deliver() -> None:
             if not self.is_dead:
-                take(data if isinstance(data, list) else decode_message(data))
+                take(data if isinstance(data, list) else decode_worker_message(data))
 
         loop.call_at(way[0], deliver)
 
@@ -164,7 +164,7 @@ class WorkerWorld(World):
 
     def _made(
         self, engines: int, rewards: Callable[[], Any], failed: Callable[[BaseException], None]
-    ) -> tuple[Any, Rollouts]:
+    ) -> tuple[Any, GroupMaker]:
         WorkerWorld.now, self.num_engines = self, engines
         self.engines: dict[int, WorldEngine] = {}
         self._lost: set[int] = set(range(engines))

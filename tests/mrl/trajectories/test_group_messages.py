@@ -10,7 +10,7 @@ import pytest
 
 from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
 from mrl.trajectories.group_messages import group_fields, samples_of
-from mrl.trajectories.worker_messages import GroupsDone, decode_message, encode_message
+from mrl.trajectories.worker_messages import GroupsDone, decode_worker_message, encode_worker_message
 
 PROMPT = Prompt(7, np.array([5, 6, 7], np.int32), "", None, domain="sums", tag="hard")
 
@@ -50,7 +50,9 @@ SAMPLES = {
     "one segment": made(ONE, 5),
     "two": made(TWO, 5, verdict=SCORED),
     "an episode": made(APART, 9, transcript=TALK, prompt_tokens=np.array([1], np.int32), verdict=VALUES),
-    "nothing": made((), 0, status=Status.FAILED, verdict=Verdict(VerdictKind.NO_REWARD, None, is_return=True)),
+    "nothing": made(
+        (), 0, status=Status.FAILED, verdict=Verdict(VerdictKind.NO_REWARD, None, is_return=True)
+    ),
     "a mask of its own": made(ONE, 5, loss_mask=np.array([1, 0, 1, 1, 0], np.bool_)),
     "versions of its own": made(ONE, 5, policy_versions=np.array([3, 3, 2, 3, -1], np.int32)),
     "parked": made(TWO, 5, status=Status.PARKED),
@@ -60,7 +62,7 @@ SAMPLES = {
 @pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
 def test_a_sample_crosses_unchanged(sample: Sample) -> None:
     others = [made(TWO, 5, sample_index=0), sample, made(ONE, 5, sample_index=9)]
-    message = decode_message(encode_message(GroupsDone(4, [(1, group_fields(PROMPT, others))])))
+    message = decode_worker_message(encode_worker_message(GroupsDone(4, [(1, group_fields(PROMPT, others))])))
     ((number, fields),) = message.groups
     came = samples_of(fields, PROMPT)
     assert (message.newest_version, number, [s.sample_index for s in came]) == (4, 1, [0, 2, 9])
