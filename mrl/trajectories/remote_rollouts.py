@@ -139,6 +139,8 @@ class RemoteWorker:
         self.num_quiet = 0
         """Looks in a row at which it had sent nothing."""
         self.pulse = worker_messages.WorkerPulse({}, 0, {})
+        self.num_started_before = 0
+        """Requests that processes before this one started over."""
         self.pausing: asyncio.Future[worker_messages.RolloutsPaused] | None = None
         self.connecting: dict[int, asyncio.Future[None]] = {}
         self.on_silence: Callable[[str], None] = lambda why: None
@@ -173,6 +175,8 @@ class RemoteWorker:
             if not future.done():
                 future.set_exception(_Interrupted())
         self.connecting, self.pausing = {}, None
+        self.num_started_before += self.pulse.num_started_over
+        self.pulse = worker_messages.WorkerPulse({}, 0, {})
         self.serving.clear()
         self.outbox.clear()
 
@@ -211,6 +215,8 @@ class WorkerEngines(EngineControl):
         self.runs = self.trains = False
         self.num_begun_again = 0
         """Samples that were begun again in another worker."""
+        self.num_waiting = 0
+        """Groups that wait for a worker that has an engine."""
 
     @property
     def serving(self) -> dict[int, RemoteWorker]:
@@ -294,7 +300,8 @@ class WorkerEngines(EngineControl):
 
     @property
     def is_stranded(self) -> bool:
-        return any(worker.groups for worker in self._workers) and not self._addresses
+        waits = self.num_waiting or any(worker.groups for worker in self._workers)
+        return bool(waits) and not self._addresses
 
     def late(self, seconds: float) -> list[int]:
         """Return the engines that have had work and made no step for so long. May be called in any thread."""
@@ -304,7 +311,8 @@ class WorkerEngines(EngineControl):
     @property
     def num_started_over(self) -> int:
         """Return how many requests were generated again elsewhere."""
-        return self.num_begun_again + sum(worker.pulse.num_started_over for worker in self._workers)
+        numbers = (each.num_started_before + each.pulse.num_started_over for each in self._workers)
+        return self.num_begun_again + sum(numbers)
 
     def give_up(self, number: int, why: str) -> None:
         """Take what an engine has elsewhere."""
@@ -389,7 +397,11 @@ class RemoteRollouts(GroupMaker):
         """Return a group's worker, and its engine if that follows from the prompt's index; waits while no engine serves."""
         while not (serving := self.engines.serving):
             self._serves.clear()
-            await self._serves.wait()
+            self.engines.num_waiting += 1
+            try:
+                await self._serves.wait()
+            finally:
+                self.engines.num_waiting -= 1
         if self._by_index:
             engine = sorted(serving)[group.prompt.index % len(serving)]
             return serving[engine], engine
