@@ -1,8 +1,9 @@
-"""Rollout workers: a process on each node of engines that runs the groups' coroutines (`rollout.workers: node`).
+"""Rollout workers: a process on each node of engines that runs the coroutines of groups.
 
-Ray starts them and carries the prompts of groups; everything else goes by sockets (mrl/trajectories/worker_messages.py). A worker
-has connections to its node's engines, and reward workers and environments of its own, as the driver has without workers. One that
-is lost is named and replaced; its engines pause by themselves when its connections end (mrl/rollout/engine_server.py).
+Ray starts them and carries the prompts of groups; everything else goes by sockets
+(mrl/trajectories/worker_messages.py). A worker has connections to its node's engines, and reward workers and
+environments of its own, as the driver has without workers. One that is lost is named and replaced; its
+engines pause by themselves when its connections end (mrl/rollout/engine_server.py).
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class WorkerPlace:
 
 
 def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> list[WorkerPlace]:
-    """Return a place for each node that an engine begins on, in the nodes' order; the dp ranks of an engine have one worker.
+    """Return a place for each node that an engine begins on, in the nodes' order; the dp ranks of an engine
+    have one worker.
 
     Raises:
         ConfigError: agent.max_open is less than one for each.
@@ -74,8 +76,8 @@ def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> l
     names, most = tuple(rollout.name(n) for n in rollout.numbers()), config.agent and config.agent.max_open
     if most is not None and most < len(engines):
         raise ConfigError(
-            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers opens at least one "
-            f"environment; set {len(engines)} or more"
+            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers opens at "
+            f"least one environment; set {len(engines)} or more"
         )
     return [
         WorkerPlace(
@@ -112,7 +114,8 @@ class RolloutWorkerActor:
             described: What the environments said of themselves on the driver's node, by key.
 
         Raises:
-            ConfigError: A verifier does not work here, or an environment cannot be made here or is another one.
+            ConfigError: A verifier does not work here, or an environment cannot be made here or is another
+                one.
         """
         config, place = self._config, self._place
         try:
@@ -186,7 +189,8 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
-        """`trial`: prompts whose verifiers each tries; `acting`: the environments as the driver's node has them."""
+        """`trial`: prompts whose verifiers each tries; `acting`: the environments as the driver's node has
+        them."""
         self.by_index = config.loop.deterministic or config.loop.schedule == "on_policy"
         self.places = worker_places(config, rollout, by_index=self.by_index)
         super().__init__(
@@ -224,7 +228,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
     def _metrics(self) -> dict[str, float]:
         return {"rollout/workers_lost": float(self.num_lost)} if self.num_lost else {}
 
-    # -- called in the rollout thread ----------------------------------------------------------------------------
+    # -- called in the rollout thread ------------------------------------------------------------------------
 
     async def start_worker(self, number: int) -> Address:
         if number in self._ended:
@@ -280,8 +284,8 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             if is_death(error):
                 return  # RolloutGroup.watch finds it
             raise WorkerLost(
-                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = {seconds:g} s after its "
-                "rollout worker was lost"
+                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = {seconds:g} s "
+                "after its rollout worker was lost"
             ) from error
 
     async def _cause(self, number: int, said: str) -> str:

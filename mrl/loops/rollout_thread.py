@@ -57,7 +57,8 @@ class RolloutThread(EventThread):
         """Start the thread.
 
         Args:
-            rollouts: Makes what makes groups, in the thread, given this (`in_this_process`, or remote_rollouts.py).
+            rollouts: Makes what makes groups, in the thread, given this (`in_this_process`, or
+                remote_rollouts.py).
             clock: Counts what is waited here.
             deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; in turn, from one to the
                 next.
@@ -271,8 +272,8 @@ def in_this_process(
 
     Args:
         engines: Makes what generates, in the thread, given this.
-        environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how many are open at
-            once.
+        environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how
+            many are open at once.
     """
 
     def make(thread: RolloutThread) -> GroupMaker:

@@ -1,4 +1,5 @@
-"""The event loop of a rollout worker's process, in a thread of its own, and the socket that the driver connects to."""
+"""The event loop of a rollout worker's process, in a thread of its own, and the socket that the driver
+connects to."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ METRICS = {
     "rollout/engines": Metric("1", "Engines that serve; in the same rows."),
     "rollout/started_over": Metric(
         "samples",
-        "Unfinished requests of lost engines, and of lost rollout workers, that others began again, so far; in the same rows.",
+        "Unfinished requests of lost engines and rollout workers that others began again, so far; in the same "
+        "rows.",
     ),
     "rollout/workers_lost": Metric(
         "1", "Rollout workers that this start of the run has lost so far; in rows after the first loss."

@@ -35,7 +35,8 @@ class EngineControl(Protocol):
     """Newest version on the tokens that came since it was set to -1."""
 
     async def pause(self, *, snapshot: bool) -> Interrupted:
-        """Stop all engines at a token boundary. `snapshot`: fetch what has come so far, for checkpoints and for losses."""
+        """Stop all engines at a token boundary. `snapshot`: fetch what has come so far, for checkpoints and
+        for losses."""
         ...
 
     def resume(self, *, training: bool = True) -> None:
@@ -199,7 +200,8 @@ class EnginePool(Engines):
             client.give_up(why)
 
     def prefer(self, prompt: int, engine: int) -> None:
-        """Let an engine take a prompt's requests while it serves, whatever the router would choose, until `forget`."""
+        """Let an engine take a prompt's requests while it serves, whatever the router would choose, until
+        `forget`."""
         self._router.prefer(prompt, engine)
 
     def forget(self, prompt: int) -> None:

@@ -2,7 +2,7 @@
 
 | waits for | unblocked by |
 |---|---|
-| frames of its client | the driver or a rollout worker; when it leaves, the engine pauses and another may come |
+| frames of its client | the driver or a rollout worker; if it leaves, the engine pauses, another may come |
 | completions | the engine's thread |
 
 Completions leave together: each waits at most WAIT_SHARE of the time that it took, so that many share a message where

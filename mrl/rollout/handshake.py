@@ -28,7 +28,8 @@ async def prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secr
 
 
 async def is_proved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """Challenge the side that connected; return True if it proves to know the secret. Reads no more than a proof."""
+    """Challenge the side that connected; return True if it proves to know the secret. Reads no more than a
+    proof."""
     nonce = secrets.token_bytes(32)
     writer.write(frame(engine_messages.encode(engine_messages.Challenge(nonce))))
     size = len(frame(engine_messages.encode(engine_messages.Proof(bytes(32)))))

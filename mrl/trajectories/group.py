@@ -46,8 +46,8 @@ class OpenGroup:
 
 
 class GroupMaker(abc.ABC):
-    """How the groups of a run are made: in this process (`RolloutRunner`), or in rollout workers (remote_rollouts.py). All
-    methods belong to one event loop."""
+    """How the groups of a run are made: in this process (`RolloutRunner`), or in rollout workers
+    (remote_rollouts.py). All methods belong to one event loop."""
 
     engines: EngineControl
 
@@ -63,11 +63,13 @@ class GroupMaker(abc.ABC):
 
     @abc.abstractmethod
     def saved(self, group: OpenGroup) -> Group:
-        """Return what a checkpoint keeps of a group, while engines are paused; a sample that has not begun is not in it."""
+        """Return what a checkpoint keeps of a group, while engines are paused; a sample that has not begun
+        is not in it."""
 
     @abc.abstractmethod
     def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
-        """Return (the samples without a response and where they are, the samples without a verdict), for people."""
+        """Return (the samples without a response and where they are, the samples without a verdict), for
+        people."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -124,7 +126,8 @@ class RolloutRunner(GroupMaker):
         rules_of: RulesOf = lambda domain: None,
         max_open: int | None = None,
     ) -> None:
-        """`rules_of` a domain whose samples are episodes, in `environments`; `max_open` of them, for messages."""
+        """`rules_of` a domain whose samples are episodes, in `environments`; `max_open` of them, for
+        messages."""
         super().__init__()
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of

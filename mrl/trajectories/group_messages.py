@@ -1,7 +1,7 @@
-"""Samples of a group in a message: what the driver of a run reads for every sample, so it is made to be read fast.
+"""Samples of a group in a message: the driver of a run reads every one, so the form is made to be read fast.
 
-Masks and versions follow from the segments and are sent only if they differ from what these say. A checkpoint has another form
-(mrl/pool/group_bytes.py), which says everything.
+Masks and versions follow from the segments and are sent only if they differ from what these say. A
+checkpoint has another form (mrl/pool/group_bytes.py), which says everything.
 """
 
 from __future__ import annotations
@@ -155,10 +155,18 @@ def _verdict_fields(verdict: Verdict) -> VerdictFields:
 
 def _verdict(own: VerdictFields) -> Verdict:
     values = None if own.token_values is None else np.frombuffer(own.token_values, _FLOAT)
-    kind, applies = VerdictKind(own.kind), own.applies
     return Verdict(
-        kind, own.value, own.reason, own.parts, own.verifier, own.version, own.seconds, values, own.is_return, applies
-    )  # fmt: skip
+        kind=VerdictKind(own.kind),
+        value=own.value,
+        reason=own.reason,
+        parts=own.parts,
+        verifier=own.verifier,
+        version=own.version,
+        seconds=own.seconds,
+        token_values=values,
+        is_return=own.is_return,
+        applies=own.applies,
+    )
 
 
 def _transcript(told: dict[str, Any]) -> Transcript:

@@ -1,4 +1,5 @@
-"""Groups that rollout workers make: the driver's end. A worker has the engines of its node and runs the groups' coroutines.
+"""Groups that rollout workers make: the driver's end. A worker has the engines of its node and runs the
+groups' coroutines.
 
 | waits for | unblocked by |
 |---|---|
@@ -6,8 +7,9 @@
 | a group's samples and verdicts | `GroupsDone` of its worker, or the worker's loss |
 | a pause | `RolloutsPaused` of each worker; of a lost one, its engines' word that they have paused |
 
-A worker whose connection ends, or that sends nothing for long, is lost: its groups begin elsewhere from the last snapshot,
-and another process comes in its place. A group's number is new each time it begins, so that nothing counts twice.
+A worker whose connection ends, or that sends nothing for long, is lost: its groups begin elsewhere from the
+last snapshot, and another process comes in its place. A group's number is new each time it begins, so that
+nothing counts twice.
 """
 
 from __future__ import annotations
@@ -149,7 +151,8 @@ class RemoteWorker:
         self._reading: asyncio.Task[None]
 
     async def connect(self, address: Address, secret: bytes, on_lost: Callable[[str], None]) -> None:
-        """Connect; `on_lost(why)` is called once, when the connection ends. OSError or MsgspecError if nobody takes it."""
+        """Connect; `on_lost(why)` is called once, when the connection ends. OSError or MsgspecError if
+        nobody takes it."""
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, self._writer = await asyncio.open_connection(*address, limit=STREAM_BYTES)
             await prove(reader, self._writer, secret)
@@ -203,8 +206,8 @@ class WorkerEngines(EngineControl):
         on_change: Callable[[], None],
         flush: Callable[[], None],
     ) -> None:
-        """`on_lost(engine, why, kind)`: called when an engine's connection ends. `on_change`: called when an engine comes or
-        goes. `flush`: sends the groups that are to begin."""
+        """`on_lost(engine, why, kind)`: called when an engine's connection ends. `on_change`: called when an
+        engine comes or goes. `flush`: sends the groups that are to begin."""
         self._workers, self._on_lost, self._on_change, self._flush = workers, on_lost, on_change, flush
         self._worker_of = {
             engine: worker for worker, own in zip(workers, engines, strict=True) for engine in own
@@ -339,11 +342,12 @@ class RemoteRollouts(GroupMaker):
         """Start the workers.
 
         Args:
-            by_index: A prompt's engine follows from its index alone, as without workers; else a group goes to the worker that
-                has the fewest samples for each of its engines.
+            by_index: A prompt's engine follows from its index alone, as without workers; else a group goes
+                to the worker that has the fewest samples for each of its engines.
             silent_seconds: A worker that sends nothing for so long is lost.
             on_failure: Called with what ends the run.
-            on_engine_lost: Called with an engine's number when its connection ends, with why and the class of its error.
+            on_engine_lost: Called with an engine's number when its connection ends, with why and the class
+                of its error.
         """
         super().__init__()
         self._processes, self._by_index, self._on_failure = processes, by_index, on_failure
@@ -363,7 +367,7 @@ class RemoteRollouts(GroupMaker):
             self._task(self._open(worker))
         self._task(self._look())
 
-    # -- groups --------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
         group = RemoteGroup(prompt, sampling, tuple(records))
@@ -394,7 +398,8 @@ class RemoteRollouts(GroupMaker):
         return Group(group.prompt, samples_of(data, group.prompt))
 
     async def _choose(self, group: RemoteGroup) -> tuple[RemoteWorker, int]:
-        """Return a group's worker, and its engine if that follows from the prompt's index; waits while no engine serves."""
+        """Return a group's worker, and its engine if that follows from the prompt's index; waits while no
+        engine serves."""
         while not (serving := self.engines.serving):
             self._serves.clear()
             self.engines.num_waiting += 1
@@ -439,7 +444,7 @@ class RemoteRollouts(GroupMaker):
         except Exception as error:
             self._on_failure(error)
 
-    # -- what workers send ---------------------------------------------------------------------------------------
+    # -- what workers send -----------------------------------------------------------------------------------
 
     def _heard(self, worker: RemoteWorker, message: Any) -> None:
         match message:
@@ -483,7 +488,7 @@ class RemoteRollouts(GroupMaker):
         if not unanswered:
             group.answered.set()
 
-    # -- workers that come and go --------------------------------------------------------------------------------
+    # -- workers that come and go ----------------------------------------------------------------------------
 
     async def _open(self, worker: RemoteWorker) -> None:
         """Start a worker and connect it with its engines."""
@@ -541,7 +546,8 @@ class RemoteRollouts(GroupMaker):
                 self._interrupt(worker)
 
     async def _look(self) -> None:
-        """Give workers up that send nothing. Looks are counted, not time: this process may have been held up itself."""
+        """Give workers up that send nothing. Looks are counted, not time: this process may have been held up
+        itself."""
         most = max(2, round(self._silent_seconds / LOOK_SECONDS))
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -550,7 +556,8 @@ class RemoteRollouts(GroupMaker):
                 if worker.num_quiet > most:
                     worker.num_quiet = 0
                     worker.on_silence(
-                        f"{worker.name} sent nothing within rollout.step_deadline_seconds = {self._silent_seconds:g} s"
+                        f"{worker.name} sent nothing within rollout.step_deadline_seconds = "
+                        f"{self._silent_seconds:g} s"
                     )
 
     def _task(self, work: Any) -> None:
@@ -561,7 +568,7 @@ class RemoteRollouts(GroupMaker):
     def close(self) -> None:
         """Do nothing: whoever started the processes of workers ends them."""
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- what there is ---------------------------------------------------------------------------------------
 
     def saved(self, group: OpenGroup) -> Group:
         assert isinstance(group, RemoteGroup), "groups of this object are remote"

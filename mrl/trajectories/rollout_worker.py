@@ -1,11 +1,13 @@
-"""A rollout worker: the coroutines of groups in a process of their node, beside its engines, environments and reward workers.
+"""A rollout worker: the coroutines of groups in a process of their node, beside its engines, environments
+and reward workers.
 
 | waits for | unblocked by |
 |---|---|
 | messages | the driver; its end ends nothing here, Ray does |
 | groups | engines, environments, reward workers |
 
-Judged groups leave together, once a turn of the loop; what open groups lack leaves every REPORT_SECONDS while it changes.
+Judged groups leave together, once a turn of the loop; what open groups lack leaves every REPORT_SECONDS
+while it changes.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class RolloutWorker:
         self._task(self._report())
 
     def begin(self, groups: Sequence[GroupStart]) -> None:
-        """Begin groups. Their first requests leave in one message per engine, because all begin in one turn of the loop."""
+        """Begin groups. Their first requests leave in one message per engine, because all begin in one turn
+        of the loop."""
         for start in groups:
             sampling, prompt = start.sampling, start.prompt
             if start.lengths is not None:
@@ -108,7 +111,7 @@ class RolloutWorker:
             groups = [(number, group_fields(group.prompt, group.samples)) for number, group in saved]
         self._send(worker_messages.RolloutsPaused(interrupted.num_requests, interrupted.num_tokens, groups))
 
-    # -- groups --------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def _ended(self, number: int, group: OpenGroup, task: asyncio.Task[Group]) -> None:
         self._open.pop(number, None)

@@ -1,10 +1,10 @@
-"""What the driver and a rollout worker send each other: msgpack in frames (mrl/processes/framing.py), never pickles.
+"""What the driver and a rollout worker send each other: msgpack in frames, never pickles.
 
 | from the driver | | from the worker | |
 |---|---|---|---|
-| ConnectEngine | an engine of its node is up | EngineConnected, EngineGone | it is connected; its connection ended |
+| ConnectEngine | an engine is up | EngineConnected, EngineGone | it is connected; its connection ended |
 | GiveUpEngine | an engine is lost | GroupsDone | judged groups |
-| PauseRollouts | stop engines at a token boundary | RolloutsPaused | all stopped; partial groups, if asked for |
+| PauseRollouts | stop engines at a token boundary | RolloutsPaused | all stopped; partial groups if asked |
 | ResumeRollouts | let engines step again | GroupsProgress | what groups still lack |
 | DropGroups | groups are made elsewhere | WorkerPulse | each second: the worker lives |
 | | | WorkerFailure | something of ours failed |

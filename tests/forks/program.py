@@ -1,4 +1,5 @@
-"""`mrl` with workers that the tests' fork servers start, on pretended nodes if a test asks for them; the rest of it is a user's."""
+"""`mrl` with workers that the tests' fork servers start, on pretended nodes if a test asks for them; the
+rest of it is a user's."""
 
 import os
 import sys

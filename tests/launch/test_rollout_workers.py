@@ -1,4 +1,5 @@
-"""Runs whose groups are made by rollout workers: the driver's own figures, two nodes, episodes, and workers that are killed."""
+"""Runs whose groups are made by rollout workers: the driver's own figures, two nodes, episodes, and workers
+that are killed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def trained(task: Path, folder: Path, name: str, *more: str, **options: Any) -> 
 
 
 def test_two_nodes_have_the_drivers_own_figures(task: Path, tmp_path: Path) -> None:
-    """Rows and samples to the last digit: a prompt's engine, its order and its seeds do not depend on who asks."""
+    """Rows and samples to the last digit: a prompt's engine, its order and its seeds do not depend on who
+    asks."""
     more = ("loop.deterministic=true", "loop.steps=3", "logging.samples_per_step=1000")
     plain = trained(task, tmp_path, "plain", *more)
     workers = trained(task, tmp_path, "workers", *more, *WORKERS, environment=TWO_NODES)

@@ -1,4 +1,5 @@
-"""Slots of one machine that are said to lie on several nodes: the processes, and what they send each other, are those of real nodes."""
+"""Slots of one machine that are said to lie on several nodes: the processes, and what they send each other,
+are those of real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rollout workers by real sockets, over engines whose tokens follow from a request's seed: what comes, what is lost, strangers."""
+"""Rollout workers by real sockets, over engines whose tokens follow from a request's seed: what comes, what
+is lost, strangers."""
 
 from __future__ import annotations
 

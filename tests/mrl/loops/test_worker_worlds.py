@@ -1,4 +1,5 @@
-"""What async worlds promise, with groups in rollout workers that are killed too; and that the worlds see what is wrong."""
+"""What async worlds promise, with groups in rollout workers that are killed too; and that the worlds see
+what is wrong."""
 
 from __future__ import annotations
 

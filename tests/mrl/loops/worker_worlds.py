@@ -1,5 +1,6 @@
-"""Random worlds whose groups are made by rollout workers: the production driver's end, workers, pools, buffer and ledger. Messages
-take their time, begun groups come by another way than messages, and workers are killed while their engines still run."""
+"""Random worlds whose groups are made by rollout workers: the production driver's end, workers, pools,
+buffer and ledger. Messages take their time, begun groups come by another way than messages, and workers are
+killed while their engines still run."""
 
 from __future__ import annotations
 
