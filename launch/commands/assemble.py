@@ -153,9 +153,14 @@ def assembled(
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
             stack.enter_context(without_rays_words())
         if config.rollout.workers == "node":
-            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
-            workers = worker_processes(config, hybrid, inputs, clock, log_folder)
-            make = in_workers(config, stack.enter_context(workers.started()))
+
+            def start_workers(hybrid: Hybrid) -> None:
+                workers.append(worker_processes(config, hybrid, inputs, clock, log_folder))
+                stack.enter_context(workers[0].started())
+
+            workers: list[RolloutWorkerGroup] = []
+            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, before_start=start_workers))
+            make = in_workers(config, workers[0])
         else:
             rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
             environments = stack.enter_context(
@@ -294,8 +299,15 @@ def rollout_thread(
 
 
 @contextlib.contextmanager
-def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
-    """Start both worker groups on the slots of the connected cluster; close them at the end."""
+def hybrid_engine(
+    config: Config,
+    clock: PhaseClock,
+    log_folder: Path,
+    *,
+    before_start: Callable[[Hybrid], None] = lambda hybrid: None,
+) -> Iterator[Hybrid]:
+    """Start both worker groups on the slots of the connected cluster; close them at the end. `before_start`:
+    called before they are waited for."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
@@ -322,6 +334,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
             offloads=config.training.offloads(gpus=gpus),
         )
         stack.callback(hybrid.close)
+        before_start(hybrid)
         hybrid.start()
         yield hybrid
 

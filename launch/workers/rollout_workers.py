@@ -15,7 +15,7 @@ import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mrl.agents.pool import EnvironmentPool
 from mrl.config.root import Config
@@ -33,6 +33,9 @@ from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.rollout.engine_client import Address
 from mrl.samples import Prompt
 from mrl.trajectories.worker_messages import GroupStart
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +192,8 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
-        """`trial`: prompts whose verifiers each tries; `acting`: the environments as the driver's node has
-        them."""
+        """Begin to start them. `trial`: prompts whose verifiers each tries; `acting`: the environments as the
+        driver's node has them."""
         self.by_index = config.loop.deterministic or config.loop.schedule == "on_policy"
         self.places = worker_places(config, rollout, by_index=self.by_index)
         super().__init__(
@@ -209,9 +212,9 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         self.names = [self.name(number) for number in self.numbers()]
         self.engines = [place.engines for place in self.places]
         self._most = 0 if config.loop.deterministic else MOST_LOSSES
-        self._ended: set[int] = set()
-        """Workers whose process is to be made anew."""
         self.num_lost = 0
+        self._starts = {number: self._start(number) for number in self.numbers()}
+        """Of the processes that nobody has waited for."""
 
     @contextlib.contextmanager
     def started(self) -> Iterator[RolloutWorkerGroup]:
@@ -225,16 +228,18 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
     def name(self, number: int) -> str:
         return f"{self.kind} {self.places[number].node}"
 
+    def _start(self, number: int) -> ObjectRef[Address]:
+        return self.start_on(number, RolloutWorkerActor.start, self.secret, self._trial, self._described)
+
     def _metrics(self) -> dict[str, float]:
         return {"rollout/workers_lost": float(self.num_lost)} if self.num_lost else {}
 
     # -- called in the rollout thread ------------------------------------------------------------------------
 
     async def start_worker(self, number: int) -> Address:
-        if number in self._ended:
-            self._ended.discard(number)
+        if (call := self._starts.pop(number, None)) is None:
             self.make_anew(number)
-        call = self.start_on(number, RolloutWorkerActor.start, self.secret, self._trial, self._described)
+            call = self._start(number)
         seconds = self._config.launch.start_deadline_seconds
         try:
             return await _within(call, seconds)
@@ -271,7 +276,6 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             self._most,
         )
         ray.kill(self.actors[number])
-        self._ended.add(number)
         for engine in self.engines[number]:
             await self._wait_until_free(engine)
 
