@@ -56,6 +56,7 @@ class WorkerThread(EventThread):
         self._writer: asyncio.StreamWriter | None = None
         self._worker: RolloutWorker
         self._rewards: RewardClient
+        self._server: asyncio.Server
 
         async def build() -> None:
             pool = EnginePool(

@@ -170,4 +170,5 @@ def _verdict(own: VerdictFields) -> Verdict:
 
 
 def _transcript(told: dict[str, Any]) -> Transcript:
-    return Transcript(**told | {"turns": tuple(Turn(**turn) for turn in told["turns"])})
+    fields: dict[str, Any] = {"turns": tuple(Turn(**turn) for turn in told["turns"])}
+    return Transcript(**told | fields)

@@ -46,10 +46,20 @@ LOOK_SECONDS = 1.0
 class WorkerProcesses(Protocol):
     """The processes of the rollout workers (launch/workers/rollout_workers.py), by number."""
 
-    secret: bytes
-    names: Sequence[str]
-    engines: Sequence[Sequence[int]]
-    """The engines of each."""
+    @property
+    def secret(self) -> bytes:
+        """Return what a worker takes as the proof of its driver."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the name of each, for people."""
+        ...
+
+    @property
+    def engines(self) -> Sequence[Sequence[int]]:
+        """Return the engines of each."""
+        ...
 
     async def start_worker(self, number: int) -> Address:
         """Return where a worker listens, once it is up; starts its process if there is none."""
