@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,11 +29,12 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.prompt_stream import PromptStream
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands.assemble import rollout_thread
+from mrl.launch.commands.assemble import in_driver, in_workers, rollout_thread
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import RewardGroup
+from mrl.launch.workers.rollout_workers import RolloutWorkerGroup
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread
@@ -46,6 +47,7 @@ from mrl.prepare.tokenizer import write_bpe
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
+from mrl.trajectories.group import GroupMaker
 from mrl.trajectories.rewards import RewardWorkers
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sigma", type=float, default=0.5, help="deviation of the logarithm of the lengths")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--reward-nodes", choices=["driver", "all"], default="driver")
+    parser.add_argument("--workers", choices=["driver", "node"], default="driver", help="rollout.workers")
     parser.add_argument("--step-seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
     parser.add_argument(
@@ -120,8 +123,8 @@ def _rows(options: argparse.Namespace, profile: cProfile.Profile | None) -> list
         pools = stack.enter_context(_pools(config, clock, folder))
         pools.start(_pace(options))
         run_folder = RunFolder(config.run_folder)
-        rewards = stack.enter_context(_reward_workers(config, clock, run_folder))
-        rollouts = rollout_thread(config, cast(Hybrid, pools), rewards, None, None, clock)
+        make = stack.enter_context(_rollouts(config, pools, clock, run_folder))
+        rollouts = rollout_thread(config, make, clock)
         stack.callback(rollouts.close)
         pools.rollout.attach(rollouts)
         loop = _loop(options, config, pools, rollouts, run_folder, stack)
@@ -158,7 +161,8 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
             f"run={{name: driver, folder: {folder}}}",
             f"model={{path: {folder}/model, max_length: {most + 512}, new: {{}}}}",
             f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2, "
-            f"nodes: {options.reward_nodes}}}",
+            f"nodes: {'all' if options.workers == 'node' else options.reward_nodes}}}",
+            f"rollout.workers={options.workers}",
             "algorithm.filter=null",
             "training.layout={ep: 1, dp: 2}",
             f"launch.engine_slots={options.engines}",
@@ -218,12 +222,24 @@ def _loop(
     return StreamLoop(config, pools, rollouts, [], recorder, Checkpoints(config, run_folder))
 
 
-def _reward_workers(
-    config: Config, clock: PhaseClock, folder: RunFolder
-) -> contextlib.AbstractContextManager[RewardWorkers]:
-    if config.reward.nodes == "driver":
-        return RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
-    return RewardGroup(config, clock, environment={}, log_folder=str(folder.path)).started(trial=[])
+@contextlib.contextmanager
+def _rollouts(
+    config: Config, pools: StubPools, clock: PhaseClock, folder: RunFolder
+) -> Iterator[Callable[[RolloutThread], GroupMaker]]:
+    """Yield what makes groups, in the driver or in a rollout worker."""
+    options: dict[str, Any] = {"environment": {"OMP_NUM_THREADS": "1"}, "log_folder": str(folder.path)}
+    if config.rollout.workers == "node":
+        workers = RolloutWorkerGroup(config, pools.rollout, clock, trial=[], acting=None, **options)
+        with workers.started():
+            yield in_workers(config, workers)
+    else:
+        rewards: contextlib.AbstractContextManager[RewardWorkers]
+        if config.reward.nodes == "driver":
+            rewards = RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
+        else:
+            rewards = RewardGroup(config, clock, **options).started(trial=[])
+        with rewards as reward_workers:
+            yield in_driver(config, cast(Hybrid, pools), reward_workers, None, None)
 
 
 def _lengths(options: argparse.Namespace, config: Config) -> Lengths:

@@ -125,6 +125,13 @@ class StubEngine:
     def resume(self, *, training: bool = True) -> None:
         self._waiting.hold(NOTHING if training else TRAINING)
 
+    def abort(self, request_ids: Iterable[str]) -> None:
+        names = set(request_ids)
+        self._waiting.remove(names)
+        self._open = {name: own for name, own in self._open.items() if name not in names}
+        self._running = {name: own for name, own in self._running.items() if name not in names}
+        self._ends = sorted(end for end in self._ends if end[1] not in names)
+
     def close(self) -> None: ...
 
     def _completion(self, own: _Open, status: Status) -> Completion:

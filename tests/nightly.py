@@ -76,6 +76,7 @@ NIGHTLY = {
     "tests/launch/test_slurm.py::test_a_warned_job": "tests/launch/test_train.py::test_sigterm_to_the_process_group_saves_and_leaves_nothing",
     "tests/launch/test_train.py::test_an_interrupt_before_the_first_step": "tests/launch/test_stopping.py::test_a_request_before_the_first_step_that_other_code_swallows_is_not_lost",
     "tests/launch/test_agents.py::test_rows_with_and_without_an_environment": "tests/launch/test_agents.py::test_episodes_are_trained_on_policy",
+    "tests/launch/test_rollout_workers.py::test_a_stream_survives": "tests/launch/test_rollout_workers.py::test_a_policy_survives",
     "tests/launch/test_difficulty.py::test_rates_of_a_real_engine": "tests/launch/test_difficulty.py::test_an_ended_survey_goes_on_and_ends_with_the_same_figures",
     "tests/launch/test_evaluate.py::test_stop_texts": "tests/mrl/rollout/test_sampling.py::test_stop_texts_end_a_response_that_keeps_them",
     "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[tp2-ep2-to-1": "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[ep2-dp2-to-2-offloaded",

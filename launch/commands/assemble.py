@@ -26,7 +26,7 @@ from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
 from mrl.launch.commands.acting import Acting
-from mrl.launch.commands.check import check_rewards, check_run
+from mrl.launch.commands.check import Inputs, check_rewards, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
@@ -34,13 +34,14 @@ from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.placement import place
 from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
 from mrl.launch.workers.rollout_group import RolloutGroup
+from mrl.launch.workers.rollout_workers import RolloutWorkerGroup
 from mrl.launch.workers.train_group import TrainGroup
 from mrl.launch.workers.two_pools import TwoPools
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.rollout_thread import RolloutThread
+from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
@@ -53,6 +54,8 @@ from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
 from mrl.training.hf.hf_folder import read_config
+from mrl.trajectories.group import GroupMaker
+from mrl.trajectories.remote_rollouts import RemoteRollouts
 from mrl.trajectories.rewards import RewardWorkers
 
 log = logging.getLogger(__name__)
@@ -142,12 +145,26 @@ def assembled(
             stack.enter_context(without_gpus_of(config.reward))
             ray = stack.enter_context(cluster(config.launch, num_slots=config.num_slots))
             stack.enter_context(without_rays_words())
-        rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
-        environments = stack.enter_context(environment_processes(config, inputs.acting, clock, log_folder))
-        hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
-        rollouts = rollout_thread(config, hybrid, rewards, environments, inputs.acting, clock)
+        if config.rollout.workers == "node":
+
+            def start_workers(hybrid: Hybrid) -> None:
+                workers.append(worker_processes(config, hybrid, inputs, clock, log_folder))
+                stack.enter_context(workers[0].started())
+
+            workers: list[RolloutWorkerGroup] = []
+            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, before_start=start_workers))
+            make = in_workers(config, workers[0])
+        else:
+            rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
+            environments = stack.enter_context(
+                environment_processes(config, inputs.acting, clock, log_folder)
+            )
+            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
+            make = in_driver(config, hybrid, rewards, environments, inputs.acting)
+        rollouts = rollout_thread(config, make, clock)
         stack.callback(rollouts.close)
-        hybrid.rollout.attach(rollouts)
+        with clock.phase("connect"):
+            hybrid.rollout.attach(rollouts)
         settle()
         gc.enable()
         stack.callback(gc.unfreeze)
@@ -207,15 +224,14 @@ def environment_processes(
     return EnvironmentNodes(config, clock, environment=environment, log_folder=str(log_folder)).pool()
 
 
-def rollout_thread(
+def in_driver(
     config: Config,
     hybrid: Hybrid,
     rewards: RewardWorkers,
     environments: Environments | None,
     acting: Acting | None,
-    clock: PhaseClock,
-) -> RolloutThread:
-    """The thread that generates over a hybrid engine's engines."""
+) -> Callable[[RolloutThread], GroupMaker]:
+    """Return what makes groups in the driver's rollout thread, over a hybrid engine's engines."""
     group = hybrid.rollout
 
     def engines(thread: RolloutThread) -> EnginePool:
@@ -228,20 +244,62 @@ def rollout_thread(
             on_lost=thread.note_lost,
         )
 
-    return RolloutThread(
+    return in_this_process(
         engines,
         rewards,
-        clock,
         run_seed=config.run.seed,
-        deadline_seconds=config.loop.phase_deadline_seconds,
         environments=environments,
         **(acting.for_rollouts() if acting else {}),
     )
 
 
+def worker_processes(
+    config: Config, hybrid: Hybrid, inputs: Inputs, clock: PhaseClock, log_folder: Path
+) -> RolloutWorkerGroup:
+    """Start a rollout worker on each node of a hybrid engine's engines."""
+    return RolloutWorkerGroup(
+        config,
+        hybrid.rollout,
+        clock,
+        trial=inputs.trial,
+        acting=inputs.acting,
+        environment=worker_environment(config),
+        log_folder=str(log_folder),
+    )
+
+
+def in_workers(config: Config, workers: RolloutWorkerGroup) -> Callable[[RolloutThread], GroupMaker]:
+    """Return what makes groups in rollout workers."""
+
+    def make(thread: RolloutThread) -> GroupMaker:
+        return RemoteRollouts(
+            workers,
+            by_index=workers.by_index,
+            silent_seconds=config.rollout.step_deadline_seconds,
+            on_failure=thread.fail,
+            on_engine_lost=thread.note_lost,
+        )
+
+    return make
+
+
+def rollout_thread(
+    config: Config, make: Callable[[RolloutThread], GroupMaker], clock: PhaseClock
+) -> RolloutThread:
+    """Start the thread that a schedule gets groups from, which `make` makes."""
+    return RolloutThread(make, clock, deadline_seconds=config.loop.phase_deadline_seconds)
+
+
 @contextlib.contextmanager
-def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterator[Hybrid]:
-    """Start both worker groups on the slots of the connected cluster; close them at the end."""
+def hybrid_engine(
+    config: Config,
+    clock: PhaseClock,
+    log_folder: Path,
+    *,
+    before_start: Callable[[Hybrid], None] = lambda hybrid: None,
+) -> Iterator[Hybrid]:
+    """Start both worker groups on the slots of the connected cluster; close them at the end. `before_start`:
+    called before they are waited for."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
@@ -268,6 +326,7 @@ def hybrid_engine(config: Config, clock: PhaseClock, log_folder: Path) -> Iterat
             offloads=config.training.offloads(gpus=gpus),
         )
         stack.callback(hybrid.close)
+        before_start(hybrid)
         hybrid.start()
         yield hybrid
 

@@ -2,7 +2,8 @@
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
 Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
-process of engine N; there is one where rollout.tp is above 1), reward, host (of the environment), guest (an episode's process), tool (a
+process of engine N; there is one where rollout.tp is above 1), rollouts-N (the rollout worker of node N),
+reward, host (of the environment), guest (an episode's process), tool (a
 tool server of an episode), watcher (what cleans up after the driver), and, of a Ray that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver (agent.nodes,
 reward.nodes). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and killed a moment later.
 With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed (`kill`), asked to end (`term`: SIGTERM), stopped for
@@ -40,7 +41,7 @@ PAUSE_SECONDS = 3.0
 """Far below all deadlines."""
 KINDS = {"driver": False, "reward": False, "host": False, "guest": False, "tool": False}
 KINDS |= {"watcher": False, "gcs": False, "raylet": False, "agent": False}
-KINDS |= {"train": True, "engine": True, "vllm": True}
+KINDS |= {"train": True, "engine": True, "vllm": True, "rollouts": True}
 """Kinds of targets; whether they have a number."""
 HOST = ("mrl.agents.host",)
 """An episode's process is forked from the host's and keeps its command."""
@@ -136,7 +137,12 @@ class FaultInjector:
             return os.getpid
         if kind in CHILDREN:
             return lambda: _descendant(os.getpid(), *CHILDREN[kind])
-        group = self._hybrid.train if kind == "train" else self._hybrid.rollout
+        rollout = self._hybrid.rollout
+        group = {"train": self._hybrid.train, "rollouts": rollout.workers}.get(kind, rollout)
+        if group is None:
+            raise ConfigError(
+                f"{VARIABLE} has {target!r}: there are rollout workers only with rollout.workers = node"
+            )
         pid = _actor_pid(group, int(number))
         return (lambda: _descendant(pid, VLLM_WORKER, deep=True)) if kind == "vllm" else (lambda: pid)
 

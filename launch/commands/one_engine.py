@@ -17,7 +17,7 @@ from mrl.data.tokenise import decoder
 from mrl.errors import RolloutError
 from mrl.launch.commands.acting import Acting
 from mrl.launch.commands.engines import with_engines
-from mrl.loops.rollout_thread import RolloutThread
+from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.observe.phases import PhaseClock
 from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
@@ -47,15 +47,14 @@ def one_engine(
         asking = stack.enter_context(with_engines(config))
         rewards = stack.enter_context(RewardPool(asking.reward, group_size=group_size))
         environments = stack.enter_context(EnvironmentPool.of(acting.section)) if acting else None
-        rollouts = RolloutThread(
+        make = in_this_process(
             engines,
             rewards,
-            PhaseClock(),
             run_seed=config.run.seed,
-            deadline_seconds=config.loop.phase_deadline_seconds,
             environments=environments,
             **(acting.for_rollouts() if acting else {}),
         )
+        rollouts = RolloutThread(make, PhaseClock(), deadline_seconds=config.loop.phase_deadline_seconds)
         stack.callback(rollouts.close)
         rollouts.connect(0, address)
         rollouts.resume()

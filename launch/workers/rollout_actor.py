@@ -105,7 +105,7 @@ class RolloutActor:
         path, options = self._config.model.path, vllm_start.of_run(self._config, self.part, meeting)
         tokenizer = load_tokenizer(path, trust_remote_code=self._config.model.trust_remote_code)
         ends = end_of_text(tokenizer, path)
-        server = EngineServer(
+        self._server = server = EngineServer(
             self._listener,
             secret,
             decoder(tokenizer, ends),
@@ -144,6 +144,10 @@ class RolloutActor:
     def door(self) -> Address:
         """Return where the driver connects."""
         return self._listener.getsockname()[:2]
+
+    def wait_until_free(self, seconds: float) -> None:
+        """Return once no client is connected and the engine has paused since (a lost rollout worker's)."""
+        self._server.wait_until_free(seconds)
 
     def take_block(self, number: int) -> list[Any]:
         """Return the handle of a block of routes, in a list because Ray would send the block itself."""

@@ -85,15 +85,19 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         **options: Any,
     ) -> None:
         """`sleeps`: the engines give their memory away between rounds. `options`: environment and log folder of the actors."""
-        self._dp = config.rollout.dp
-        self._parts = schedulers(config, placement.nodes)
-        super().__init__(self.actor_class, config, clock, **places(self._parts, config, placement), **options)
-        further = [each for part in self._parts for each in part.further()]
+        self._dp, self.placement = config.rollout.dp, placement
+        self.parts = schedulers(config, placement.nodes)
+        super().__init__(self.actor_class, config, clock, **places(self.parts, config, placement), **options)
+        further = [each for part in self.parts for each in part.further()]
         self.further = HeadlessGroup(config, clock, **places(further, config, placement), **options)
         self._sleeps, self._num_engines = sleeps, len(self.actors) // self._dp
         self.secret = secrets.token_bytes(32)
         """What the driver proves to know when it connects to an engine."""
         self._rollouts: EngineConnections | None = None
+        self.workers: ActorGroup[Any] | None = None
+        """The rollout workers of the engines' nodes, if there are any (rollout_workers.py)."""
+        self.worker_metrics: Callable[[], dict[str, float]] = dict
+        """What is noted of them once any was lost."""
         self._digests: list[list[str]] = []
         self.when_up: Callable[[], None] = lambda: None
         """Called when no engine serves and one waits to be brought in."""
@@ -109,22 +113,22 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return [rank for engine in self._fleet.serving for rank in self._ranks(engine)]
 
     def name(self, number: int) -> str:
-        return self._parts[number].name
+        return self.parts[number].name
 
     def start(self) -> dict[str, ObjectRef[None]]:
         """Starts vLLM everywhere; the caller waits for it."""
-        firsts = [n for n, part in enumerate(self._parts) if not (part.is_whole or part.dp_rank)]
+        firsts = [n for n, part in enumerate(self.parts) if not (part.is_whole or part.dp_rank)]
         deadline = self._config.launch.start_deadline_seconds
         asked = {self.name(first): self.start_on(first, RolloutActor.meeting) for first in firsts}
         meetings = dict(zip(firsts, self.wait(asked, deadline_seconds=deadline).values(), strict=True))
         calls: dict[str, ObjectRef[None]] = {}
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             calls |= self._start(number, meetings.get(number - part.dp_rank))
         return calls
 
     def _start(self, number: int, meeting: Any) -> dict[str, ObjectRef[None]]:
         """Starts a rank, on all its nodes."""
-        beside = self.further.beside(self._parts[number])
+        beside = self.further.beside(self.parts[number])
         handles = [self.further.actors[n] for n in beside]
         calls = {self.name(number): self.start_on(number, RolloutActor.start, meeting, self.secret, *handles)}
         others = {
@@ -183,7 +187,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         for engine, why in self._fleet.look().items():
             number = self._ranks(engine)[0]
             self._lose(number, f"{self.name(number)}, started in the place of a lost one, {why}")
-        if told := self._fleet.metrics():
+        if told := self._fleet.metrics() | self.worker_metrics():
             started_over = self._rollouts.num_started_over if self._rollouts is not None else 0
             self._clock.note(told | {"rollout/started_over": float(started_over)})
         if not self._fleet.serving and self._fleet.is_up:
@@ -228,7 +232,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
     def _replace(self, engine: int) -> Start:
         """Start other processes in the place of an engine, whose first ones are ended."""
         (rank,) = self._ranks(engine)
-        part = self._parts[rank]
+        part = self.parts[rank]
         self.make_anew(rank)
         for number in self.further.beside(part):
             self.further.make_anew(number)

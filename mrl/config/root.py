@@ -92,6 +92,7 @@ class Config(Section):
         yield from self._slot_faults()
         yield from self._learning_faults()
         yield from self._stream_faults()
+        yield from self._worker_faults()
         yield from self._length_faults()
 
     def _slot_faults(self) -> Iterator[str]:
@@ -193,6 +194,21 @@ class Config(Section):
         }
         if self.rollout.replace and any(without.values()):
             yield f"rollout.replace = {self.rollout.replace} with {_first(without)}, or replace 0"
+
+    def _worker_faults(self) -> Iterator[str]:
+        without = {
+            "reward.nodes = driver: rewards are computed where the workers are; set all": (
+                self.reward.nodes == "driver"
+            ),
+            "agent.nodes = driver: environments are where the workers are; set all": (
+                self.agent is not None and self.agent.nodes == "driver"
+            ),
+            "routing.replay = engine: handles of routes do not pass through workers; set trainer or off": (
+                self.routing.replay == "engine"
+            ),
+        }
+        if self.rollout.workers == "node" and any(without.values()):
+            yield f"rollout.workers = node with {_first(without)}, or workers driver"
 
     def _length_faults(self) -> Iterator[str]:
         if self.rollout.max_response_tokens >= self.model.max_length:

@@ -30,7 +30,7 @@ from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
 from mrl.pool.room import admission_of
 from mrl.rollout.request import Sampling
 from mrl.samples import Group
-from mrl.trajectories.group import OpenGroup, RolloutRunner
+from mrl.trajectories.group import GroupMaker, OpenGroup
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class RolloutBuffer:
         self,
         config: Config,
         prompts: PromptStream,
-        rollouts: RolloutRunner,
+        rollouts: GroupMaker,
         sampling: Sampling,
         *,
         on_failure: Callable[[BaseException], None],

@@ -3,7 +3,7 @@
 | concurrent loop | consumes | waits for | unblocked by |
 |---|---|---|---|
 | engine thread, one in each engine's process (rollout/engine_loop.py) | requests, commands | work | a frame, a Ray call |
-| a task for each group (trajectories/group.py) | a prompt | completions, answers, verdicts | engines, environments, reward workers |
+| a task for each group (trajectories/group.py), here or in a rollout worker | a prompt | completions, answers, verdicts | engines, environments, reward workers |
 | `RolloutBuffer` (rollout_buffer.py; a stream's) | prompts | a free slot | `commit`, a filtered group |
 | the schedule's thread, in these calls | groups | groups, engines that stop | the tasks above |
 
@@ -28,10 +28,11 @@ from mrl.loops.rollout_buffer import RolloutBuffer, StepGroups
 from mrl.observe.ledger_log import Standing
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.engine_client import Address
-from mrl.rollout.engine_pool import EnginePool, Engines, Interrupted
+from mrl.rollout.engine_pool import EngineControl, EnginePool, Engines, Interrupted
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
-from mrl.trajectories.group import OpenGroup, RolloutRunner, RulesOf
+from mrl.trajectories.group import GroupMaker, OpenGroup, RolloutRunner, RulesOf
+from mrl.trajectories.remote_rollouts import WorkerEngines
 from mrl.trajectories.rewards import RewardClient, RewardWorkers
 
 AT_ONCE = 4096
@@ -41,31 +42,25 @@ AT_ONCE = 4096
 class RolloutThread(EventThread):
     """A run's rollouts. Engines stand still until `resume`, and again from `pause` on."""
 
-    engines: Engines
-    _rewards: RewardClient
-    _rollouts: RolloutRunner
+    engines: EngineControl
+    """Their methods belong to the thread."""
+    _rollouts: GroupMaker
 
     def __init__(
         self,
-        engines: Callable[[RolloutThread], Engines],
-        rewards: RewardWorkers,
+        rollouts: Callable[[RolloutThread], GroupMaker],
         clock: PhaseClock,
         *,
-        run_seed: int,
         deadline_seconds: float,
-        environments: Environments | None = None,
-        rules_of: RulesOf = lambda domain: None,
-        max_open: int | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
-            engines: Makes what generates, in the thread, given this.
+            rollouts: Makes what makes groups, in the thread, given this (`in_this_process`, or
+                remote_rollouts.py).
             clock: Counts what is waited here.
             deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; in turn, from one to the
                 next.
-            environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how many are
-                open at once.
         """
         super().__init__("rollouts", clock)
         self._deadline_seconds = deadline_seconds
@@ -74,17 +69,8 @@ class RolloutThread(EventThread):
         self._buffer: RolloutBuffer | None = None
 
         async def build() -> None:
-            self.engines = engines(self)
-            self._rewards = RewardClient(rewards, on_failure=self.fail)
-            client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
-            self._rollouts = RolloutRunner(
-                self.engines,
-                self._rewards,
-                run_seed=run_seed,
-                environments=client,
-                rules_of=rules_of,
-                max_open=max_open,
-            )
+            self._rollouts = rollouts(self)
+            self.engines = self._rollouts.engines
 
         self.do(build())
 
@@ -237,7 +223,7 @@ class RolloutThread(EventThread):
     def close(self) -> None:
         """End what is under way, and the threads."""
         super().close()
-        self._rewards.close()
+        self._rollouts.close()
 
     def give_up(self, number: int, why: str) -> None:
         """Generate elsewhere what an engine has."""
@@ -262,9 +248,41 @@ class RolloutThread(EventThread):
         return self._pool.num_started_over
 
     @property
-    def _pool(self) -> EnginePool:
-        assert isinstance(self.engines, EnginePool), "only engines in processes are connected"
-        return self.engines
+    def _pool(self) -> EnginePool | WorkerEngines:
+        pool = self.engines
+        assert isinstance(pool, EnginePool | WorkerEngines), "only engines in processes are connected"
+        return pool
+
+
+def in_this_process(
+    engines: Callable[[RolloutThread], Engines],
+    rewards: RewardWorkers,
+    *,
+    run_seed: int,
+    environments: Environments | None = None,
+    rules_of: RulesOf = lambda domain: None,
+    max_open: int | None = None,
+) -> Callable[[RolloutThread], GroupMaker]:
+    """Return what a RolloutThread is given to make groups in its own thread.
+
+    Args:
+        engines: Makes what generates, in the thread, given this.
+        environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how
+            many are open at once.
+    """
+
+    def make(thread: RolloutThread) -> GroupMaker:
+        client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
+        return RolloutRunner(
+            engines(thread),
+            RewardClient(rewards, on_failure=thread.fail),
+            run_seed=run_seed,
+            environments=client,
+            rules_of=rules_of,
+            max_open=max_open,
+        )
+
+    return make
 
 
 async def _all_answered(groups: Sequence[OpenGroup]) -> None:

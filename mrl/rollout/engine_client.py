@@ -11,6 +11,7 @@ from typing import Any
 from mrl.errors import RolloutError
 from mrl.processes.framing import FrameStream
 from mrl.rollout import engine_messages
+from mrl.rollout.handshake import prove
 from mrl.rollout.request import Completion, GenerationRequest
 
 CONNECT_SECONDS = 30.0
@@ -46,10 +47,7 @@ class EngineClient:
         """Connect and prove to know the secret. OSError (TimeoutError too) or MsgspecError if no engine takes the connection."""
         async with asyncio.timeout(CONNECT_SECONDS):
             self._stream = await FrameStream.connect(*address)
-            challenge = engine_messages.decode(await self._stream.read() or b"")
-        if not isinstance(challenge, engine_messages.Challenge):
-            raise ConnectionError(f"{self.name} does not speak as an engine")
-        self._send(engine_messages.Proof(engine_messages.proof_of(secret, challenge.nonce)))
+            await prove(self._stream, secret)
         self._reading = asyncio.ensure_future(self._read())
 
     def silent_seconds(self) -> float:

@@ -28,19 +28,29 @@ class Policy(Protocol):
         ...
 
 
-class Engines(Policy, Protocol):
+class EngineControl(Protocol):
     """The policy's engines, as a schedule needs them."""
 
     newest_version: int
     """Newest version on the tokens that came since it was set to -1."""
 
     async def pause(self, *, snapshot: bool) -> Interrupted:
-        """Stop all engines at a token boundary. `snapshot`: fetch what has come so far, for `so_far` and for losses."""
+        """Stop all engines at a token boundary. `snapshot`: fetch what has come so far, for checkpoints and
+        for losses."""
         ...
 
     def resume(self, *, training: bool = True) -> None:
         """Let the engines step again; with `training` False only requests of a validation."""
         ...
+
+    @property
+    def is_stranded(self) -> bool:
+        """Return True if requests wait and no engine serves."""
+        ...
+
+
+class Engines(Policy, EngineControl, Protocol):
+    """The policy's engines, as rollouts need them."""
 
     def so_far(self, request_id: str) -> Completion | None:
         """Return what the last snapshot has of an open request, earlier parts included."""
@@ -48,11 +58,6 @@ class Engines(Policy, Protocol):
 
     def where(self, request_id: str) -> str:
         """Return who has an open request, for people."""
-        ...
-
-    @property
-    def is_stranded(self) -> bool:
-        """Return True if requests wait and no engine serves."""
         ...
 
 
@@ -185,10 +190,24 @@ class EnginePool(Engines):
         """Return the engines that have had work and made no step for so long. May be called in any thread."""
         return [number for number, client in list(self._clients.items()) if client.silent_seconds() > seconds]
 
+    def silent_seconds(self) -> dict[int, float]:
+        """Return how long each engine has had work and made no step; without those that step."""
+        silent = {number: client.silent_seconds() for number, client in self._clients.items()}
+        return {number: seconds for number, seconds in silent.items() if seconds}
+
     def give_up(self, number: int, why: str) -> None:
         """Take what an engine has elsewhere; nothing if it is not connected."""
         if (client := self._clients.get(number)) is not None:
             client.give_up(why)
+
+    def prefer(self, prompt: int, engine: int) -> None:
+        """Let an engine take a prompt's requests while it serves, whatever the router would choose, until
+        `forget`."""
+        self._router.prefer(prompt, engine)
+
+    def forget(self, prompt: int) -> None:
+        """Undo `prefer`."""
+        self._router.forget(prompt)
 
     def close(self) -> None:
         """End all connections."""

@@ -2,7 +2,7 @@
 
 | waits for | unblocked by |
 |---|---|
-| frames of the driver | the driver; its end ends nothing here, Ray does |
+| frames of its client | the driver or a rollout worker; if it leaves, the engine pauses, another may come |
 | completions | the engine's thread |
 
 Completions leave together: each waits at most WAIT_SHARE of the time that it took, so that many share a message where
@@ -13,10 +13,9 @@ them. Nothing is read from a connection before it has proved to know the run's s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import hmac
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from mrl.errors import MrlError
 from mrl.processes.framing import frame, read_frame_async
 from mrl.rollout import engine_messages
 from mrl.rollout.engine_loop import EngineLoop
+from mrl.rollout.handshake import is_proved
 from mrl.rollout.request import Completion
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Asked:
 
 
 class EngineServer(threading.Thread):
-    """Serves one driver over a listening socket."""
+    """Serves one client at a time over a listening socket."""
 
     def __init__(
         self,
@@ -75,6 +75,8 @@ class EngineServer(threading.Thread):
         self._flushing: asyncio.TimerHandle | None = None
         """The next message, at the time that the first of them may wait for."""
         self._writer: asyncio.StreamWriter | None = None
+        self._is_free = asyncio.Event()
+        self._is_free.set()
         self._aio = asyncio.new_event_loop()
         self.engine_loop: EngineLoop
 
@@ -82,6 +84,10 @@ class EngineServer(threading.Thread):
         """Start serving an engine that is up."""
         self.engine_loop = engine_loop
         self.start()
+
+    def wait_until_free(self, seconds: float) -> None:
+        """Return once no client is connected, and the engine has paused since. TimeoutError after so long."""
+        asyncio.run_coroutine_threadsafe(self._is_free.wait(), self._aio).result(seconds)
 
     # -- called in the engine's thread (engine_loop.EngineListener) ----------------------------------------------------
 
@@ -112,16 +118,18 @@ class EngineServer(threading.Thread):
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(PROOF_SECONDS):
-                proved = await self._is_proved(reader, writer)
-            if not proved or self._writer is not None:
+                proved = await is_proved(reader, writer, self._secret)
+            if not proved or not self._is_free.is_set():
                 return
             self._writer = writer
+            self._is_free.clear()
             pulse = asyncio.ensure_future(self._pulse())
             try:
                 while (data := await read_frame_async(reader)) is not None:
                     self._heard(engine_messages.decode(data))
             finally:
                 pulse.cancel()
+                await self._let_go()
         except (
             TimeoutError,
             OSError,
@@ -133,14 +141,15 @@ class EngineServer(threading.Thread):
         finally:
             writer.close()
 
-    async def _is_proved(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        nonce = secrets.token_bytes(32)
-        writer.write(frame(engine_messages.encode(engine_messages.Challenge(nonce))))
-        size = len(frame(engine_messages.encode(engine_messages.Proof(bytes(32)))))
-        proof = engine_messages.decode((await reader.readexactly(size))[4:])
-        if isinstance(proof, engine_messages.Proof):
-            return hmac.compare_digest(proof.digest, engine_messages.proof_of(self._secret, nonce))
-        return False
+    async def _let_go(self) -> None:
+        """Pause and forget the requests of a client that left; then another one may come."""
+        self._writer, asked = None, list(self._asked)
+        with contextlib.suppress(MrlError):  # the engine's failure was reported
+            await asyncio.wrap_future(self.engine_loop.pause())
+            if asked:
+                await asyncio.wrap_future(self.engine_loop.call(lambda engine: engine.abort(asked)))
+        self._asked, self._done = {}, []
+        self._is_free.set()
 
     def _heard(self, message: engine_messages.EngineMessage) -> None:
         loop = self.engine_loop

@@ -15,6 +15,8 @@ class Router:
         self._load = [0] * num_engines
         self._home: dict[int, int] = {}
         """The engine of a prompt's last request since caches were emptied: the next turn finds its context there."""
+        self._preferred: dict[int, int] = {}
+        """The engine of a prompt's next requests, if somebody else has chosen it."""
         self._unfinished: collections.Counter[int] = collections.Counter()
         self._serving: set[int] = set()
 
@@ -31,6 +33,14 @@ class Router:
         self._unfinished[prompt] += 1
         self._load[engine] += 1
         return engine
+
+    def prefer(self, prompt: int, engine: int) -> None:
+        """Send a prompt's requests to this engine while it serves."""
+        self._preferred[prompt] = engine
+
+    def forget(self, prompt: int) -> None:
+        """Send a prompt's requests where the router chooses."""
+        self._preferred.pop(prompt, None)
 
     def ended(self, prompt: int, engine: int) -> None:
         """Note that a request of the prompt is no longer at the engine."""
@@ -54,6 +64,9 @@ class Router:
 
     def _choose(self, prompt: int) -> int:
         serving = self.serving
+        if (preferred := self._preferred.get(prompt)) in self._serving:
+            assert preferred is not None, "None does not serve"
+            return preferred
         if self._by_index:
             return serving[prompt % len(serving)]
         return min(serving, key=self._load.__getitem__)

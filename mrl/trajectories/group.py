@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from mrl.agents.environment_client import EnvironmentClient
-from mrl.rollout.engine_pool import Engines
+from mrl.rollout.engine_pool import EngineControl, Engines
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt, Sample
 from mrl.trajectories.environment_rollout import Rules, environment_rollout
@@ -41,37 +42,35 @@ class OpenGroup:
         return all(each.waits_for != ENGINE for each in unanswered)
 
 
-class RolloutRunner:
-    """How the groups of a run are made: engines, environments and reward workers. All methods belong to one event loop."""
+class GroupMaker(abc.ABC):
+    """How the groups of a run are made: in this process (`RolloutRunner`), or in rollout workers
+    (remote_rollouts.py). All methods belong to one event loop."""
 
-    def __init__(
-        self,
-        engines: Engines,
-        rewards: RewardClient,
-        *,
-        run_seed: int,
-        environments: EnvironmentClient | None = None,
-        rules_of: RulesOf = lambda domain: None,
-        max_open: int | None = None,
-    ) -> None:
-        """`rules_of` a domain whose samples are episodes, in `environments`; `max_open` of them, for messages."""
-        self.engines, self._rewards = engines, rewards
-        self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
-        self._max_open = max_open
+    engines: EngineControl
+
+    def __init__(self) -> None:
         self.num_come = 0
         """Responses, verdicts and whole groups so far."""
         self.come = asyncio.Event()
         """Set with each of them."""
 
+    @abc.abstractmethod
     def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
         """Start a group, from the samples that `saved` returned of it, if any."""
-        of = {record.sample_index: record for record in records}
-        trajectories = [
-            Trajectory.of(prompt, number, of.get(number)) for number in range(sampling.num_samples)
-        ]
-        group = OpenGroup(prompt, trajectories)
-        group.task = asyncio.get_running_loop().create_task(self._run_group(group, sampling))
-        return group
+
+    @abc.abstractmethod
+    def saved(self, group: OpenGroup) -> Group:
+        """Return what a checkpoint keeps of a group, while engines are paused; a sample that has not begun
+        is not in it."""
+
+    @abc.abstractmethod
+    def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
+        """Return (the samples without a response and where they are, the samples without a verdict), for
+        people."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what is not the event loop's, after that has ended."""
 
     def start_all(
         self, prompts: Iterable[Prompt], sampling: Sampling, *, on_failure: Callable[[BaseException], None]
@@ -94,6 +93,56 @@ class RolloutRunner:
             self.come.clear()
             await self.come.wait()
         return self.num_come
+
+    def note(self) -> None:
+        """Note that something has come."""
+        self.num_come += 1
+        self.come.set()
+
+    def late(self, group: OpenGroup) -> str:
+        """Return what a group lacks, by its first samples, for people."""
+        unanswered, unjudged = self.missing([group])
+        return (
+            f"{len(unanswered)} responses missing{_first(unanswered)}, {len(unjudged)} verdicts missing"
+            f"{_first(unjudged)}"
+        )
+
+
+class RolloutRunner(GroupMaker):
+    """Makes groups in this process: engines, environments and reward workers."""
+
+    engines: Engines
+
+    def __init__(
+        self,
+        engines: Engines,
+        rewards: RewardClient,
+        *,
+        run_seed: int,
+        environments: EnvironmentClient | None = None,
+        rules_of: RulesOf = lambda domain: None,
+        max_open: int | None = None,
+    ) -> None:
+        """`rules_of` a domain whose samples are episodes, in `environments`; `max_open` of them, for
+        messages."""
+        super().__init__()
+        self.engines, self._rewards = engines, rewards
+        self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
+        self._max_open = max_open
+
+    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
+        of = {record.sample_index: record for record in records}
+        trajectories = [
+            Trajectory.of(prompt, number, of.get(number)) for number in range(sampling.num_samples)
+        ]
+        group = OpenGroup(prompt, trajectories)
+        group.task = asyncio.get_running_loop().create_task(self._run_group(group, sampling))
+        return group
+
+    def drop(self, group: OpenGroup) -> None:
+        """Forget a group, which is made elsewhere."""
+        group.task.cancel()
+        self._rewards.flush(group.prompt.index)
 
     async def _run_group(self, group: OpenGroup, sampling: Sampling) -> Group:
         """Make all samples of a group and have them judged."""
@@ -128,31 +177,19 @@ class RolloutRunner:
                 self.engines, self._environments, rules, trajectory, asked, self._run_seed
             )
 
-    def note(self) -> None:
-        """Note that something has come."""
-        self.num_come += 1
-        self.come.set()
+    def close(self) -> None:
+        self._rewards.close()
 
     # -- what there is -------------------------------------------------------------------------------------------
 
     def saved(self, group: OpenGroup) -> Group:
-        """Return what a checkpoint keeps of a group, while engines are paused; a sample that has not begun is not in it."""
         samples = (each.saved(self.engines.so_far(each.name)) for each in group.trajectories)
         return Group(group.prompt, tuple(sample for sample in samples if sample is not None))
 
     def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
-        """Return (the samples without a response and where they are, the samples without a verdict), for people."""
         trajectories = [each for group in groups for each in group.trajectories]
         unanswered = [self._where(each) for each in trajectories if each.sample is None]
         return unanswered, [each.name for each in trajectories if each.verdict is None]
-
-    def late(self, group: OpenGroup) -> str:
-        """Return what a group lacks, by its first samples, for people."""
-        unanswered, unjudged = self.missing([group])
-        return (
-            f"{len(unanswered)} responses missing{_first(unanswered)}, {len(unjudged)} verdicts missing"
-            f"{_first(unjudged)}"
-        )
 
     def _where(self, trajectory: Trajectory) -> str:
         name = trajectory.name

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -167,9 +167,9 @@ class Command:
         self._file.close()
 
 
-def run(*words: str, log: Path, seconds: float = 400.0, folder: Path = ROOT, alone: bool = False) -> str:
-    """Runs to the end; the output. A non-zero exit is an assertion with the output's tail."""
-    with Command(*words, log=log, folder=folder, alone=alone) as command:
+def run(*words: str, log: Path, seconds: float = 400.0, **options: Any) -> str:
+    """Run a Command to its end; return its output. A non-zero exit is an assertion with the output's tail."""
+    with Command(*words, log=log, **options) as command:
         code = command.wait(seconds=seconds)
         assert code == 0, f"exit {code}:\n{command.output[-4000:]}"
         command.assert_nothing_left()

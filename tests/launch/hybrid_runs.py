@@ -18,7 +18,7 @@ import pytest
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
 from mrl.errors import MrlError
-from mrl.launch.commands.assemble import hybrid_engine, rollout_thread
+from mrl.launch.commands.assemble import hybrid_engine, in_driver, rollout_thread
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.loops.learn import denominators
@@ -104,7 +104,7 @@ def running(
         starting_workers(shared().offer[VARIABLE]),
         hybrid_engine(config, clock, log_folder) as hybrid,
         contextlib.closing(
-            rollout_thread(config, hybrid, rewards or ChangingRewards(), None, None, clock)
+            rollout_thread(config, in_driver(config, hybrid, rewards or ChangingRewards(), None, None), clock)
         ) as rollouts,
     ):
         hybrid.rollout.attach(rollouts)

@@ -17,6 +17,7 @@ from mrl.launch.commands.fault_injection import SIGNALS
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.report.audit import audit, audit_text
 from tests.launch.command import Command
+from tests.support import pretended_nodes
 
 NO_VALIDATION = "loop.validation={every_steps: 0, before_training: false, after_training: false}"
 LASTS = ("loop.phase_deadline_seconds=240", "loop.checkpoint={every_steps: 1}")
@@ -38,15 +39,16 @@ class Chain:
         self.temporary = Path(tempfile.mkdtemp(prefix="k-"))
         self._words = words(folder, "run", *more)
 
-    def start(self, *words: str, fault: str = "") -> Command:
+    def start(self, *words: str, fault: str = "", nodes: str = "") -> Command:
+        """`nodes`: the node that each slot is said to be on, as in 0,1."""
         self._starts += 1
-        environment = {"TMPDIR": str(self.temporary), "MRL_FAULT": fault}
+        environment = {"TMPDIR": str(self.temporary), "MRL_FAULT": fault, pretended_nodes.VARIABLE: nodes}
         log = self.folder / f"start-{self._starts}.log"
         return Command("train", *self._words, *words, log=log, environment=environment)
 
-    def finish(self, *words: str, fault: str = "") -> str:
+    def finish(self, *words: str, fault: str = "", nodes: str = "") -> str:
         """A start that must end well; its output."""
-        with self.start(*words, fault=fault) as command:
+        with self.start(*words, fault=fault, nodes=nodes) as command:
             assert command.wait(seconds=900) == 0, command.output[-3000:]
             self.assert_nothing_left(command)
             found = audit(self.run_folder)

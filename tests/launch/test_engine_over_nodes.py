@@ -5,14 +5,12 @@ nodes. tests/launch/test_two_machines.py has two machines with a link between th
 """
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,8 +19,6 @@ from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
-from mrl.launch.commands import assemble
-from mrl.launch.workers import placement
 from mrl.launch.workers.actor_log import last_words
 from mrl.launch.workers.colocated import Hybrid
 from mrl.rollout.request import Sampling
@@ -41,6 +37,7 @@ from tests.launch.hybrid_runs import (
     sampled,
     tiny_config,
 )
+from tests.support.pretended_nodes import slots_on
 from tests.support.runs import until
 from tests.tiny_models import write_model
 
@@ -69,15 +66,8 @@ def ray_cluster() -> Iterator[None]:
 def running_on(nodes: Sequence[int], config: Config, logs: Path) -> Iterator[Hybrid]:
     """A run whose slots are said to lie on these nodes."""
 
-    def place(*arguments: Any, **options: Any) -> placement.Placement:
-        made = placement.place(*arguments, **options)
-        slots = [dataclasses.replace(s, node=n) for s, n in zip(made.slots, nodes, strict=True)]
-        return dataclasses.replace(made, slots=tuple(slots))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "place", place)
-        with running(config, logs) as hybrid:
-            yield hybrid
+    with slots_on(nodes), running(config, logs) as hybrid:
+        yield hybrid
 
 
 def test_an_engine_over_two_nodes_agrees_and_a_lost_worker_of_its_second_is_named(

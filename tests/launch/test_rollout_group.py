@@ -17,7 +17,7 @@ from mrl.errors import RolloutError, WorkerLost
 from mrl.launch.workers import rollout_group
 from mrl.launch.workers.placement import Placement, Slot
 from mrl.launch.workers.rollout_group import RolloutGroup
-from mrl.loops.rollout_thread import RolloutThread
+from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.observe.phases import PhaseClock
 from mrl.rollout.engine_pool import EnginePool
 from tests.launch.hybrid_runs import ChangingRewards
@@ -140,13 +140,12 @@ def test_an_engine_that_cannot_be_reached_is_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
         addresses = [each.getsockname()[:2] for each in (silent, gone)]
         gone.close()
-        thread = RolloutThread(
+        make = in_this_process(
             lambda thread: EnginePool(["a", "b"], secret=b"", run_seed=0, on_lost=thread.note_lost),
             ChangingRewards(),
-            PhaseClock(),
             run_seed=0,
-            deadline_seconds=60,
         )
+        thread = RolloutThread(make, PhaseClock(), deadline_seconds=60)
         with contextlib.closing(thread):
             threading.Thread(target=lambda: silent.accept()[0].close()).start()
             for number, address in enumerate(addresses):

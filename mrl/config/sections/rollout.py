@@ -27,6 +27,10 @@ class RolloutSection(Section):
     """Engines that a start of the run may lose before it ends: each is dropped at once, its unfinished requests are
     started over on the others, and a new one that is started in its place joins at a weight sync. For engines
     with slots of their own (`launch.engine_slots`)."""
+    workers: Literal["driver", "node"] = "driver"
+    """Where the coroutines of groups run: in the driver, or in a rollout worker on each node of engines,
+    which carries thousands of turns a second that the driver cannot. With `node` rewards and environments
+    are in the workers too (reward.nodes and agent.nodes: all)."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)

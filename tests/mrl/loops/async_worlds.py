@@ -27,7 +27,7 @@ from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_completions, next_request
 from mrl.rollout.seeds import sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
-from mrl.trajectories.group import RolloutRunner
+from mrl.trajectories.group import GroupMaker, RolloutRunner
 from tests.mrl.loops.table_policy import config_of
 from tests.support.samples import make_completion
 
@@ -101,6 +101,9 @@ class WorldEngine:
     def resume(self, *, training: bool = True) -> None:
         self.paused = False
 
+    def silent_seconds(self) -> float:
+        return 0.0
+
     def give_up(self, why: str) -> None:
         self._task.cancel()
         for *_, future in self._open.values():
@@ -132,7 +135,10 @@ class WorldEngine:
             drawn.append(token(name, position, self.version))
             if position + 1 == length_of(name):
                 del self._drawn[name], self._open[name]
-                future.set_result(join_completions(before, self._completion(request, drawn, Status.FINISHED)))
+                if not future.done():  # whoever asked for it is gone
+                    future.set_result(
+                        join_completions(before, self._completion(request, drawn, Status.FINISHED))
+                    )
 
 
 class WorldPool(EnginePool):
@@ -253,9 +259,7 @@ class World:
     ) -> Any:
         """One start of the run: from a checkpoint until its end, or until it is cut."""
         dice, failures = self.dice, list[BaseException]()
-        pool = self.pool(self, engines)
-        rewards: Any = WorldRewards(dice, filtered)
-        rollouts = RolloutRunner(pool, rewards, run_seed=0)
+        pool, rollouts = self._made(engines, lambda: WorldRewards(dice, filtered), failures.append)
         buffer = self.buffer(
             config,
             PromptStream(PROMPTS, seed=1),
@@ -268,7 +272,7 @@ class World:
             buffer.restore(checkpoint[1], version=version)
             before = _partials(checkpoint[1])
         self.served = version
-        self._serve(pool, version)
+        await self._serve(pool, version)
         buffer.commit(version)
         killer = asyncio.ensure_future(self._kill(pool, death))
         pool.resume()
@@ -288,7 +292,7 @@ class World:
                     checkpoint = version, buffer.state(), dict(self.trained)
                 if cut_at == version:
                     raise Cut(checkpoint)
-                self._serve(pool, version)
+                await self._serve(pool, version)
                 buffer.commit(version)
                 pool.resume()
                 buffer.resume()
@@ -314,14 +318,21 @@ class World:
                 await buffer.changed.wait()
         return taken.groups
 
-    def _serve(self, pool: WorldPool, version: int) -> None:
+    def _made(
+        self, engines: int, rewards: Callable[[], Any], failed: Callable[[BaseException], None]
+    ) -> tuple[Any, GroupMaker]:
+        """Return the engines as a schedule sees them, and what makes groups."""
+        pool = self.pool(self, engines)
+        return pool, RolloutRunner(pool, rewards(), run_seed=0)
+
+    async def _serve(self, pool: Any, version: int) -> None:
         pool.replace()
         self.served = version
         for engine in pool._clients.values():
-            assert engine.paused, "weights changed under a running engine"  # type: ignore[attr-defined]
-            engine.version = version  # type: ignore[attr-defined]
+            assert engine.paused, "weights changed under a running engine"
+            engine.version = version
 
-    async def _kill(self, pool: WorldPool, rate: float) -> None:
+    async def _kill(self, pool: Any, rate: float) -> None:
         while True:
             await asyncio.sleep(self.dice.expovariate(rate) if rate else 1e9)
             if len(pool._clients) > 1:

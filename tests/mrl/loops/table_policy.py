@@ -29,7 +29,7 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
-from mrl.loops.rollout_thread import RolloutThread
+from mrl.loops.rollout_thread import RolloutThread, in_this_process
 from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
@@ -356,9 +356,8 @@ def thread_over(
     **acts: Any,
 ) -> RolloutThread:
     """Rollouts over engines and reward workers of this process; `acts`: where turns are answered."""
-    thread = RolloutThread(
-        lambda _: engines, rewards, clock, run_seed=0, deadline_seconds=deadline_seconds, **acts
-    )
+    make = in_this_process(lambda _: engines, rewards, run_seed=0, **acts)
+    thread = RolloutThread(make, clock, deadline_seconds=deadline_seconds)
     THREADS.append(thread)
     return thread
 

@@ -218,6 +218,32 @@ def test_a_request_that_is_cancelled_leaves_its_engine(world: World) -> None:
     world.run(main())
 
 
+def test_an_engine_whose_client_leaves_forgets_its_requests_and_takes_another(world: World) -> None:
+    """It stands still until that says so. Others generate what it had."""
+    pool, host = world.pool, world.hosts[2]
+    address = host.address
+    assert address is not None
+
+    async def main() -> list[Completion]:
+        pool.resume()
+        async with world.generating(asked(6)):
+            await comes_true(lambda: host.call(num_requests)[1] > 0)
+            pool.give_up(2, "it left")
+            await comes_true(lambda: host.call(num_requests) == (0, 0))
+        while 2 not in pool._clients:  # refused until it has forgotten all
+            await pool.connect(2, address)
+            await asyncio.sleep(0.2)
+        late = asyncio.ensure_future(pool.generate(asked(1)[0]))
+        pool.resume()
+        async with world.generating(asked(6)) as tasks:
+            return [await late, *await asyncio.gather(*tasks)]
+
+    completions = world.run(main())
+    assert {s.engine for c in completions for s in c.segments} == {0, 1, 2}
+    assert all(number == 2 for number, _, _ in world.lost)
+    world.lost.clear()
+
+
 def heard(address: tuple[str, int], said: bytes) -> tuple[Any, bytes]:
     """The first message that an engine sends to a stranger, and all that comes after its answer."""
     with socket.create_connection(address, timeout=60) as stranger, stranger.makefile("rb") as stream:

@@ -64,3 +64,19 @@ def test_what_a_lost_engine_had_goes_elsewhere_until_another_has_its_place() -> 
     router.add(0)
     assert router.serving == [0, 1] and send(router, 7) == 0
     assert send(router, 4) == 1, "its prefix lies there now"
+
+
+def test_a_preferred_engine_takes_a_prompt_while_it_serves() -> None:
+    """As by the driver's count of all engines, of which a rollout worker has some."""
+    router = Router(4, by_index=True)
+    for engine in (1, 3):
+        router.add(engine)
+    router.prefer(2, 3)
+    assert [send(router, 2), send(router, 3)] == [3, 3], "2 alone would go to engine 1"
+    router.remove(3)
+    assert send(router, 2) == 1
+    end(router, 2, 1)
+    router.add(3)
+    router.forget(2)
+    router.empty_caches()
+    assert send(router, 2) == 1

@@ -1,0 +1,312 @@
+"""Rollout workers: a process on each node of engines that runs the coroutines of groups.
+
+Ray starts them and carries the prompts of groups; everything else goes by sockets
+(mrl/trajectories/worker_messages.py). A worker has connections to its node's engines, and reward workers and
+environments of its own, as the driver has without workers. One that is lost is named and replaced; its
+engines pause by themselves when its connections end (mrl/rollout/engine_server.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mrl.agents.pool import EnvironmentPool
+from mrl.config.root import Config
+from mrl.errors import ConfigError, MrlError, RewardError, WorkerLost
+from mrl.launch.commands.acting import Acting, look_at
+from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
+from mrl.launch.workers.deaths import why
+from mrl.launch.workers.reward_group import JUDGED_FOLDER
+from mrl.launch.workers.rollout_actor import RolloutActor
+from mrl.launch.workers.rollout_group import RolloutGroup
+from mrl.loops.worker_thread import WorkerThread
+from mrl.observe.phases import PhaseClock
+from mrl.observe.settled import settle
+from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
+from mrl.rollout.engine_client import Address
+from mrl.samples import Prompt
+from mrl.trajectories.worker_messages import GroupStart
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+log = logging.getLogger(__name__)
+
+MOST_LOSSES = 3
+"""Workers that a start of a run may lose before it ends; none if it must repeat."""
+CLOSE_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """What one worker is given."""
+
+    node: int
+    slot: int
+    """A slot of its node, where Ray places it."""
+    engines: tuple[int, ...]
+    """The engines of its node, by number."""
+    names: tuple[str, ...]
+    """Of all engines of the run."""
+    by_index: bool
+    """A prompt's engine follows from its index."""
+    max_open: int | None
+    """Its share of agent.max_open."""
+
+
+def worker_places(config: Config, rollout: RolloutGroup, *, by_index: bool) -> list[WorkerPlace]:
+    """Return a place for each node that an engine begins on, in the nodes' order; the dp ranks of an engine
+    have one worker.
+
+    Raises:
+        ConfigError: agent.max_open is less than one for each.
+    """
+    homes: dict[int, int] = {}
+    engines: dict[int, list[int]] = {}
+    slots: dict[int, int] = {}
+    for number, part in enumerate(rollout.parts):
+        slot = part.slots(config.engine_slots, tp=config.rollout.tp)[0]
+        home = homes.setdefault(part.engine, rollout.placement.nodes[slot])
+        engines.setdefault(home, []).append(number)
+        slots.setdefault(home, slot)
+    names, most = tuple(rollout.name(n) for n in rollout.numbers()), config.agent and config.agent.max_open
+    if most is not None and most < len(engines):
+        raise ConfigError(
+            f"agent.max_open = {most} with rollout.workers = node: each of {len(engines)} rollout workers opens at "
+            f"least one environment; set {len(engines)} or more"
+        )
+    return [
+        WorkerPlace(
+            node,
+            slots[node],
+            tuple(engines[node]),
+            names,
+            by_index,
+            None if most is None else (most + place) // len(engines),
+        )
+        for place, node in enumerate(sorted(engines))
+    ]
+
+
+class RolloutWorkerActor:
+    """The worker of one node."""
+
+    def __init__(self, config: Config, place: WorkerPlace, log_folder: str) -> None:
+        import ray
+
+        from mrl.launch.workers.actor_log import redirect
+
+        redirect(log_folder, f"rollouts-{place.node}")
+        self._config, self._place = config, place
+        self._listener = socket.create_server((ray.util.get_node_ip_address(), 0))
+        self._stack = contextlib.ExitStack()
+
+    def start(self, secret: bytes, trial: Sequence[Prompt], described: Mapping[str, Any]) -> Address:
+        """Start reward workers and environments; return where the driver connects.
+
+        Args:
+            secret: What the driver proves to know, and this process to the engines.
+            trial: Prompts whose verifiers are tried here.
+            described: What the environments said of themselves on the driver's node, by key.
+
+        Raises:
+            ConfigError: A verifier does not work here, or an environment cannot be made here or is another
+                one.
+        """
+        config, place = self._config, self._place
+        try:
+            try_verifiers(config.reward, trial)
+        except RewardError as error:
+            raise ConfigError(f"reward: {error}") from error
+        folder = str(Path(config.run_folder) / JUDGED_FOLDER / f"node-{place.node}")
+        size = config.loop.samples_per_prompt
+        self._rewards = self._stack.enter_context(RewardPool(config.reward, group_size=size, folder=folder))
+        acting, environments = self._acting(described), None
+        if acting is not None:
+            environments = self._stack.enter_context(EnvironmentPool.of(acting.section))
+        self._worker = WorkerThread(
+            self._listener,
+            secret,
+            place.names,
+            self._rewards,
+            run_seed=config.run.seed,
+            by_index=place.by_index,
+            environments=environments,
+            **({"rules_of": acting.rules_of, "max_open": place.max_open} if acting else {}),
+        )
+        settle()
+        return self._listener.getsockname()[:2]
+
+    def _acting(self, described: Mapping[str, Any]) -> Acting | None:
+        if self._config.agent is None:
+            return None
+        from mrl.tokenizer_folder import load_tokenizer
+
+        model = self._config.model
+        acting = look_at(self._config, load_tokenizer(model.path, trust_remote_code=model.trust_remote_code))
+        assert acting is not None, "there is a section agent"
+        for key, said in descriptions(acting).items():
+            if said != described[key]:
+                raise ConfigError(f"the environment {key!r} is another one than on the driver's node")
+        return acting
+
+    def begin(self, groups: Sequence[GroupStart]) -> None:
+        """Begin groups."""
+        self._worker.begin(groups)
+
+    def close(self) -> None:
+        """End all that it started, after a line in the log about its verdicts."""
+        if hasattr(self, "_worker"):
+            self._worker.close()
+            log.info("verdicts by kind: %s", dict(self._rewards.counts()))
+        self._stack.close()
+
+
+def descriptions(acting: Acting | None) -> dict[str, Any]:
+    """Return what each environment says of itself, by key."""
+    if acting is None:
+        return {}
+    return {key: (dict(rules.tools), rules.replayable) for key, (rules, _) in acting.rules.items()}
+
+
+class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
+    """The rollout workers of a run (`WorkerProcesses` of mrl/trajectories/remote_rollouts.py)."""
+
+    kind = "rollout worker of node"
+
+    def __init__(
+        self,
+        config: Config,
+        rollout: RolloutGroup,
+        clock: PhaseClock,
+        *,
+        trial: Sequence[Prompt],
+        acting: Acting | None,
+        environment: Mapping[str, str],
+        log_folder: str,
+    ) -> None:
+        """Begin to start them. `trial`: prompts whose verifiers each tries; `acting`: the environments as the
+        driver's node has them."""
+        self.by_index = config.loop.deterministic or config.loop.schedule == "on_policy"
+        self.places = worker_places(config, rollout, by_index=self.by_index)
+        super().__init__(
+            RolloutWorkerActor,
+            config,
+            clock,
+            strategies=rollout.placement.strategies(place.slot for place in self.places),
+            slot_share=0.0,
+            gpus=0.0,
+            environment=environment,
+            told=self.places,
+            log_folder=log_folder,
+        )
+        self._rollout, self._trial, self._described = rollout, trial, descriptions(acting)
+        self.secret = rollout.secret
+        self.names = [self.name(number) for number in self.numbers()]
+        self.engines = [place.engines for place in self.places]
+        self._most = 0 if config.loop.deterministic else MOST_LOSSES
+        self.num_lost = 0
+        self._starts = {number: self._start(number) for number in self.numbers()}
+        """Of the processes that nobody has waited for."""
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[RolloutWorkerGroup]:
+        """Close them at the end."""
+        self._rollout.workers, self._rollout.worker_metrics = self, self._metrics
+        try:
+            yield self
+        finally:
+            close_all([self], deadline_seconds=CLOSE_SECONDS)
+
+    def name(self, number: int) -> str:
+        return f"{self.kind} {self.places[number].node}"
+
+    def _start(self, number: int) -> ObjectRef[Address]:
+        return self.start_on(number, RolloutWorkerActor.start, self.secret, self._trial, self._described)
+
+    def _metrics(self) -> dict[str, float]:
+        return {"rollout/workers_lost": float(self.num_lost)} if self.num_lost else {}
+
+    # -- called in the rollout thread ------------------------------------------------------------------------
+
+    async def start_worker(self, number: int) -> Address:
+        if (call := self._starts.pop(number, None)) is None:
+            self.make_anew(number)
+            call = self._start(number)
+        seconds = self._config.launch.start_deadline_seconds
+        try:
+            return await _within(call, seconds)
+        except TimeoutError:
+            raise WorkerLost(
+                f"{self.names[number]} was not up within launch.start_deadline_seconds = {seconds:g} s"
+            ) from None
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            kind = type(cause) if isinstance(cause, MrlError) else WorkerLost
+            said = str(cause) if isinstance(cause, MrlError) else f"did not start: {first_line(cause)}"
+            raise kind(f"{self.names[number]}: {said}") from error
+
+    async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
+        try:
+            await self.start_on(number, RolloutWorkerActor.begin, groups)
+        except Exception as error:
+            if is_death(error):
+                raise WorkerLost(f"{self.names[number]} is gone") from error
+            raise
+
+    async def end_worker(self, number: int, why: str) -> None:
+        import ray
+
+        cause = await self._cause(number, why)
+        self.num_lost += 1
+        if self.num_lost > self._most:
+            before = f"; {self._most} rollout workers were replaced before" if self._most else ""
+            raise WorkerLost(cause + before)
+        log.warning(
+            "%s; its groups begin elsewhere, another one is started in its place (%d of %d)",
+            cause,
+            self.num_lost,
+            self._most,
+        )
+        ray.kill(self.actors[number])
+        for engine in self.engines[number]:
+            await self._wait_until_free(engine)
+
+    async def _wait_until_free(self, engine: int) -> None:
+        """Return once an engine of a lost worker has paused, or is lost too."""
+        seconds = self._config.rollout.step_deadline_seconds
+        try:
+            await self._rollout.start_on(engine, RolloutActor.wait_until_free, seconds)
+        except Exception as error:
+            if is_death(error):
+                return  # RolloutGroup.watch finds it
+            raise WorkerLost(
+                f"{self._rollout.name(engine)} did not pause within rollout.step_deadline_seconds = {seconds:g} s "
+                "after its rollout worker was lost"
+            ) from error
+
+    async def _cause(self, number: int, said: str) -> str:
+        """Return why a worker is lost: Ray gives the cause of a death to whoever calls it."""
+        import ray
+
+        try:
+            await _within(self.start_on(number, lambda actor: None), GRACE_SECONDS)
+        except TimeoutError:
+            pass
+        except Exception as error:
+            if is_death(error):
+                reason = why(error, self._clock, here=ray.util.get_node_ip_address())
+                return f"{self.names[number]} died in phase {self._clock.current}: {reason}"
+        return f"{self.names[number]} failed in phase {self._clock.current}: {said}"
+
+
+async def _within(call: Any, seconds: float) -> Any:
+    async with asyncio.timeout(seconds):
+        return await call

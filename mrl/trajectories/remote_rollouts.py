@@ -1,0 +1,601 @@
+"""Groups that rollout workers make: the driver's end. A worker has the engines of its node and runs the
+groups' coroutines.
+
+| waits for | unblocked by |
+|---|---|
+| a worker that has an engine, for each group | an engine that is connected, a worker that is up |
+| a group's samples and verdicts | `GroupsDone` of its worker, or the worker's loss |
+| a pause | `RolloutsPaused` of each worker; of a lost one, its engines' word that they have paused |
+
+A worker whose connection ends, or that sends nothing for long, is lost: its groups begin elsewhere from the
+last snapshot, and another process comes in its place. A group's number is new each time it begins, so that
+nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from msgspec import MsgspecError
+
+from mrl import errors
+from mrl.errors import MrlError, RolloutError, WorkerLost
+from mrl.processes.framing import FrameStream
+from mrl.rollout.engine_client import CONNECT_SECONDS, Address
+from mrl.rollout.engine_pool import EngineControl, Interrupted
+from mrl.rollout.handshake import prove
+from mrl.rollout.request import Sampling
+from mrl.rollout.seeds import request_id
+from mrl.samples import Group, Prompt, Sample, Status
+from mrl.trajectories import worker_messages
+from mrl.trajectories.group import GroupMaker, OpenGroup
+from mrl.trajectories.group_messages import GroupFields, samples_of
+from mrl.trajectories.trajectory import Trajectory
+from mrl.trajectories.worker_messages import GroupStart
+
+LOOK_SECONDS = 1.0
+"""Between two looks at which workers have sent nothing."""
+
+
+class WorkerProcesses(Protocol):
+    """The processes of the rollout workers (launch/workers/rollout_workers.py), by number."""
+
+    @property
+    def secret(self) -> bytes:
+        """Return what a worker takes as the proof of its driver."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the name of each, for people."""
+        ...
+
+    @property
+    def engines(self) -> Sequence[Sequence[int]]:
+        """Return the engines of each."""
+        ...
+
+    async def start_worker(self, number: int) -> Address:
+        """Return where a worker listens, once it is up; starts its process if there is none."""
+        ...
+
+    async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
+        """Begin groups in a worker."""
+        ...
+
+    async def end_worker(self, number: int, why: str) -> None:
+        """End the process of a lost worker; return once its engines have paused.
+
+        Raises:
+            WorkerLost: The run survives no more losses.
+        """
+        ...
+
+
+class _Interrupted(Exception):
+    """The worker is gone, or cannot go on: the group begins elsewhere."""
+
+
+class RemoteGroup(OpenGroup):
+    """A group on its way in a worker, or waiting for one."""
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, records: tuple[Sample, ...]) -> None:
+        super().__init__(prompt, [Trajectory(prompt, number) for number in range(sampling.num_samples)])
+        self.sampling, self.records = sampling, records
+        self.number = -1
+        """Its name in messages while a worker has it."""
+        self.worker: RemoteWorker | None = None
+        self.left: set[int] = set()
+        """Workers that had it and lost all their engines."""
+        self.done: asyncio.Future[GroupFields]
+        """Its samples, or _Interrupted."""
+        self.unanswered: list[int] = []
+        self.unjudged: list[int] = []
+        self.waits = False
+        self.begin_again(records)
+
+    def begin_again(self, records: tuple[Sample, ...]) -> None:
+        """Go back to what came of it before."""
+        self.records = records
+        whole = {record.sample_index for record in records if record.status is not Status.PARKED}
+        judged = {record.sample_index for record in records if record.verdict is not None}
+        numbers = range(self.sampling.num_samples)
+        self.unanswered = [number for number in numbers if number not in whole]
+        self.unjudged = [number for number in numbers if number not in judged]
+
+    def start(self, engine: int) -> GroupStart:
+        """Return what its worker is given."""
+        lengths, index = self.sampling.lengths, self.prompt.index
+        fixed = None if lengths is None else tuple(lengths(index, n) for n in range(len(self.trajectories)))
+        sampling = dataclasses.replace(self.sampling, lengths=None)
+        return GroupStart(self.number, self.prompt, sampling, fixed, self.records, engine)
+
+    @property
+    def num_unanswered(self) -> int:
+        return len(self.unanswered)
+
+    @property
+    def num_unjudged(self) -> int:
+        return len(self.unjudged)
+
+    @property
+    def waits_for_environments(self) -> bool:
+        return self.waits
+
+
+class RemoteWorker:
+    """One rollout worker as the driver knows it; another process may take its place."""
+
+    def __init__(self, number: int, name: str, heard: Callable[[RemoteWorker, Any], None]) -> None:
+        """`heard(worker, message)` is called with each message."""
+        self.number, self.name, self._heard = number, name, heard
+        self.serving: set[int] = set()
+        """Its engines that are connected."""
+        self.groups: dict[int, RemoteGroup] = {}
+        """By number."""
+        self.load = 0
+        """Samples without a response."""
+        self.outbox: list[GroupStart] = []
+        self.is_up = asyncio.Event()
+        self.is_closed = True
+        """False while there is a connection."""
+        self.is_released = asyncio.Event()
+        """Set unless its process is lost and its engines may still run what it had."""
+        self.is_released.set()
+        self.num_quiet = 0
+        """Looks in a row at which it had sent nothing."""
+        self.pulse = worker_messages.WorkerPulse({}, 0, {})
+        self.num_started_before = 0
+        """Requests that processes before this one started over."""
+        self.pausing: asyncio.Future[worker_messages.RolloutsPaused] | None = None
+        self.connecting: dict[int, asyncio.Future[None]] = {}
+        self.on_silence: Callable[[str], None] = lambda why: None
+        """Gives it up."""
+        self._stream: FrameStream
+        self._reading: asyncio.Task[None]
+
+    async def connect(self, address: Address, secret: bytes, on_lost: Callable[[str], None]) -> None:
+        """Connect; `on_lost(why)` is called once, when the connection ends. OSError or MsgspecError if
+        nobody takes it."""
+        async with asyncio.timeout(CONNECT_SECONDS):
+            self._stream = await FrameStream.connect(*address)
+            await prove(self._stream, secret)
+        self.num_quiet, self.is_closed = 0, False
+        self._reading = asyncio.ensure_future(self._read(on_lost))
+
+    async def connect_engine(self, engine: int, address: Address) -> None:
+        """Let it connect an engine; returns once it has, or could not."""
+        self.connecting[engine] = asyncio.get_running_loop().create_future()
+        self.send(worker_messages.ConnectEngine(engine, *address))
+        await self.connecting[engine]
+
+    def send(self, message: worker_messages.WorkerMessage) -> None:
+        self._stream.write(worker_messages.encode_worker_message(message))
+
+    def close(self) -> None:
+        """End the connection; what waits for an answer raises _Interrupted."""
+        self.is_closed = True
+        self.is_up.clear()
+        self._stream.close()
+        self._reading.cancel()
+        for future in [*self.connecting.values(), *([self.pausing] if self.pausing else [])]:
+            if not future.done():
+                future.set_exception(_Interrupted())
+        self.connecting, self.pausing = {}, None
+        self.num_started_before += self.pulse.num_started_over
+        self.pulse = worker_messages.WorkerPulse({}, 0, {})
+        self.serving.clear()
+        self.outbox.clear()
+
+    async def _read(self, on_lost: Callable[[str], None]) -> None:
+        why = f"{self.name} closed its connection"
+        try:
+            while (data := await self._stream.read()) is not None:
+                self.num_quiet = 0
+                self._heard(self, worker_messages.decode_worker_message(data))
+        except Exception as error:  # of any kind: nothing more would be heard of its groups
+            why = f"{self.name}: its connection failed: {error!r}"
+        on_lost(why)
+
+
+class WorkerEngines(EngineControl):
+    """The engines of a run, each behind the worker of its node; paused until `resume`."""
+
+    def __init__(
+        self,
+        workers: Sequence[RemoteWorker],
+        engines: Sequence[Sequence[int]],
+        *,
+        on_lost: Callable[[int, str, str], None],
+        on_change: Callable[[], None],
+        flush: Callable[[], None],
+    ) -> None:
+        """`on_lost(engine, why, kind)`: called when an engine's connection ends. `on_change`: called when an
+        engine comes or goes. `flush`: sends the groups that are to begin."""
+        self._workers, self._on_lost, self._on_change, self._flush = workers, on_lost, on_change, flush
+        self._worker_of = {
+            engine: worker for worker, own in zip(workers, engines, strict=True) for engine in own
+        }
+        self._addresses: dict[int, Address] = {}
+        """Of the engines that live, as far as is known."""
+        self.newest_version = -1
+        self.runs = self.trains = False
+        self.num_begun_again = 0
+        """Samples that were begun again in another worker."""
+        self.num_waiting = 0
+        """Groups that wait for a worker that has an engine."""
+
+    @property
+    def serving(self) -> dict[int, RemoteWorker]:
+        """Return the connected engines, by number, and the worker of each."""
+        return {engine: worker for worker in self._workers for engine in sorted(worker.serving)}
+
+    async def connect(self, number: int, address: Address) -> None:
+        """Connect an engine, which is paused and serves from the next `resume` on."""
+        self._addresses[number], worker = address, self._worker_of[number]
+        if not worker.is_up.is_set():
+            await worker.is_up.wait()  # it connects all that are known
+        elif number not in worker.serving:
+            with contextlib.suppress(_Interrupted):  # whoever comes in its place connects it
+                await worker.connect_engine(number, address)
+
+    async def connect_known(self, worker: RemoteWorker) -> None:
+        """Connect all engines of a worker that has come, and let it work as the others do.
+
+        Raises:
+            _Interrupted: It is lost again.
+        """
+        own = [engine for engine, owner in self._worker_of.items() if owner is worker]
+        while missing := [e for e in own if e in self._addresses and e not in worker.serving]:
+            if worker.is_closed:
+                raise _Interrupted
+            await worker.connect_engine(missing[0], self._addresses[missing[0]])
+        if worker.is_closed:
+            raise _Interrupted
+        worker.is_up.set()
+        if self.runs:
+            worker.send(worker_messages.ResumeRollouts(self.trains))
+        self._on_change()
+
+    def heard(self, worker: RemoteWorker, message: Any) -> None:
+        """Take a message of a worker that is about engines."""
+        match message:
+            case worker_messages.EngineConnected():
+                if message.engine in self._addresses:
+                    worker.serving.add(message.engine)
+                if (future := worker.connecting.pop(message.engine, None)) is not None and not future.done():
+                    future.set_result(None)
+                if worker.is_up.is_set():
+                    self._on_change()
+            case worker_messages.EngineGone():
+                worker.serving.discard(message.engine)
+                self._addresses.pop(message.engine, None)
+                self._on_lost(message.engine, message.why, message.kind)
+                self._on_change()
+            case worker_messages.RolloutsPaused():
+                if worker.pausing is not None and not worker.pausing.done():
+                    worker.pausing.set_result(message)
+            case _:
+                raise RolloutError(f"{worker.name} sent {type(message).__name__}")
+
+    async def pause(self, *, snapshot: bool) -> Interrupted:
+        self._flush()
+        self.runs = False
+        done = await asyncio.gather(*(self._pause(worker, snapshot) for worker in self._workers))
+        return Interrupted(sum(each.num_requests for each in done), sum(each.num_tokens for each in done))
+
+    async def _pause(
+        self, worker: RemoteWorker, snapshot: bool
+    ) -> worker_messages.RolloutsPaused | Interrupted:
+        if worker.is_up.is_set():
+            worker.pausing = asyncio.get_running_loop().create_future()
+            worker.send(worker_messages.PauseRollouts(snapshot))
+            with contextlib.suppress(_Interrupted):
+                done = await worker.pausing
+                for number, data in done.groups:
+                    if (group := worker.groups.get(number)) is not None:
+                        group.records = samples_of(data, group.prompt)
+                return done
+        await worker.is_released.wait()
+        return Interrupted()
+
+    def resume(self, *, training: bool = True) -> None:
+        self.runs, self.trains = True, training
+        for worker in self._workers:
+            if worker.is_up.is_set():
+                worker.send(worker_messages.ResumeRollouts(training))
+
+    @property
+    def is_stranded(self) -> bool:
+        waits = self.num_waiting or any(worker.groups for worker in self._workers)
+        return bool(waits) and not self._addresses
+
+    def late(self, seconds: float) -> list[int]:
+        """Return the engines that have had work and made no step for so long. May be called in any thread."""
+        pulses = [worker.pulse for worker in self._workers]
+        return [e for pulse in pulses for e, silent in pulse.silent_seconds.items() if silent > seconds]
+
+    @property
+    def num_started_over(self) -> int:
+        """Return how many requests were generated again elsewhere."""
+        numbers = (each.num_started_before + each.pulse.num_started_over for each in self._workers)
+        return self.num_begun_again + sum(numbers)
+
+    def give_up(self, number: int, why: str) -> None:
+        """Take what an engine has elsewhere."""
+        self._addresses.pop(number, None)
+        if (worker := self._worker_of[number]).is_up.is_set():
+            worker.send(worker_messages.GiveUpEngine(number, why))
+
+
+class RemoteRollouts(GroupMaker):
+    """Makes groups in rollout workers."""
+
+    engines: WorkerEngines
+    worker_class: type[RemoteWorker] = RemoteWorker
+
+    def __init__(
+        self,
+        processes: WorkerProcesses,
+        *,
+        by_index: bool,
+        silent_seconds: float,
+        on_failure: Callable[[BaseException], None],
+        on_engine_lost: Callable[[int, str, str], None],
+    ) -> None:
+        """Start the workers.
+
+        Args:
+            by_index: A prompt's engine follows from its index alone, as without workers; else a group goes
+                to the worker that has the fewest samples for each of its engines.
+            silent_seconds: A worker that sends nothing for so long is lost.
+            on_failure: Called with what ends the run.
+            on_engine_lost: Called with an engine's number when its connection ends, with why and the class
+                of its error.
+        """
+        super().__init__()
+        self._processes, self._by_index, self._on_failure = processes, by_index, on_failure
+        self._silent_seconds = silent_seconds
+        self._workers = [self.worker_class(n, name, self._heard) for n, name in enumerate(processes.names)]
+        self.engines = WorkerEngines(
+            self._workers,
+            processes.engines,
+            on_lost=on_engine_lost,
+            on_change=self._engines_changed,
+            flush=self._flush,
+        )
+        self._serves = asyncio.Event()
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        for worker in self._workers:
+            self._task(self._open(worker))
+        self._task(self._look())
+
+    # -- groups ----------------------------------------------------------------------------------------------
+
+    def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
+        group = RemoteGroup(prompt, sampling, tuple(records))
+        group.task = asyncio.get_running_loop().create_task(self._run(group))
+        return group
+
+    async def _run(self, group: RemoteGroup) -> Group:
+        """Have a group made, by one worker after another if some are lost."""
+        while True:
+            worker, engine = await self._choose(group)
+            self._assign(group, worker, engine)
+            data = None
+            try:
+                data = await group.done
+            except _Interrupted:
+                pass
+            except asyncio.CancelledError:
+                if worker.is_up.is_set():
+                    worker.send(worker_messages.DropGroups([group.number]))
+                raise
+            finally:
+                self._leave(group, worker)
+            if data is not None:
+                break
+            self.engines.num_begun_again += group.num_unanswered
+            group.begin_again(group.records)
+        self._progressed(group, worker, [], [], waits=False)
+        return Group(group.prompt, samples_of(data, group.prompt))
+
+    async def _choose(self, group: RemoteGroup) -> tuple[RemoteWorker, int]:
+        """Return a group's worker, and its engine if that follows from the prompt's index; waits while no
+        engine serves."""
+        while not (serving := self.engines.serving):
+            self._serves.clear()
+            self.engines.num_waiting += 1
+            try:
+                await self._serves.wait()
+            finally:
+                self.engines.num_waiting -= 1
+        if self._by_index:
+            engine = sorted(serving)[group.prompt.index % len(serving)]
+            return serving[engine], engine
+        able = [worker for worker in self._workers if worker.serving]
+        others = [worker for worker in able if worker.number not in group.left]
+        return min(others or able, key=lambda each: (each.load / len(each.serving), each.number)), -1
+
+    def _assign(self, group: RemoteGroup, worker: RemoteWorker, engine: int) -> None:
+        loop = asyncio.get_running_loop()
+        group.number, group.worker, group.done = next(self._numbers), worker, loop.create_future()
+        worker.groups[group.number] = group
+        worker.load += group.num_unanswered
+        if not any(each.outbox for each in self._workers):
+            loop.call_soon(self._flush)
+        worker.outbox.append(group.start(engine))
+
+    def _leave(self, group: RemoteGroup, worker: RemoteWorker) -> None:
+        if worker.groups.pop(group.number, None) is not None:
+            worker.load -= group.num_unanswered
+        group.worker = None
+
+    def _flush(self) -> None:
+        """Send the groups of this turn of the loop, by prompt: one call for each worker."""
+        for worker in self._workers:
+            starts, worker.outbox = worker.outbox, []
+            starts = [start for start in starts if start.number in worker.groups]
+            if starts:
+                self._task(self._begin(worker, starts))
+
+    async def _begin(self, worker: RemoteWorker, starts: Sequence[GroupStart]) -> None:
+        try:
+            await self._processes.begin(worker.number, starts)
+        except WorkerLost:
+            return  # its connection ends too
+        except Exception as error:
+            self._on_failure(error)
+
+    # -- what workers send -----------------------------------------------------------------------------------
+
+    def _heard(self, worker: RemoteWorker, message: Any) -> None:
+        match message:
+            case worker_messages.GroupsDone():
+                self._note_version(message.newest_version)
+                for number, data in message.groups:
+                    if (group := worker.groups.get(number)) is not None and not group.done.done():
+                        group.done.set_result(data)
+                self.note()
+            case worker_messages.GroupsProgress():
+                self._note_version(message.newest_version)
+                for each in message.groups:
+                    if (group := worker.groups.get(each.number)) is not None:
+                        waits = each.waits_for_environments
+                        self._progressed(group, worker, each.unanswered, each.unjudged, waits=waits)
+                self.note()
+            case worker_messages.WorkerPulse():
+                worker.pulse = message
+            case worker_messages.WorkerFailure():
+                cause = getattr(errors, message.kind, None)
+                kind = cause if cause is not None and issubclass(cause, MrlError) else RolloutError
+                self._on_failure(kind(f"{worker.name}: {message.text}"))
+            case _:
+                self.engines.heard(worker, message)
+
+    def _note_version(self, version: int) -> None:
+        self.engines.newest_version = max(self.engines.newest_version, version)
+
+    def _progressed(
+        self,
+        group: RemoteGroup,
+        worker: RemoteWorker,
+        unanswered: list[int],
+        unjudged: list[int],
+        *,
+        waits: bool,
+    ) -> None:
+        if group.number in worker.groups:
+            worker.load += len(unanswered) - group.num_unanswered
+        group.unanswered, group.unjudged, group.waits = unanswered, unjudged, waits
+        if not unanswered:
+            group.answered.set()
+
+    # -- workers that come and go ----------------------------------------------------------------------------
+
+    async def _open(self, worker: RemoteWorker) -> None:
+        """Start a worker and connect it with its engines."""
+        try:
+            address = await self._processes.start_worker(worker.number)
+            lost = False
+
+            def on_lost(why: str) -> None:
+                nonlocal lost
+                if not lost:
+                    lost = True
+                    self._lost(worker, why)
+
+            worker.on_silence = on_lost
+            await worker.connect(address, self._processes.secret, on_lost)
+            with contextlib.suppress(_Interrupted):
+                await self.engines.connect_known(worker)
+        except (OSError, MsgspecError) as error:
+            self._on_failure(WorkerLost(f"{worker.name} could not be reached: {error!r}"))
+        except Exception as error:
+            self._on_failure(error)
+
+    def _lost(self, worker: RemoteWorker, why: str) -> None:
+        """Begin elsewhere what a worker had, and start another process in its place."""
+        worker.is_released.clear()
+        worker.close()
+        self._interrupt(worker)
+        self._task(self._replace(worker, why))
+
+    async def _replace(self, worker: RemoteWorker, why: str) -> None:
+        try:
+            await self._processes.end_worker(worker.number, why)
+        except Exception as error:
+            self._on_failure(error)
+            return
+        worker.is_released.set()
+        await self._open(worker)
+
+    def _interrupt(self, worker: RemoteWorker) -> None:
+        for group in list(worker.groups.values()):
+            if not group.done.done():
+                group.done.set_exception(_Interrupted())
+
+    def _engines_changed(self) -> None:
+        """Let groups begin that wait for an engine, and take those elsewhere whose worker has none left."""
+        if not (serving := self.engines.serving):
+            return
+        self._serves.set()
+        able = set(serving.values())
+        for worker in self._workers:
+            if worker.groups and worker.is_up.is_set() and worker not in able:
+                worker.send(worker_messages.DropGroups(list(worker.groups)))
+                for group in worker.groups.values():
+                    group.left.add(worker.number)
+                self._interrupt(worker)
+
+    async def _look(self) -> None:
+        """Give workers up that send nothing. Looks are counted, not time: this process may have been held up
+        itself."""
+        most = max(2, round(self._silent_seconds / LOOK_SECONDS))
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for worker in self._workers:
+                worker.num_quiet += worker.is_up.is_set()
+                if worker.num_quiet > most:
+                    worker.num_quiet = 0
+                    worker.on_silence(
+                        f"{worker.name} sent nothing within rollout.step_deadline_seconds = "
+                        f"{self._silent_seconds:g} s"
+                    )
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Do nothing: whoever started the processes of workers ends them."""
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def saved(self, group: OpenGroup) -> Group:
+        assert isinstance(group, RemoteGroup), "groups of this object are remote"
+        return Group(group.prompt, group.records)
+
+    def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
+        unanswered: list[str] = []
+        unjudged: list[str] = []
+        for group in groups:
+            assert isinstance(group, RemoteGroup), "groups of this object are remote"
+            where = self._where(group)
+            names = [request_id(group.prompt.index, number) for number in range(len(group.trajectories))]
+            unanswered += [f"{names[number]} {where}" for number in group.unanswered]
+            unjudged += [names[number] for number in group.unjudged]
+        return unanswered, unjudged
+
+    def _where(self, group: RemoteGroup) -> str:
+        if group.worker is None:
+            return "in no rollout worker"
+        said = group.worker.pulse.lacks.get(group.number, "")
+        return f"in {group.worker.name}" + (f", which says: {said}" if said else "")

@@ -1,0 +1,89 @@
+"""Runs whose groups are made by rollout workers: the driver's own figures, two nodes, episodes, and workers
+that are killed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mrl.observe.metrics_log import read, without_volatile
+from tests.launch import acting_runs
+from tests.launch.command import run
+from tests.launch.killed_runs import LASTS, Chain
+from tests.launch.tiny_runs import words
+from tests.support.pretended_nodes import VARIABLE
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+WORKERS = ("rollout.workers=node", "reward.nodes=all")
+TWO_NODES = {VARIABLE: "0,1"}
+
+
+def trained(task: Path, folder: Path, name: str, *more: str, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a run of the command."""
+    run("train", *words(task, folder, name, *more), log=folder / f"{name}.log", seconds=500, **options)
+    return [without_volatile(row) for row in read(folder / name / "metrics.jsonl")]
+
+
+def test_two_nodes_have_the_drivers_own_figures(task: Path, tmp_path: Path) -> None:
+    """Rows and samples to the last digit: a prompt's engine, its order and its seeds do not depend on who
+    asks."""
+    more = ("loop.deterministic=true", "loop.steps=3", "logging.samples_per_step=1000")
+    plain = trained(task, tmp_path, "plain", *more)
+    workers = trained(task, tmp_path, "workers", *more, *WORKERS, environment=TWO_NODES)
+    assert len(plain) == 4 and workers == plain
+    texts = [(tmp_path / name / "samples.jsonl").read_text() for name in ("plain", "workers")]
+    assert texts[0] == texts[1]
+    logs = tmp_path / "workers/logs/latest"
+    said = [(logs / f"rollouts-{node}.log").read_text() for node in (0, 1)]
+    assert all("verdicts by kind: {'scored':" in text for text in said), "a worker had nothing to do"
+
+
+@pytest.fixture
+def chain(task: Path, tmp_path: Path) -> Iterator[Chain]:
+    made = Chain(functools.partial(words, task), tmp_path, *LASTS, *WORKERS)
+    yield made
+    made.remove()
+
+
+STREAM = ("loop.schedule=stream", "stream.max_age=1", "loop.steps=6", "training.layout={ep: 1, dp: 1}")
+STREAM += ("launch.engine_slots=2",)
+
+
+def test_a_stream_survives_the_loss_of_a_worker(chain: Chain) -> None:
+    """Each prompt is trained once (`Chain.finish` audits)."""
+    output = chain.finish(*STREAM, fault="generate:rollouts-1:3", nodes="0,0,1")
+    assert "rollout worker of node 1 died in phase generate: " in output, output
+    rows = read(chain.run_folder / "metrics.jsonl")
+    assert [row["step"] for row in rows if row["step"]] == list(range(1, 7))
+    assert rows[-1]["rollout/workers_lost"] == 1
+    measured = [row[name] for row in rows if (name := "policy/rollout_logprob_diff_max") in row]
+    assert measured and max(measured) < 1e-4
+
+
+def test_a_policy_survives_the_loss_of_its_only_worker(chain: Chain) -> None:
+    """The engines share the trainer's slots; nothing was kept of what they had begun."""
+    output = chain.finish("loop.steps=4", fault="generate:rollouts-0:2")
+    assert "rollout worker of node 0 died in phase generate: " in output, output
+    row = read(chain.run_folder / "metrics.jsonl")[-1]
+    assert (row["rollout/workers_lost"], row["rollout/started_over"]) == (1, 16)
+
+
+def test_episodes_in_workers(acting: Path, tmp_path: Path) -> None:
+    more = (*WORKERS, "agent.nodes=all", "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
+    run(
+        "train",
+        *acting_runs.words(acting, tmp_path, "run", *more),
+        log=tmp_path / "run.log",
+        seconds=500,
+        environment=TWO_NODES,
+    )
+    rows = read(tmp_path / "run/metrics.jsonl")
+    assert len(rows) == 3
+    for row in rows[1:]:
+        assert row["agent/episodes"] == 16 and row["agent/turns"] > 1.2 and row["reward/mean"] > 0
+        assert row["agent/retries"] == row["agent/restarted"] == row["reward/no_reward_frac"] == 0

@@ -1,0 +1,94 @@
+"""What async worlds promise, with groups in rollout workers that are killed too; and that the worlds see
+what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mrl.samples import Sample
+from mrl.trajectories import remote_rollouts
+from mrl.trajectories.remote_rollouts import RemoteGroup, RemoteWorker, WorkerEngines
+from tests.mrl.loops.worker_worlds import Driven, WorkerWorld
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(3000, marks=pytest.mark.slow)])
+def test_every_world_of_workers_keeps_its_promises(count: int) -> None:
+    trained = lost = killed = 0
+    for seed in range(count):
+        world = WorkerWorld(seed)
+        world.run()
+        trained, lost = trained + len(world.trained), lost + world.num_lost
+        killed += world.num_killed
+    assert trained > 5 * count and lost > count and killed > count / 4, "the worlds are too quiet"
+
+
+class ForgetsWhatCame(RemoteGroup):
+    """Begins again elsewhere without what had come of it."""
+
+    def begin_again(self, records: tuple[Sample, ...]) -> None:
+        super().begin_again(() if self.number >= 0 else records)
+
+
+class TrustsLostWorkers(WorkerEngines):
+    """Does not wait for the engines of a lost worker."""
+
+    async def _pause(self, worker: RemoteWorker, snapshot: bool) -> Any:
+        worker.is_released.set()
+        return await super()._pause(worker, snapshot)
+
+
+class WakesNobody(WorkerEngines):
+    """Lets a worker that came in a lost one's place stand still."""
+
+    async def connect_known(self, worker: RemoteWorker) -> None:
+        runs, self.runs = self.runs, False
+        await super().connect_known(worker)
+        self.runs = runs
+
+
+class LeavesGroups(Driven):
+    """Leaves groups where no engine is left."""
+
+    def _engines_changed(self) -> None:
+        if self.engines.serving:
+            self._serves.set()
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str | None]] = {
+    "what had come is forgotten": ({"RemoteGroup": ForgetsWhatCame}, {}, AssertionError, "drawn twice"),
+    "engines of lost workers run on": (
+        {"WorkerEngines": TrustsLostWorkers},
+        {},
+        AssertionError,
+        "running engine",
+    ),
+    "a new worker is not resumed": ({"WorkerEngines": WakesNobody}, {}, TimeoutError, None),
+    "groups stay without an engine": (
+        {},
+        {"rollouts": LeavesGroups, "kills_workers": False},
+        TimeoutError,
+        None,
+    ),
+}
+"""What is planted, options of the worlds, and how they end."""
+
+
+@pytest.mark.parametrize(("planted", "options", "error", "message"), FAULTS.values(), ids=FAULTS)
+def test_the_worlds_of_workers_see_a_fault(
+    planted: dict[str, Any],
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, faulty in planted.items():
+        monkeypatch.setattr(remote_rollouts, name, faulty)
+    with pytest.raises(error, match=message):
+        run_worker_worlds(300, **options)
+
+
+def run_worker_worlds(count: int, **options: Any) -> None:
+    for seed in range(count):
+        WorkerWorld(seed, **options).run()

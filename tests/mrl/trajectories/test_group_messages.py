@@ -1,0 +1,82 @@
+"""Samples cross a message unchanged, whatever they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
+from mrl.trajectories.group_messages import group_fields, samples_of
+from mrl.trajectories.worker_messages import GroupsDone, decode_worker_message, encode_worker_message
+
+PROMPT = Prompt(7, np.array([5, 6, 7], np.int32), "", None, domain="sums", tag="hard")
+
+
+def made(segments: tuple[ResponseSegment, ...], count: int, **fields: Any) -> Sample:
+    """A sample whose mask and versions are those of its segments."""
+    mask, versions = np.zeros(count, np.bool_), np.full(count, -1, np.int32)
+    for each in segments:
+        mask[each.start : each.end], versions[each.start : each.end] = True, each.version
+    rng = np.random.default_rng(count)
+    return dataclasses.replace(
+        Sample(
+            7,
+            2,
+            PROMPT.tokens,
+            rng.integers(0, 1 << 17, count).astype(np.int32),
+            mask,
+            -rng.exponential(1.0, count).astype(np.float32),
+            versions,
+            Status.FINISHED,
+            "é\ud7ff\0 text",
+            "sums",
+            "hard",
+            segments,
+        ),
+        **fields,
+    )
+
+
+ONE = (ResponseSegment(0, 5, 3, 0, 1, (1 << 63) - 1),)
+TWO = (ResponseSegment(0, 2, 3, 0, 1, 4), ResponseSegment(2, 5, 4, 1, 0, 5))
+APART = (ResponseSegment(0, 2, 3, 0, 1, 4), ResponseSegment(4, 9, 4, 1, 0, 5))
+SCORED = Verdict(VerdictKind.SCORED, 1, "why", {"format": 0.5, "n": 1}, "maths", "2", 0.25)
+VALUES = dataclasses.replace(SCORED, value=np.float64(0.1), token_values=np.array([0.5, np.nan], np.float32))
+TALK = Transcript((Turn(0, 2, "one", "two", 0, 0.5), Turn(4, 9, "three")), "hello", "env_done", "", 1, 2)
+SAMPLES = {
+    "one segment": made(ONE, 5),
+    "two": made(TWO, 5, verdict=SCORED),
+    "an episode": made(APART, 9, transcript=TALK, prompt_tokens=np.array([1], np.int32), verdict=VALUES),
+    "nothing": made(
+        (), 0, status=Status.FAILED, verdict=Verdict(VerdictKind.NO_REWARD, None, is_return=True)
+    ),
+    "a mask of its own": made(ONE, 5, loss_mask=np.array([1, 0, 1, 1, 0], np.bool_)),
+    "versions of its own": made(ONE, 5, policy_versions=np.array([3, 3, 2, 3, -1], np.int32)),
+    "parked": made(TWO, 5, status=Status.PARKED),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_a_sample_crosses_unchanged(sample: Sample) -> None:
+    others = [made(TWO, 5, sample_index=0), sample, made(ONE, 5, sample_index=9)]
+    message = decode_worker_message(encode_worker_message(GroupsDone(4, [(1, group_fields(PROMPT, others))])))
+    ((number, fields),) = message.groups
+    came = samples_of(fields, PROMPT)
+    assert (message.newest_version, number, [s.sample_index for s in came]) == (4, 1, [0, 2, 9])
+    assert_same(came[1], sample)
+    assert_same(came[2], others[2])
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    for field in dataclasses.fields(theirs):
+        own, expected = getattr(ours, field.name), getattr(theirs, field.name)
+        if isinstance(expected, np.ndarray):
+            assert own.dtype == expected.dtype
+            np.testing.assert_array_equal(own, expected)
+        elif isinstance(expected, Verdict):
+            assert_same(own, expected)
+        else:
+            assert own == expected and str(own) == str(expected), field.name

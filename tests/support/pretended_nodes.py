@@ -1,0 +1,32 @@
+"""Slots of one machine that are said to lie on several nodes: the processes, and what they send each other,
+are those of real nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from mrl.launch.commands import assemble
+from mrl.launch.workers import placement
+
+VARIABLE = "MRL_TESTS_NODES"
+"""Of a command that tests start: the node of each slot, as in 0,1."""
+
+
+@contextlib.contextmanager
+def slots_on(nodes: Sequence[int]) -> Iterator[None]:
+    """Say so of every run in this process; nothing without nodes."""
+
+    def place(*arguments: Any, **options: Any) -> placement.Placement:
+        made = placement.place(*arguments, **options)
+        slots = [dataclasses.replace(s, node=n) for s, n in zip(made.slots, nodes, strict=True)]
+        return dataclasses.replace(made, slots=tuple(slots))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if nodes:
+            patch.setattr(assemble, "place", place)
+        yield
