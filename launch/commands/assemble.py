@@ -147,13 +147,13 @@ def assembled(
             stack.enter_context(without_rays_words())
         if config.rollout.workers == "node":
 
-            def start_workers(hybrid: Hybrid) -> None:
-                workers.append(worker_processes(config, hybrid, inputs, clock, log_folder))
-                stack.enter_context(workers[0].started())
+            def beside(hybrid: Hybrid) -> contextlib.AbstractContextManager[object]:
+                return worker_processes(config, hybrid, inputs, clock, log_folder).started()
 
-            workers: list[RolloutWorkerGroup] = []
-            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, before_start=start_workers))
-            make = in_workers(config, workers[0])
+            hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder, beside=beside))
+            workers = hybrid.rollout.workers
+            assert isinstance(workers, RolloutWorkerGroup), "they were started beside"
+            make = in_workers(config, workers)
         else:
             rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
             environments = stack.enter_context(
@@ -296,10 +296,10 @@ def hybrid_engine(
     clock: PhaseClock,
     log_folder: Path,
     *,
-    before_start: Callable[[Hybrid], None] = lambda hybrid: None,
+    beside: Callable[[Hybrid], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[Hybrid]:
-    """Start both worker groups on the slots of the connected cluster; close them at the end. `before_start`:
-    called before they are waited for."""
+    """Start both worker groups on the slots of the connected cluster; close them at the end. `beside`: entered
+    before they are waited for, and left before they are closed."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
@@ -326,7 +326,7 @@ def hybrid_engine(
             offloads=config.training.offloads(gpus=gpus),
         )
         stack.callback(hybrid.close)
-        before_start(hybrid)
+        stack.enter_context(beside(hybrid))
         hybrid.start()
         yield hybrid
 
