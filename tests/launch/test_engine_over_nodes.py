@@ -51,8 +51,6 @@ LAYOUTS = {
     "dp2-tp2": ([0, 1, 2, 3],
         ("training.layout={tp: 2, pp: 1, ep: 2, dp: 2}", "rollout={dp: 2, tp: 2, expert_parallel: true}")),
     "one-of-two": ([0, 0, 0, 1], ("training.layout={tp: 1, pp: 2, ep: 2, dp: 2}", "rollout.tp=2")),
-    "own": ([0, 1, 2],
-        ("training.layout={tp: 1, pp: 1, ep: 1, dp: 1}", "rollout.tp=2", "launch.engine_slots=2")),
 }  # fmt: skip
 """Name -> node of each slot, words of the configuration."""
 REPLAY = "routing.replay=engine"

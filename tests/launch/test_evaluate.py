@@ -27,7 +27,7 @@ from tests.launch.greedy_samples import compared
 from tests.launch.tiny_runs import words
 from tests.mrl.data.conftest import make_tokenizer
 from tests.support.samples import make_sample, verdict_of
-from tests.tiny_models import FAMILIES, write_model
+from tests.tiny_models import write_model
 
 GSM8K = Path(__file__).parents[2] / "configs" / "gsm8k.yaml"
 
@@ -270,9 +270,10 @@ def test_a_stop_that_can_end_nothing_is_refused(task: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_of_each_family_is_evaluated_as_it_is(family: str, task: Path, tmp_path: Path) -> None:
-    """Greedy responses are those of transformers, but where that is torn between two tokens."""
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "gpt_oss"])
+def test_a_folder_is_evaluated_as_it_is(family: str, task: Path, tmp_path: Path) -> None:
+    """Greedy responses are those of transformers, but where that is torn between two tokens. The text beside images, whose folder
+    is read in parts, and sliding windows; tests/mrl/training/test_family_matrix.py has an engine read every family."""
     tokenizer, model = load_tokenizer(str(task / "model")), tmp_path / "model"
     size = -(-len(tokenizer) // 16) * 16
     write_model(model, family, served=True, vocab_size=size, eos_token_id=tokenizer.eos_token_id)

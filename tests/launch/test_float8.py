@@ -47,12 +47,6 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
     assert all(row["policy/rollout_mismatch_kl"] < 0.05 for row in rows[1:])
 
 
-def test_published_float8_weights_are_evaluated_as_they_are(published: Path, tmp_path: Path) -> None:
-    bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
-    output = run("eval", *words(published, tmp_path, "eval", *bfloat16), log=tmp_path / "log")
-    assert "val/reward" in output
-
-
 def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_path: Path) -> None:
     """in_proj_ba and the filters are wide beside in_proj_qkvz: vLLM is told so."""
     new = NewModelSection(

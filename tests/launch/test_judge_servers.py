@@ -14,7 +14,7 @@ import torch
 from mrl.data.conversation import Encoder
 from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from mrl.errors import WorkerLost
-from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
+from mrl.loops.tuning.row_logprobs import row_step_scores
 from mrl.reward_labels import SCORE, STEP, label_keys
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
@@ -127,38 +127,6 @@ def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
 
 
-def trained_scores(rank: int, world: int, port: int, policy: str, out: str) -> np.ndarray:
-    """[responses] Megatron's scores of the responses, by a head that is not 0, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, value_labels=SCORE, max_length=256)
-    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)))
-    tokenizer = qwen()
-    tokenizer.pad_token = "<|endoftext|>"
-    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
-    rows = []
-    for number, text in enumerate(RESPONSES):
-        said = (*prompt(number).messages, {"role": "assistant", "content": text.replace("<|", "< |")})
-        rows.append(TuneRow(str(number), (encoder.messages(said, first=1, place="row"),), (True,)))
-    found = row_scores(at, reward_model_rows(TuneRows(tuple(rows), None, "")).rows, batch_rows=8)
-    shards = Path(out).with_name("shards")
-    at.save_weights(shards)
-    folder = RewardFolder(config_of(policy, tokenizer, SCORE), {"end_tokens": [tokenizer.eos_token_id]})
-    export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
-    return np.concatenate([found[number] for number in range(len(RESPONSES))])
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_tuned_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
-    """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers."""
-    write(tmp_path / "policy", "Qwen3ForCausalLM")
-    (scores,) = run_ranks(trained_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
-    wanted = scores.tolist()
-    with served(section(tmp_path / "scores", "reward_model"), tmp_path) as rewards:
-        found = verdicts(rewards, tmp_path / "judged")
-    assert [verdict.value for verdict in found] == pytest.approx(wanted, abs=1e-5)
-    assert np.std(wanted) > 0.1 and (np.abs(wanted) > 1).any(), "a sigmoid would show"
-
-
 STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12\n"]
 TEXT = "".join(STEPS).removesuffix("\n")
 
@@ -187,7 +155,8 @@ def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str)
 @pytest.mark.integration
 def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
     """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers for each step, at the
-    policy's token that ends it. (The short form of the test above, too: what differs there is the endpoint.)"""
+    policy's token that ends it. The scores of whole responses: Megatron's are transformers' (tests/mrl/training/test_reward_folder.py),
+    whose are the server's (above)."""
     write(tmp_path / "policy", "Qwen3ForCausalLM")
     (scores,) = run_ranks(trained_step_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
     rules = {"step_reduction": "product", "token_values": True}

@@ -32,13 +32,10 @@ def trained(task: Path, folder: Path, name: str, *more: str) -> list[dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [(), GAE], ids=["grpo", "ppo"])
-def test_without_age_twenty_steps_are_on_policy_to_the_bit(
-    algorithm: tuple[str, ...], task: Path, tmp_path: Path
-) -> None:
-    """Rows, samples and the exported weights. The short form is in test_train.py."""
+def test_without_age_twenty_steps_are_on_policy_to_the_bit(task: Path, tmp_path: Path) -> None:
+    """Rows, samples and the exported weights of policy and critic. The short form, without a critic, is in test_train.py."""
     exact = ("loop.deterministic=true", "loop.steps=20", "loop.checkpoint={every_steps: 20}")
-    exact += ("export={every_steps: 20, keep: 1}", *algorithm)
+    exact += ("export={every_steps: 20, keep: 1}", *GAE)
     plain = trained(task, tmp_path, "plain", *exact)
     stream = trained(task, tmp_path, "stream", *exact, "loop.schedule=stream", "stream.max_age=0")
     assert len(plain) == 21
@@ -148,14 +145,13 @@ def killed_and_resumed(task: Path, folder: Path, *settings: str) -> list[tuple[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_stream_takes_the_routes_of_its_engines(split: str, task: Path, tmp_path: Path) -> None:
+def test_a_stream_takes_the_routes_of_its_engines(task: Path, tmp_path: Path) -> None:
     """Tokens of responses that today's version began agree with the trainer's to 1e-5, without a near-tie left out; a run that
-    resumes asks again what had routes. Steps are small, so that the trainer would still choose what an older version chose. The short form is
-    in test_live_hybrid.py."""
+    resumes asks again what had routes. Steps are small, so that the trainer would still choose what an older version chose. The short form, on shared
+    slots, is in test_live_hybrid.py."""
     more = ("loop.schedule=stream", "stream={max_age: 2, pool: {memory_bytes: 0}}", "routing.replay=engine")
     more += ("loop.checkpoint={every_steps: 4}", "loop.max_rollout_mismatch=1e-5", *LONG, *BUSY)
-    more += ("training.optimizer={lr: 1e-4}", *SPLITS[split])
+    more += ("training.optimizer={lr: 1e-4}", *SPLITS["own"])
     rows = trained(task, tmp_path, "run", *more, "loop.steps=4")[1:]
     rows += trained(task, tmp_path, "run", *more, "loop.steps=6")[5:]
     assert [row["step"] for row in rows] == list(range(1, 7))

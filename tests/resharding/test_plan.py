@@ -377,7 +377,6 @@ print(json.dumps([seconds, peak_kib << 10, part.num_copies]))
     ("hf", "gpus", "tp", "ep", "most_seconds"),
     [
         pytest.param(QWEN3_235B, 1024, 8, 8, 15, id="qwen3-235b-ep8"),
-        pytest.param(DEEPSEEK_V3, 512, 16, 1, 30, id="deepseek-v3-tp16", marks=pytest.mark.slow),
         pytest.param(DEEPSEEK_V3, 4096, 32, 32, 30, id="deepseek-v3-ep32", marks=pytest.mark.slow),
         pytest.param(DEEPSEEK_V3, 4096, 16, 1, 60, id="deepseek-v3-tp16-4096", marks=pytest.mark.slow),
     ],

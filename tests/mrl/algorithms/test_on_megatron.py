@@ -124,10 +124,7 @@ LAYOUTS: list[tuple[dict[str, int], str]] = [
     ({"pp": 2}, "full"),
 ]
 LONG_LAYOUTS: list[tuple[dict[str, int], str]] = [
-    ({}, "off"),
-    ({"tp": 2, "pp": 2, "ep": 2}, "full"),
     ({"dp": 4}, "off"),
-    ({"tp": 2, "dp": 2, "ep": 4}, "selective"),
     ({"cp": 2, "pp": 2, "vpp": 2}, "full"),
 ]
 """Layouts, and what they recompute of their activations: routers then choose twice, and must be heard once."""
@@ -167,7 +164,6 @@ BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
 ]
 LONG_BESIDE: list[tuple[dict[str, int], dict[str, Any]]] = [
     ({"cp": 2, "pp": 2, "vpp": 2}, {"recompute": "full"}),
-    ({"tp": 2, "pp": 2, "ep": 2}, {}),
     ({"pp": 2}, {"lora": LoraSection(rank=4)}),
 ]
 

@@ -74,7 +74,6 @@ def test_values_loss_and_gradients_are_those_of_plain_torch(folder: Path, one_ra
         {"tp": 2, "ep": 2},
         {"pp": 2},
         {"ep": 2, "dp": 2},
-        pytest.param({"cp": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"cp": 2, "pp": 2}, marks=pytest.mark.slow),
     ],
     ids=lambda layout: "-".join(layout),

@@ -69,7 +69,6 @@ def oracle(folder: Path, teachers: list[Path], kind: str) -> tuple[float, float,
     [
         ({}, "jsd"),
         ({"tp": 2, "ep": 2}, "reverse"),
-        pytest.param({"tp": 2, "ep": 2}, "forward", marks=pytest.mark.slow),
         pytest.param({"ep": 2, "dp": 2}, "forward", marks=pytest.mark.slow),
         pytest.param({"pp": 2}, "jsd", marks=pytest.mark.slow),
         pytest.param({"cp": 2}, "reverse", marks=pytest.mark.slow),

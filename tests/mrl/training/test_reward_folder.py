@@ -77,8 +77,6 @@ def scores_and_folder(
     ("family", "layout"),
     [
         ("qwen3_moe", {}),
-        pytest.param("qwen3_moe", {"tp": 2}, marks=pytest.mark.slow),
-        pytest.param("qwen3_moe", {"pp": 2}, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", {"tp": 2, "pp": 2}, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", {"ep": 2, "dp": 2}, marks=pytest.mark.slow),
         pytest.param("llama_tied", {}, marks=pytest.mark.slow),
