@@ -15,16 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NIGHTLY = {
     # A family in every layout: the merge has one family per mechanism (Qwen3-MoE, DeepSeek-V3, Qwen3-Next, gpt-oss).
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf0-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf1-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf5-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf4-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf7-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf6-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf8-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf3-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf10-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf6-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf11-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf12-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf2-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf13-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf14-",
-    "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf15-": "tests/models/test_megatron_names.py::test_names_shapes_and_coordinates_equal_megatrons[hf14-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf0-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf2-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf1-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf2-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf5-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf4-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf7-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf6-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf8-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf3-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf10-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf6-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf11-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf2-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf12-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf2-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf13-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf14-",
+    "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf15-": "tests/models/test_megatron_names.py::test_names_and_shapes_equal_megatrons[hf14-",
     "tests/launch/test_hybrid.py::test_other_families_agree_after_updates": "tests/mrl/training/test_family_matrix.py::test_trains_as_transformers_computes[deepseek_v3-one",
     "tests/launch/test_hybrid.py::test_engines_trainer_and_export_agree_after_updates[cp2-ep2-to-dp2": "tests/mrl/training/test_layouts.py::test_layout[qwen3_moe-cp2-tp2-ep2",
     # A layout of one mechanism: the merge has its smallest and its largest.

@@ -98,7 +98,7 @@ def expected(manifest: RankManifest) -> dict[tuple[int, str], tuple[tuple[int, .
 
 
 @pytest.mark.parametrize(("hf", "layout"), LAYOUTS)
-def test_names_shapes_and_coordinates_equal_megatrons(hf, layout):
+def test_names_and_shapes_equal_megatrons(hf, layout):
     tables = trainer_manifests.trainer_rank_manifests(hf, layout, dtype="float32")
     for place in layout.places():
         chunks = [model.weights() for model in build_rank(hf, layout, place)]
