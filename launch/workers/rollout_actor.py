@@ -10,7 +10,7 @@ import dataclasses
 import gc
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from mrl.rollout import vllm_start
 from mrl.rollout.end_of_text_ids import end_of_text
 from mrl.rollout.engine_client import Address
 from mrl.rollout.part import Part
-from mrl.rollout.request import GenerationRequest
 
 if TYPE_CHECKING:
     from mrl.rollout.engine import RolloutEngine
@@ -156,19 +155,6 @@ class RolloutActor:
     def on_engine[R](self, function: Callable[[RolloutEngine], R]) -> R:
         """Run a function of the engine between two of its steps; return its value."""
         return self.loop.call(function).result()
-
-    def generate(self, requests: Sequence[GenerationRequest], deadline_seconds: float) -> int:
-        """Generate all responses to these requests, without their texts, on a paused engine; return their tokens. For
-        measurements."""
-        deadline = time.monotonic() + deadline_seconds
-
-        def generated(engine: RolloutEngine) -> int:
-            engine.resume()
-            completions = engine.generate(requests, deadline=deadline)
-            engine.pause()
-            return sum(len(completion.tokens) for completion in completions)
-
-        return self.on_engine(generated)
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
         """Address, device and manifest's digest of this engine's ranks, or of this dp rank's. Their weights must be

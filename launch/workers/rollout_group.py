@@ -30,8 +30,6 @@ from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
 from mrl.rollout.engine_client import Address
 from mrl.rollout.part import schedulers
-from mrl.rollout.request import GenerationRequest
-from mrl.rollout.seeds import sample_of
 from mrl.training.hf.hf_folder import read_config
 
 if TYPE_CHECKING:
@@ -153,18 +151,6 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         """Return the handle of a block of routes that an engine keeps."""
         (handle,) = await self.start_on(number, RolloutActor.take_block, block)
         return handle
-
-    def generate(self, requests: Sequence[GenerationRequest], deadline_seconds: float) -> int:
-        """Generate all responses by one blocking call of each engine; return their tokens. For measurements, while engines are
-        paused."""
-        shares: list[list[GenerationRequest]] = [[] for _ in self.actors]
-        for request in requests:
-            shares[sample_of(request.request_id)[0] % len(shares)].append(request)
-        calls = {
-            self.name(rank): self.start_on(rank, RolloutActor.generate, share, deadline_seconds)
-            for rank, share in enumerate(shares)
-        }
-        return sum(self.wait(calls).values())
 
     # -- engines that are lost, and those that come in their places ----------------------------------------------
 
