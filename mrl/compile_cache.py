@@ -27,8 +27,8 @@ def use_own_compile_cache() -> None:
     """Make this process and those it starts take compiled code from folders of this user's.
 
     That of the compiler is torch's default, or one below ~/.cache if another user has the default. That of
-    extensions is torch's default too, or lies in the compiler's if the home cannot be written. A folder that the
-    user named stays.
+    extensions is torch's default too, or lies in the compiler's if the home cannot be written. A folder that
+    the user named stays.
 
     Raises:
         ConfigError: if both folders of the compiler are another user's.

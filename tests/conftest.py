@@ -80,7 +80,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _orphaned_segments(folder: Path = Path("/dev/shm")) -> set[str]:
-    """Return names of torch's files in shared memory, of this user, whose maker has ended: its pid is in the name."""
+    """Return names of this user's files of torch in shared memory whose maker (a pid in the name) ended."""
     found = set()
     for path in folder.glob("torch_*"):
         maker = re.match(r"torch_(\d+)_", path.name)

@@ -66,8 +66,8 @@ def test_an_environment_of_the_other_kind_is_made_into_this_one(target: str, oth
 
 
 def test_paths_with_a_space_are_quoted_in_recipes(tmp_path: Path) -> None:
-    """That of pyenv's Python is one word; so is whatever a recipe's command prints (shellcheck's SC2046), beside
-    lists of files and of packages."""
+    """That of pyenv's Python is one word; so is whatever a recipe's command prints (shellcheck's SC2046),
+    besides lists of files and of packages."""
     python = tmp_path / "my own/versions/3.12.1/bin/python3.12"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\n")

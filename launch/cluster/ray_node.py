@@ -90,7 +90,7 @@ class Node:
         return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
 
     def fixed_ports(self) -> dict[int, str]:
-        """Port -> name of its option; the head's own comes first. Worker processes take free ones of the rest."""
+        """Port -> name of its option; the head's own comes first. Workers take free ones of the rest."""
         own = {int(self.head.rsplit(":", 1)[1]): "port"}
         shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
         return shared if self.number else own | shared
@@ -162,7 +162,7 @@ def ray_node(
 def raise_open_files() -> None:
     """Let this process and its children open as many files as the system allows.
 
-    `ray.init` does so on one machine; `ray start` leaves a node's workers with the 1024 that a user usually has.
+    `ray.init` does so on one machine; `ray start` leaves a node's workers the 1024 that a user usually has.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)

@@ -266,8 +266,8 @@ with own:
 @pytest.mark.integration
 @pytest.mark.parametrize("start", [ON_ONE_MACHINE, ON_NODES], ids=["one machine", "nodes"])
 def test_workers_start_from_an_environment_under_a_path_with_a_space(start: str, tmp_path: Path) -> None:
-    """Ray itself writes the path into a shell's line without quotes, if a worker has variables of its own, and
-    for its client's server, without which `ray start` ends a node."""
+    """Ray itself writes the path into a shell's line without quotes: if a worker has variables of its own,
+    and for its client's server, without which `ray start` ends a node."""
     ours = tmp_path / "my own"
     (ours / "bin").mkdir(parents=True)
     (ours / "bin/python").symlink_to(Path(sys.executable).resolve())

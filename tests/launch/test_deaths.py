@@ -125,7 +125,9 @@ with cluster(config.launch, num_slots=1), without_rays_words():
         Actor, config, PhaseClock(), strategies=node_strategies(), slot_share=0.0, gpus=0.0, environment={}, log_folder="."
     )
     seconds = 3 if WAY == "others" else 120
-    call = group.start_on(0, lambda actor: os.kill(os.getpid(), signal.SIGKILL) if WAY == "kill" else time.sleep(seconds))
+    call = group.start_on(
+        0, lambda actor: os.kill(os.getpid(), signal.SIGKILL) if WAY == "kill" else time.sleep(seconds)
+    )
     try:
         group.wait({"worker 0": call}, deadline_seconds=120)
         print("its work is done", flush=True)
