@@ -180,6 +180,6 @@ encode_worker_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encode
 """The bytes of a message."""
 
 
-def decode_worker_message(data: bytes) -> Any:
+def decode_worker_message(data: bytes | memoryview) -> Any:
     """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
     return _decoder.decode(data)
