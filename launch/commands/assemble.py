@@ -25,9 +25,9 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
-from mrl.launch.commands.acting import Acting
 from mrl.launch.commands.check import Inputs, check_rewards, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
+from mrl.launch.workers.acting import Acting
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
 from mrl.launch.workers.environment_nodes import EnvironmentNodes

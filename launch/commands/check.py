@@ -24,10 +24,10 @@ from mrl.errors import ConfigError, DataError, RewardError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands import started
-from mrl.launch.commands.acting import Acting, look_at, require_known_domains
 from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
+from mrl.launch.workers.acting import Acting, look_at, require_known_domains
 from mrl.loops import resuming
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
@@ -35,7 +35,7 @@ from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
 from mrl.reward_labels import SCORE, has_score, require_labels
 from mrl.rewards.kinds.reward_section import RewardSection
-from mrl.rewards.plugins.check import check_plugins
+from mrl.rewards.pool.plugin_check import check_plugins
 from mrl.rewards.pool.reward_pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end

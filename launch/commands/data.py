@@ -54,7 +54,7 @@ def preview(config: Config, *, rows: int) -> Preview:
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:
-        from mrl.launch.commands.acting import look_at
+        from mrl.launch.workers.acting import look_at
 
         acting = look_at(config, tokenizer)
         tools = acting.tools_of if acting else None

@@ -21,9 +21,9 @@ from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, RewardError
 from mrl.files import held, put_aside
 from mrl.launch.commands import started
-from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.contents import engine_contents, model_digest, part_contents
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.workers.acting import look_at
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores
 from mrl.rewards.kinds.reward_section import RewardSection

@@ -22,9 +22,9 @@ from mrl.data.tokenise import tokenizer_of
 from mrl.errors import ConfigError, DataError
 from mrl.files import held, put_aside, replace_durably
 from mrl.launch.commands import started
-from mrl.launch.commands.acting import look_at
 from mrl.launch.commands.contents import model_digest, reward_contents
 from mrl.launch.commands.one_engine import one_engine
+from mrl.launch.workers.acting import look_at
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.validate import Scores, greedy, validation_metrics, validation_sampling_of
 from mrl.observe.samples_log import row_of

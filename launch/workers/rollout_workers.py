@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mrl.agents.pool import EnvironmentPool
 from mrl.config.root import Config
 from mrl.errors import ConfigError, MrlError, RewardError, WorkerLost
-from mrl.launch.commands.acting import Acting, look_at
+from mrl.launch.workers.acting import Acting, look_at
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
 from mrl.launch.workers.deaths import why
 from mrl.launch.workers.reward_group import JUDGED_FOLDER

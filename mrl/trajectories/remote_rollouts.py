@@ -106,6 +106,7 @@ class RemoteGroup(OpenGroup):
         judged = {record.sample_index for record in records if record.verdict is not None}
         numbers = range(self.sampling.num_samples)
         self.unanswered = [number for number in numbers if number not in whole]
+        self.num_unanswered = len(self.unanswered)
         self.unjudged = [number for number in numbers if number not in judged]
 
     def start(self, engine: int) -> GroupStart:
@@ -114,10 +115,6 @@ class RemoteGroup(OpenGroup):
         fixed = None if lengths is None else tuple(lengths(index, n) for n in range(len(self.trajectories)))
         sampling = dataclasses.replace(self.sampling, lengths=None)
         return GroupStart(self.number, self.prompt, sampling, fixed, self.records, engine)
-
-    @property
-    def num_unanswered(self) -> int:
-        return len(self.unanswered)
 
     @property
     def num_unjudged(self) -> int:
@@ -494,6 +491,7 @@ class RemoteRollouts(GroupMaker):
         if group.number in worker.groups:
             worker.load += len(unanswered) - group.num_unanswered
         group.unanswered, group.unjudged, group.waits = unanswered, unjudged, waits
+        group.num_unanswered = len(unanswered)
         if not unanswered:
             group.answered.set()
 

@@ -11,7 +11,7 @@ from mrl.config.load import load
 from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
-from mrl.launch.commands.acting import look_at, require_known_domains
+from mrl.launch.workers.acting import look_at, require_known_domains
 from tests.support import chat_tokenizers
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from mrl.agents.guest import _Guest
 from mrl.agents.pool import EnvironmentPool
 from mrl.own_code import find_callable, place_of, search_path
 from mrl.rewards.kinds.reward_section import RewardSection
-from mrl.rewards.plugins.check import check_plugins
+from mrl.rewards.pool.plugin_check import check_plugins
 from mrl.rewards.pool.score_offline import score
 from tests.support.own_folder import write_modules_named_as_pythons
 

@@ -138,7 +138,7 @@ class Workers:
             if thread._writer is not None:
                 thread._writer.transport.abort()
             for client in list(thread._worker._engines._clients.values()):
-                client._writer.transport.abort()
+                client._stream._transport.abort()
 
         with self._lock:
             if thread._thread.is_alive():

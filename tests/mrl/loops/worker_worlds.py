@@ -50,7 +50,7 @@ class WorldLink(RemoteWorker):
 
     async def connect(self, address: Address, secret: bytes, on_lost: Callable[[str], None]) -> None:
         self.process = self.world.processes.live[self.number]
-        self._writer: Any = self.process
+        self._stream: Any = self.process
         self._reading: Any = self.process
         self.num_quiet, self.is_closed = 0, False
         self.process.connected(self, on_lost)
