@@ -71,6 +71,8 @@ NIGHTLY = {
     "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[gcs": "tests/launch/test_cluster.py::test_a_run_whose_ray_loses_a_process_says_so_at_its_next_look[raylet",
     "tests/launch/test_deaths.py::test_a_worker_that_is_really_killed[monitor": "tests/launch/test_deaths.py::test_a_worker_that_is_really_killed[kill",
     "tests/launch/test_ppo.py::test_a_poisoned_critic": "tests/mrl/algorithms/test_objective.py::test_what_is_not_finite_is_named_with_its_sample",
+    "tests/launch/test_rollout_workers.py::test_two_nodes_have": "tests/mrl/loops/test_worker_thread.py::test_groups_are_those_of_the_driver_and_come_from_the_engines_that_it_would_ask",
+    "tests/launch/test_rollout_workers.py::test_episodes_in_workers": "tests/launch/test_rollout_workers.py::test_a_policy_survives",
     "tests/launch/test_ray_node.py::test_preflight_names_the_bad_node": "tests/launch/test_preflight.py::test_one_bad_node_is_named_with_its_fault",
     # Whole programs: the merge has one run on policy, one stream, one of episodes, one tuning, and what only they show.
     "tests/launch/test_slurm.py::test_a_warned_job": "tests/launch/test_train.py::test_sigterm_to_the_process_group_saves_and_leaves_nothing",
