@@ -25,14 +25,14 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.errors import ConfigError
 from mrl.launch.cluster.cluster import OwnRay, cluster, has_gpus
 from mrl.launch.cluster.overdue import Overdue
-from mrl.launch.commands.check import Inputs, check_rewards, check_run
+from mrl.launch.commands.check import Inputs, check_run
 from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.acting import Acting
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
 from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.placement import place
-from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup
+from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup, check_rewards
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.rollout_workers import RolloutWorkerGroup
 from mrl.launch.workers.train_group import TrainGroup

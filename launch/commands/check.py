@@ -20,7 +20,7 @@ from mrl.config.run_warnings import warnings_of
 from mrl.data.load_rows import Dataset, load_data
 from mrl.data.row_files import read_rows
 from mrl.data.tokenise import pieces, tokenizer_of
-from mrl.errors import ConfigError, DataError, RewardError
+from mrl.errors import ConfigError, DataError
 from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.launch.cluster.gpus import disagreements, look
 from mrl.launch.commands import started
@@ -28,15 +28,14 @@ from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
 from mrl.launch.workers.acting import Acting, look_at, require_known_domains
+from mrl.launch.workers.reward_group import check_rewards
 from mrl.loops import resuming
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
 from mrl.reward_labels import SCORE, has_score, require_labels
-from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.plugin_check import check_plugins
-from mrl.rewards.pool.reward_pool import try_verifiers
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
 from mrl.samples import Prompt
@@ -240,14 +239,6 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
 )
 """Beside that of the tokenizer, which the data needs. Each takes milliseconds to seconds and raises ConfigError or
 DataError, one line for each fault."""
-
-
-def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
-    """One trial sample through the verifier of each domain; ConfigError with what the verifier said."""
-    try:
-        try_verifiers(section, prompts)
-    except RewardError as error:
-        raise ConfigError(f"reward: {error}") from error
 
 
 def _check_weights(folder: str, policy: str) -> None:

@@ -17,6 +17,7 @@ from mrl.errors import ConfigError, RewardError, WorkerLost
 from mrl.launch.workers.actor_group import ActorGroup, close_all
 from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
+from mrl.rewards.kinds.reward_section import RewardSection
 from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.samples import Prompt, Sample, Verdict
 
@@ -31,6 +32,20 @@ THREADS = 2
 """A node takes samples while a call waits for its verdicts."""
 
 
+def pool_of_node(config: Config, node: int) -> RewardPool:
+    """Return the reward workers of one node, which keep what judges answer in a folder of their own."""
+    folder = str(Path(config.run_folder) / JUDGED_FOLDER / f"node-{node}")
+    return RewardPool(config.reward, group_size=config.loop.samples_per_prompt, folder=folder)
+
+
+def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
+    """One trial sample through the verifier of each domain; ConfigError with what the verifier said."""
+    try:
+        try_verifiers(section, prompts)
+    except RewardError as error:
+        raise ConfigError(f"reward: {error}") from error
+
+
 class RewardActor:
     """The pool of one node."""
 
@@ -39,8 +54,7 @@ class RewardActor:
 
         redirect(log_folder, f"rewards-{number}")
         self._section = config.reward
-        folder = str(Path(config.run_folder) / JUDGED_FOLDER / f"node-{number}")
-        self._pool = RewardPool(config.reward, group_size=config.loop.samples_per_prompt, folder=folder)
+        self._pool = pool_of_node(config, number)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Tries each prompt's verifier on this node; RewardError with what it said."""

@@ -14,22 +14,21 @@ import dataclasses
 import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mrl.agents.pool import EnvironmentPool
 from mrl.config.root import Config
-from mrl.errors import ConfigError, MrlError, RewardError, WorkerLost
+from mrl.data.tokenise import tokenizer_of
+from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.workers.acting import Acting, look_at
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
 from mrl.launch.workers.deaths import why
-from mrl.launch.workers.reward_group import JUDGED_FOLDER
+from mrl.launch.workers.reward_group import check_rewards, pool_of_node
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.loops.worker_thread import WorkerThread
 from mrl.observe.phases import PhaseClock
 from mrl.observe.settled import settle
-from mrl.rewards.pool.reward_pool import RewardPool, try_verifiers
 from mrl.rollout.engine_client import Address
 from mrl.samples import Prompt
 from mrl.trajectories.worker_messages import GroupStart
@@ -121,13 +120,8 @@ class RolloutWorkerActor:
                 one.
         """
         config, place = self._config, self._place
-        try:
-            try_verifiers(config.reward, trial)
-        except RewardError as error:
-            raise ConfigError(f"reward: {error}") from error
-        folder = str(Path(config.run_folder) / JUDGED_FOLDER / f"node-{place.node}")
-        size = config.loop.samples_per_prompt
-        self._rewards = self._stack.enter_context(RewardPool(config.reward, group_size=size, folder=folder))
+        check_rewards(config.reward, trial)
+        self._rewards = self._stack.enter_context(pool_of_node(config, place.node))
         acting, environments = self._acting(described), None
         if acting is not None:
             environments = self._stack.enter_context(EnvironmentPool.of(acting.section))
@@ -147,10 +141,7 @@ class RolloutWorkerActor:
     def _acting(self, described: Mapping[str, Any]) -> Acting | None:
         if self._config.agent is None:
             return None
-        from mrl.tokenizer_folder import load_tokenizer
-
-        model = self._config.model
-        acting = look_at(self._config, load_tokenizer(model.path, trust_remote_code=model.trust_remote_code))
+        acting = look_at(self._config, tokenizer_of(self._config.model))
         assert acting is not None, "there is a section agent"
         for key, said in descriptions(acting).items():
             if said != described[key]:

@@ -32,9 +32,10 @@ def _given(tree: Mapping[str, Any], section: type[Section], name: str, setting: 
     return value if isinstance(value, int) else section.model_fields[setting].default
 
 
-def _first(refusals: Mapping[str, bool]) -> str:
-    """The first sentence that holds."""
-    return next(sentence for sentence, holds in refusals.items() if holds)
+def _refusal(setting: str, without: Mapping[str, bool], way_out: str) -> Iterator[str]:
+    """Yield what refuses a setting beside the first of what it cannot go together with that holds, if one does."""
+    if found := next((sentence for sentence, holds in without.items() if holds), None):
+        yield f"{setting} with {found}, or {way_out}"
 
 
 class Config(Section):
@@ -181,8 +182,8 @@ class Config(Section):
             f"loop.max_rollout_mismatch = {limit}: tokens over an earlier version's cache differ by what training changes; set "
             "null, and an algorithm.correction": limit is not None,
         }
-        if self.keeps_caches and any(without.values()):
-            yield f"stream.kv_cache = keep with {_first(without)}, or kv_cache recompute"
+        if self.keeps_caches:
+            yield from _refusal("stream.kv_cache = keep", without, "kv_cache recompute")
         without = {
             "engines on the trainer's slots; set launch.engine_slots": not self.launch.engine_slots,
             "loop.schedule = on_policy; set stream": self.loop.schedule != "stream",
@@ -192,8 +193,8 @@ class Config(Section):
                 self.routing.replay == "engine"
             ),
         }
-        if self.rollout.replace and any(without.values()):
-            yield f"rollout.replace = {self.rollout.replace} with {_first(without)}, or replace 0"
+        if self.rollout.replace:
+            yield from _refusal(f"rollout.replace = {self.rollout.replace}", without, "replace 0")
 
     def _worker_faults(self) -> Iterator[str]:
         without = {
@@ -207,8 +208,8 @@ class Config(Section):
                 self.routing.replay == "engine"
             ),
         }
-        if self.rollout.workers == "node" and any(without.values()):
-            yield f"rollout.workers = node with {_first(without)}, or workers driver"
+        if self.rollout.workers == "node":
+            yield from _refusal("rollout.workers = node", without, "workers driver")
 
     def _length_faults(self) -> Iterator[str]:
         if self.rollout.max_response_tokens >= self.model.max_length:

@@ -254,16 +254,16 @@ class RolloutThread(EventThread):
         return pool
 
 
-def in_this_process(
-    engines: Callable[[RolloutThread], Engines],
+def in_this_process[Thread: EventThread](
+    engines: Callable[[Thread], Engines],
     rewards: RewardWorkers,
     *,
     run_seed: int,
     environments: Environments | None = None,
     rules_of: RulesOf = lambda domain: None,
     max_open: int | None = None,
-) -> Callable[[RolloutThread], GroupMaker]:
-    """Return what a RolloutThread is given to make groups in its own thread.
+) -> Callable[[Thread], RolloutRunner]:
+    """Return what makes groups in a thread of this process: a RolloutThread's, or a rollout worker's.
 
     Args:
         engines: Makes what generates, in the thread, given this.
@@ -271,7 +271,7 @@ def in_this_process(
             many are open at once.
     """
 
-    def make(thread: RolloutThread) -> GroupMaker:
+    def make(thread: Thread) -> RolloutRunner:
         client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
         return RolloutRunner(
             engines(thread),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from msgspec import MsgspecError
 
-from mrl.agents.environment_client import EnvironmentClient, Environments
+from mrl.agents.environment_client import Environments
 from mrl.loops.event_thread import EventThread
+from mrl.loops.rollout_thread import in_this_process
 from mrl.observe.phases import PhaseClock
 from mrl.processes.framing import frame, read_frame_async
 from mrl.rollout.engine_messages import STREAM_BYTES
@@ -20,7 +21,7 @@ from mrl.rollout.engine_server import PROOF_SECONDS
 from mrl.rollout.handshake import is_proved
 from mrl.trajectories import worker_messages
 from mrl.trajectories.group import RolloutRunner, RulesOf
-from mrl.trajectories.rewards import RewardClient, RewardWorkers
+from mrl.trajectories.rewards import RewardWorkers
 from mrl.trajectories.rollout_worker import RolloutWorker
 from mrl.trajectories.worker_messages import GroupStart
 
@@ -55,7 +56,7 @@ class WorkerThread(EventThread):
         self._secret = secret
         self._writer: asyncio.StreamWriter | None = None
         self._worker: RolloutWorker
-        self._rewards: RewardClient
+        self._runner: RolloutRunner
         self._server: asyncio.Server
 
         async def build() -> None:
@@ -66,17 +67,16 @@ class WorkerThread(EventThread):
                 by_index=by_index,
                 on_lost=lambda *lost: self._worker.engine_gone(*lost),
             )
-            self._rewards = RewardClient(rewards, on_failure=self.fail)
-            client = None if environments is None else EnvironmentClient(environments, max_open=max_open)
-            runner = RolloutRunner(
-                pool,
-                self._rewards,
+            make = in_this_process(
+                lambda thread: pool,
+                rewards,
                 run_seed=run_seed,
-                environments=client,
+                environments=environments,
                 rules_of=rules_of,
                 max_open=max_open,
             )
-            self._worker = RolloutWorker(runner, pool, self._send)
+            self._runner = make(self)
+            self._worker = RolloutWorker(self._runner, pool, self._send)
             self._server = await asyncio.start_server(self._connected, sock=listener, limit=STREAM_BYTES)
 
         self.do(build())
@@ -93,7 +93,7 @@ class WorkerThread(EventThread):
     def close(self) -> None:
         """End what is under way, and the threads."""
         super().close()
-        self._rewards.close()
+        self._runner.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -94,20 +94,20 @@ class RemoteGroup(OpenGroup):
         """Workers that had it and lost all their engines."""
         self.done: asyncio.Future[GroupFields]
         """Its samples, or _Interrupted."""
-        self.unanswered: list[int] = []
-        self.unjudged: list[int] = []
         self.waits = False
-        self.begin_again(records)
+        self.begin_again()
 
-    def begin_again(self, records: tuple[Sample, ...]) -> None:
-        """Go back to what came of it before."""
-        self.records = records
-        whole = {record.sample_index for record in records if record.status is not Status.PARKED}
-        judged = {record.sample_index for record in records if record.verdict is not None}
+    def begin_again(self) -> None:
+        """Go back to its records."""
+        whole = {record.sample_index for record in self.records if record.status is not Status.PARKED}
+        judged = {record.sample_index for record in self.records if record.verdict is not None}
         numbers = range(self.sampling.num_samples)
-        self.unanswered = [number for number in numbers if number not in whole]
-        self.num_unanswered = len(self.unanswered)
-        self.unjudged = [number for number in numbers if number not in judged]
+        self.lacks([n for n in numbers if n not in whole], [n for n in numbers if n not in judged])
+
+    def lacks(self, unanswered: list[int], unjudged: list[int]) -> None:
+        """Note which samples have no response, and which no verdict."""
+        self.unanswered, self.unjudged = unanswered, unjudged
+        self.num_unanswered = len(unanswered)
 
     def start(self, engine: int) -> GroupStart:
         """Return what its worker is given."""
@@ -399,7 +399,7 @@ class RemoteRollouts(GroupMaker):
             if data is not None:
                 break
             self.engines.num_begun_again += group.num_unanswered
-            group.begin_again(group.records)
+            group.begin_again()
         self._progressed(group, worker, [], [], waits=False)
         return Group(group.prompt, samples_of(data, group.prompt))
 
@@ -490,8 +490,8 @@ class RemoteRollouts(GroupMaker):
     ) -> None:
         if group.number in worker.groups:
             worker.load += len(unanswered) - group.num_unanswered
-        group.unanswered, group.unjudged, group.waits = unanswered, unjudged, waits
-        group.num_unanswered = len(unanswered)
+        group.lacks(unanswered, unjudged)
+        group.waits = waits
         if not unanswered:
             group.answered.set()
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.2
 _END_SECONDS = 5.0
 _HEALTH_SECONDS = 5.0
+_CLOSE_SECONDS = _HEALTH_SECONDS + _END_SECONDS + 5.0
+"""For the thread to find that a server is late, and to end it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ class ServerSupervisor:
 
     def ready(self) -> None:
         """Wait for the first answer. Raises ConfigError with the server's words if it does not come up."""
-        self._ready.wait()
-        if self._lost:
-            raise ConfigError(f"{self._job.name}: {self._lost}; its log is {self._job.log}")
+        self._ready.wait(self._job.start_deadline_seconds + _CLOSE_SECONDS)
+        if self._lost or not self._ready.is_set():
+            raise ConfigError(f"{self._job.name}: {self._lost or 'no answer'}; its log is {self._job.log}")
 
     def check(self) -> None:
         """Raise WorkerLost if the server is gone for good."""

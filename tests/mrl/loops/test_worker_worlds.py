@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mrl.samples import Sample
 from mrl.trajectories import remote_rollouts
 from mrl.trajectories.remote_rollouts import RemoteGroup, RemoteWorker, WorkerEngines
 from tests.mrl.loops.worker_worlds import Driven, WorkerWorld
@@ -27,8 +26,10 @@ def test_every_world_of_workers_keeps_its_promises(count: int) -> None:
 class ForgetsWhatCame(RemoteGroup):
     """Begins again elsewhere without what had come of it."""
 
-    def begin_again(self, records: tuple[Sample, ...]) -> None:
-        super().begin_again(() if self.number >= 0 else records)
+    def begin_again(self) -> None:
+        if self.number >= 0:
+            self.records = ()
+        super().begin_again()
 
 
 class TrustsLostWorkers(WorkerEngines):
