@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mrl.agents.pool import EnvironmentPool
@@ -152,6 +152,10 @@ class RolloutWorkerActor:
         """Begin groups."""
         self._worker.begin(groups)
 
+    def drop(self, groups: Sequence[int]) -> None:
+        """Forget groups, by their numbers."""
+        self._worker.drop(groups)
+
     def close(self) -> None:
         """End all that it started, after a line in the log about its verdicts."""
         if hasattr(self, "_worker"):
@@ -245,8 +249,14 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
             raise kind(f"{self.names[number]}: {said}") from error
 
     async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
+        await self._call(number, RolloutWorkerActor.begin, groups)
+
+    async def drop(self, number: int, groups: Sequence[int]) -> None:
+        await self._call(number, RolloutWorkerActor.drop, groups)
+
+    async def _call(self, number: int, method: Callable[..., None], groups: Sequence[Any]) -> None:
         try:
-            await self.start_on(number, RolloutWorkerActor.begin, groups)
+            await self.start_on(number, method, groups)
         except Exception as error:
             if is_death(error):
                 raise WorkerLost(f"{self.names[number]} is gone") from error

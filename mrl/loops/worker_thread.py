@@ -85,6 +85,10 @@ class WorkerThread(EventThread):
         """Begin groups."""
         self._aio.call_soon_threadsafe(self._worker.begin, groups)
 
+    def drop(self, groups: Sequence[int]) -> None:
+        """Forget groups, by their numbers."""
+        self._aio.call_soon_threadsafe(self._worker.drop, groups)
+
     def fail(self, error: BaseException) -> None:
         """Report to the driver what ends the run."""
         log.error("the rollout worker failed", exc_info=error)

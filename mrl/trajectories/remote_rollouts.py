@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from msgspec import MsgspecError
@@ -66,6 +66,10 @@ class WorkerProcesses(Protocol):
 
     async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
         """Begin groups in a worker."""
+        ...
+
+    async def drop(self, number: int, groups: Sequence[int]) -> None:
+        """Have a worker forget groups, by their numbers, before it begins what comes after."""
         ...
 
     async def end_worker(self, number: int, why: str) -> None:
@@ -392,7 +396,7 @@ class RemoteRollouts(GroupMaker):
                 pass
             except asyncio.CancelledError:
                 if worker.is_up.is_set():
-                    worker.send(worker_messages.DropGroups([group.number]))
+                    self._call(self._processes.drop(worker.number, [group.number]))
                 raise
             finally:
                 self._leave(group, worker)
@@ -440,15 +444,20 @@ class RemoteRollouts(GroupMaker):
             starts, worker.outbox = worker.outbox, []
             starts = [start for start in starts if start.number in worker.groups]
             if starts:
-                self._task(self._begin(worker, starts))
+                self._call(self._processes.begin(worker.number, starts))
 
-    async def _begin(self, worker: RemoteWorker, starts: Sequence[GroupStart]) -> None:
-        try:
-            await self._processes.begin(worker.number, starts)
-        except WorkerLost:
-            return  # its connection ends too
-        except Exception as error:
-            self._on_failure(error)
+    def _call(self, call: Awaitable[None]) -> None:
+        """Call a worker's process; calls begin in their order."""
+
+        async def done() -> None:
+            try:
+                await call
+            except WorkerLost:
+                return  # its connection ends too
+            except Exception as error:
+                self._on_failure(error)
+
+        self._task(done())
 
     # -- what workers send -----------------------------------------------------------------------------------
 
@@ -547,7 +556,7 @@ class RemoteRollouts(GroupMaker):
         able = set(serving.values())
         for worker in self._workers:
             if worker.groups and worker.is_up.is_set() and worker not in able:
-                worker.send(worker_messages.DropGroups(list(worker.groups)))
+                self._call(self._processes.drop(worker.number, list(worker.groups)))
                 for group in worker.groups.values():
                     group.left.add(worker.number)
                 self._interrupt(worker)

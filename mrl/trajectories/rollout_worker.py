@@ -68,6 +68,12 @@ class RolloutWorker:
             group = self._open[start.number] = self._runner.start(prompt, sampling, start.records)
             group.task.add_done_callback(functools.partial(self._ended, start.number, group))
 
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Forget groups, which are made elsewhere, or here again."""
+        for number in numbers:
+            if (group := self._forget(number)) is not None:
+                self._runner.drop(group)
+
     def heard(self, message: worker_messages.WorkerMessage) -> None:
         """Take a message of the driver."""
         match message:
@@ -75,10 +81,6 @@ class RolloutWorker:
                 self._task(self._connect(message))
             case worker_messages.GiveUpEngine():
                 self._engines.give_up(message.engine, message.why)
-            case worker_messages.DropGroups():
-                for number in message.numbers:
-                    if (group := self._open.pop(number, None)) is not None:
-                        self._runner.drop(group)
             case worker_messages.PauseRollouts():
                 self._task(self._pause(message.snapshot))
             case worker_messages.ResumeRollouts():
@@ -113,10 +115,16 @@ class RolloutWorker:
 
     # -- groups ----------------------------------------------------------------------------------------------
 
-    def _ended(self, number: int, group: OpenGroup, task: asyncio.Task[Group]) -> None:
-        self._open.pop(number, None)
+    def _forget(self, number: int) -> OpenGroup | None:
+        """Return an open group of this number, which is open no more."""
         self._sent.pop(number, None)
-        self._engines.forget(group.prompt.index)
+        if (group := self._open.pop(number, None)) is not None:
+            self._engines.forget(group.prompt.index)
+        return group
+
+    def _ended(self, number: int, group: OpenGroup, task: asyncio.Task[Group]) -> None:
+        if self._open.get(number) is group:  # else it was dropped, and may have come back
+            self._forget(number)
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

@@ -6,11 +6,12 @@
 | GiveUpEngine | an engine is lost | GroupsDone | judged groups |
 | PauseRollouts | stop engines at a token boundary | RolloutsPaused | all stopped; partial groups if asked |
 | ResumeRollouts | let engines step again | GroupsProgress | what groups still lack |
-| DropGroups | groups are made elsewhere | WorkerPulse | each second: the worker lives |
+| | | WorkerPulse | each second: the worker lives |
 | | | WorkerFailure | something of ours failed |
 
 A connection begins as an engine's does (mrl/rollout/handshake.py).
-Prompts come by a Ray call (`GroupStart`), because a row's ground truth may be any object.
+Groups begin and are dropped by Ray calls, which keep their order: prompts do not fit here, because a row's ground
+truth may be any object (`GroupStart`).
 """
 
 from __future__ import annotations
@@ -61,12 +62,6 @@ class GiveUpEngine(WorkerMessage):
 
     engine: int
     why: str
-
-
-class DropGroups(WorkerMessage):
-    """Forget groups."""
-
-    numbers: list[int]
 
 
 class PauseRollouts(WorkerMessage):
@@ -163,7 +158,6 @@ def _plain_number(value: Any) -> Any:
 _decoder = msgspec.msgpack.Decoder(
     ConnectEngine
     | GiveUpEngine
-    | DropGroups
     | PauseRollouts
     | ResumeRollouts
     | EngineConnected

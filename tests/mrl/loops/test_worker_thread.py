@@ -122,6 +122,9 @@ class Workers:
         self.begun += [(number, start.prompt.index) for start in groups]
         self.threads[number].begin(groups)
 
+    async def drop(self, number: int, groups: Sequence[int]) -> None:
+        self.threads[number].drop(groups)
+
     async def end_worker(self, number: int, why: str) -> None:
         self.lost.append((number, why))
         if len(self.lost) > self._most:

@@ -23,6 +23,11 @@ def test_every_world_of_workers_keeps_its_promises(count: int) -> None:
     assert trained > 5 * count and lost > count and killed > count / 4, "the worlds are too quiet"
 
 
+def test_a_group_that_comes_back_to_its_worker_begins_after_it_was_dropped_there() -> None:
+    """In this world a group comes back while the word that it is made elsewhere is still on its way."""
+    WorkerWorld(500).run()
+
+
 class ForgetsWhatCame(RemoteGroup):
     """Begins again elsewhere without what had come of it."""
 

@@ -143,6 +143,10 @@ class Processes:
         process = self.live[number]
         process.later(process.begun, list(groups), process.worker.begin)
 
+    async def drop(self, number: int, groups: Sequence[int]) -> None:
+        process = self.live[number]
+        process.later(process.begun, list(groups), process.worker.drop)
+
     async def end_worker(self, number: int, why: str) -> None:
         await self.live[number].let_go
 
