@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import resource
 import select
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +17,24 @@ from mrl.processes.framing import MAX_REPLY_BYTES
 from mrl.processes.lifeline import die_with_parent
 from mrl.processes.own_time import Allowance, OwnTime, wait_within
 
+_FORKING = threading.Lock()
+"""One thread forks at a time: filelock refuses a fork while another thread is in one."""
+
 
 class ForkedChild(Line):
     """A running `serve(requests, replies)`, which is given its ends of the pipes and ends with the process that made it."""
 
     def __init__(self, serve: Callable[[int, int], None], *, limit: int = MAX_REPLY_BYTES) -> None:
-        """`limit`: bytes of a reply."""
-        requests_out, requests = os.pipe()
-        replies, replies_in = os.pipe()
+        """`limit`: bytes of a reply. OSError where the machine gives no process."""
         parent = os.getpid()
-        self.pid = os.fork()
+        (requests_out, requests), (replies, replies_in) = pipes = os.pipe(), os.pipe()
+        try:
+            with _FORKING:
+                self.pid = os.fork()
+        except BaseException:
+            for end in itertools.chain(*pipes):
+                os.close(end)
+            raise
         if self.pid == 0:
             try:
                 os.close(requests)
