@@ -15,8 +15,8 @@ from tests.support.source_tree import modules
 LAYERS = [
     [
         "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.own_code", "mrl.processes",
-        "mrl.reasoning_steps", "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section",
-        "mrl.tokenizer_folder", "mrl.models.layout",
+        "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section", "mrl.tokenizer_folder",
+        "mrl.models.layout",
     ],
     ["mrl.rewards"],
     ["mrl.rewards.code", "mrl.rewards.judges", "mrl.rewards.maths", "mrl.rewards.plugins"],

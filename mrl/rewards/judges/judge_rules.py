@@ -76,14 +76,3 @@ class LlmRules(Section):
         if self.constrained and self.verdict != "choice":
             raise ValueError("constrained is for verdict = choice")
         return self
-
-
-class RewardModelRules(Section):
-    """Which reward model is asked."""
-
-    step_reduction: Literal["min", "product", "mean", "last"] | None = None
-    """Of a process reward model: the reward is the least of the steps' probabilities of being right, their product, their mean, or that of
-    the last one. null: the least."""
-    token_values: bool = False
-    """Of a process reward model: each step's probability is also given at its last token, to estimators that take process rewards. The
-    model has the policy's tokenizer then."""

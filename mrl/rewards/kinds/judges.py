@@ -8,7 +8,7 @@ from typing import Any
 from mrl.errors import DataError
 from mrl.rewards.addresses import check_address
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.judges.judge_rules import LlmRules, RewardModelRules
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.reward_part import RewardPart
 
 
@@ -71,8 +71,6 @@ class Llm(_Asked):
 class RewardModel(_Asked):
     """A sequence classifier behind vLLM's pooling server, whose labels are scores."""
 
-    rules_section = RewardModelRules
-
     @classmethod
     def check(cls, part: RewardPart) -> None:
         super().check(part)
@@ -81,14 +79,7 @@ class RewardModel(_Asked):
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.judge_cache import first_date
-        from mrl.rewards.judges.process_reward_judge import ProcessRewardVerifier
-        from mrl.rewards.judges.reward_model_judge import (
-            ConversationEncoder,
-            RewardModelVerifier,
-            check_heads,
-        )
+        from mrl.rewards.judges.reward_model_judge import ConversationEncoder, RewardModelVerifier
 
         conversation = ConversationEncoder(self.part.server.tokenizer or "", date=first_date(self.own_folder))
-        check_heads(conversation, self.rules)
-        made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
-        return made(self.part, self.rules, conversation, self.own_folder)
+        return RewardModelVerifier(self.part, conversation, self.own_folder)

@@ -21,7 +21,6 @@ COMPOSED = {
     "tune/x",
     "val/x",
     "preference/x",
-    "process/x",
     "preference/reward_x",
 }
 """f-strings whose last part is any name: those of filtering.Decision, of a sender's report, of a reward's parts, of memory, of
