@@ -13,7 +13,7 @@ import dataclasses
 import math
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -141,14 +141,14 @@ class RewardKind:
         return self.part.model_dump_json(include={*OF_A_WORKER, str(self.part.kind)})
 
     @classmethod
-    def check(cls, part: RewardPart) -> None:
-        """Raises ValueError, in words for the user, for settings that the kind cannot work with."""
+    def faults(cls, part: RewardPart) -> Iterator[str]:
+        """Yield a sentence, in words for the user, for settings that the kind cannot work with."""
         if cls.needs_path and not part.path:
-            raise ValueError(f"kind = {part.kind} needs path")
+            yield f"kind = {part.kind} needs path"
         if part.engine is not None and not cls.has_engine:
-            raise ValueError(f"engine is not for kind = {part.kind}, which asks no model")
+            yield f"engine is not for kind = {part.kind}, which asks no model"
         if part.group and not cls.scores_groups:
-            raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
+            yield f"group = true is not for kind = {part.kind}; plug-ins take whole groups"
 
     @property
     def is_binary(self) -> bool:
