@@ -121,7 +121,6 @@ class RewardKind:
     rules_section: ClassVar[type[Section]] = Section
     """The kind's own settings, found under its name: `reward.maths` has the rules of `kind: maths`."""
     needs_ground_truth: ClassVar[bool] = False
-    needs_path: ClassVar[bool] = False
     has_engine: ClassVar[bool] = False
     """Whether it may ask one of `reward.engines`."""
     scores_groups: ClassVar[bool] = False
@@ -143,8 +142,6 @@ class RewardKind:
     @classmethod
     def faults(cls, part: RewardPart) -> Iterator[str]:
         """Yield a sentence, in words for the user, for settings that the kind cannot work with."""
-        if cls.needs_path and not part.path:
-            yield f"kind = {part.kind} needs path"
         if part.engine is not None and not cls.has_engine:
             yield f"engine is not for kind = {part.kind}, which asks no model"
         if part.group and not cls.scores_groups:

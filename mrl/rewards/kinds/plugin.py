@@ -12,7 +12,6 @@ from mrl.rewards.reward_part import RewardPart
 class Plugin(RewardKind):
     """A user's reward function."""
 
-    needs_path = True
     scores_groups = True
 
     @classmethod
