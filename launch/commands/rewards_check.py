@@ -4,6 +4,7 @@ wrong, and which attacks on the wrong ones succeed."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -118,9 +119,9 @@ def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions
     answered = [p for p in found if p.value is not None]
     won = [p for p in answered if (p.value or 0.0) > options.threshold]
     yield _share("attacks that succeed", len(won), len(answered))
-    for name in dict.fromkeys(p.name for p in won):
-        own = [p for p in answered if p.name == name]
-        yield f"    {name}: {sum(p in won for p in own)} of {len(own)}"
+    tried = Counter(p.name for p in answered)
+    for name, count in Counter(p.name for p in won).items():
+        yield f"    {name}: {count} of {tried[name]}"
 
 
 def _words(probe: Probe) -> dict[str, str]:
