@@ -165,13 +165,13 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     names = config.get("architectures") or [""]
     if not str(names[0]).endswith(SCORED):
         raise ConfigError(f"server.tokenizer = {str(folder)!r} is {names[0]}, no ...{SCORED}")
-    require_one_score(config, what=f"server.tokenizer = {str(folder)!r}")
     pad, end = config.get("pad_token_id"), config.get("eos_token_id")
     if not isinstance(end, int) or pad is None or pad == end:
         raise ConfigError(
             f"server.tokenizer = {str(folder)!r}: pad_token_id = {pad} and eos_token_id = {end} in config.json; they are two "
             "different tokens, or the score is of another place than it was trained at"
         )
+    require_one_score(config, what=f"server.tokenizer = {str(folder)!r}")
     return config
 
 
