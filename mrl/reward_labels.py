@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mrl.errors import ConfigError
@@ -24,44 +24,26 @@ def num_heads_of_score(hf: Mapping[str, Any]) -> int:
     return len(hf.get("id2label") or ()) or int(hf.get("num_labels") or DEFAULT_LABELS)
 
 
-SCORE = ("score",)
-"""The label of a reward model: the score of a response."""
-
-STEP = ("step_score",)
-"""The label of a process reward model: the log-odds that the step which ends with the last token is right."""
+LABEL_KEYS = {"id2label": {"0": "score"}, "label2id": {"score": 0}}
+"""The keys of config.json that name what a reward model gives: the score of a response."""
 
 
-def scores_steps(hf: Mapping[str, Any]) -> bool:
-    """Whether the reward model of a folder gives a score of each step."""
-    return _labels_of(hf) == STEP
-
-
-def _labels_of(hf: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple((hf.get("id2label") or {}).values())
-
-
-def label_keys(names: Sequence[str]) -> dict[str, Any]:
-    """The keys of config.json that name what a reward model gives."""
-    return {
-        "id2label": {str(head): name for head, name in enumerate(names)},
-        "label2id": {name: head for head, name in enumerate(names)},
-    }
-
-
-def reward_model_config(hf: Mapping[str, Any], given: Sequence[str] = SCORE) -> dict[str, Any]:
-    """What config.json says of the reward model of the same layers that gives these labels; of a reward model what it says."""
+def reward_model_config(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of the reward model of the same layers; of a reward model what it says."""
     if has_score(hf):
         return dict(hf)
     name = str(next(iter(hf.get("architectures") or ()), hf.get("model_type")))
-    return {**hf, "architectures": [name.partition("For")[0] + SCORED], **label_keys(given)}
+    return {**hf, "architectures": [name.partition("For")[0] + SCORED], **LABEL_KEYS}
 
 
-def require_labels(hf: Mapping[str, Any], labels: Sequence[str], *, what: str) -> None:
-    """ConfigError, which begins with `what`, where the folder holds a reward model that gives something else."""
-    own, wanted = _told(_labels_of(hf), num_heads_of_score(hf)), _told(tuple(labels), len(labels))
-    if has_score(hf) and own != wanted:
-        raise ConfigError(f"{what} is a reward model of {own}, and has to be one of {wanted}")
-
-
-def _told(labels: tuple[str, ...], heads: int) -> str:
-    return "steps" if labels == STEP else f"{heads} head{'s' if heads > 1 else ''}"
+def require_one_score(hf: Mapping[str, Any], *, what: str) -> None:
+    """ConfigError, which begins with `what`, where the folder holds a reward model that gives something else than one score of a
+    response; `step_score` is the label of the process reward models of earlier releases."""
+    if not has_score(hf):
+        return
+    if (heads := num_heads_of_score(hf)) > 1:
+        raise ConfigError(
+            f"{what} gives {heads} numbers; classes, or the heads of an ensemble, are not a reward"
+        )
+    if "step_score" in (hf.get("id2label") or {}).values():
+        raise ConfigError(f"{what} scores the steps of a response, not the response")

@@ -89,8 +89,6 @@ NIGHTLY = {
     # Published formats: every format's folder is read in tests/mrl/training/test_hf_folder.py; runs over them are the night's.
     "tests/launch/test_float8.py": "tests/resharding/vllm/test_quantised.py::test_brought_by_boxes_whole_and_read_from_a_folder_are_the_same_to_the_last_bit",
     # Kinds of reward models: the merge stops and resumes the plain one.
-    "tests/mrl/loops/tuning/test_tune.py::test_step_scores_stopped": "tests/mrl/loops/tuning/test_tune.py::test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit",
-    "tests/launch/test_judge_servers.py::test_a_tuned_process_reward_model": "tests/launch/test_judge_servers.py::test_a_served_reward_model_scores_as_transformers",
     "tests/resharding/vllm/test_folder_loader.py::test_the_text_beside_images_is_read[qwen3_5-": "tests/resharding/vllm/test_folder_loader.py::test_the_text_beside_images_is_read[qwen3_5_moe-",
     # The same at a larger size, or over the stand-in, of what the fast part has.
     "tests/mrl/training/test_host_state.py::test_so_it_is_with_transformer_engines_adam": "tests/mrl/training/test_host_state.py::test_an_update_in_pieces_is_the_whole_one_to_the_last_bit[bfloat16-ep2",

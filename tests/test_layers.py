@@ -15,8 +15,8 @@ from tests.support.source_tree import modules
 LAYERS = [
     [
         "mrl.compile_cache", "mrl.errors", "mrl.files", "mrl.own_code", "mrl.processes",
-        "mrl.reasoning_steps", "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section",
-        "mrl.tokenizer_folder", "mrl.models.layout",
+        "mrl.reward_labels", "mrl.routes", "mrl.samples", "mrl.section", "mrl.tokenizer_folder",
+        "mrl.models.layout",
     ],
     ["mrl.rewards"],
     ["mrl.rewards.code", "mrl.rewards.judges", "mrl.rewards.maths", "mrl.rewards.plugins"],
@@ -127,7 +127,7 @@ def test_conversations_for_a_reward_model_are_made_without_torch(tmp_path: Path)
     tokenizer = chat_tokenizers.qwen()
     tokenizer.save_pretrained(tmp_path)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.eos_token_id + 1}
-    config = {"architectures": ["Qwen3ForSequenceClassification"], "model_type": "qwen3", **ids}
+    config = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1, **ids}
     (tmp_path / "config.json").write_text(json.dumps(config))
     made = f"from mrl.rewards.judges.reward_model_judge import ConversationEncoder\nConversationEncoder({str(tmp_path)!r})"
     assert loaded_by(made, ("torch", "ray", "vllm", "megatron")) == []

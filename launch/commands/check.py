@@ -34,7 +34,7 @@ from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers
 from mrl.observe.token_values import Pieces
 from mrl.prepare import new_model
-from mrl.reward_labels import SCORE, has_score, require_labels
+from mrl.reward_labels import has_score, require_one_score
 from mrl.rewards.pool.plugin_check import check_plugins
 from mrl.rewards.thoughts import ThoughtMarks
 from mrl.rollout.end_of_text_ids import end_of_text, require_can_end
@@ -189,7 +189,7 @@ def check_critic(config: Config) -> None:
         return
     hf = read_config(path)
     require_trainable(hf)
-    require_labels(hf, SCORE, what=f"critic.path = {path}")
+    require_one_score(hf, what=f"critic.path = {path}")
     _check_weights(path, path)
     if Path(config.model.path).exists() and hf["vocab_size"] != read_config(config.model.path)["vocab_size"]:
         raise ConfigError(

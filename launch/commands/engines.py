@@ -13,7 +13,7 @@ from mrl.launch.cluster.cluster import address_of, own_gpus
 from mrl.models.hf_config import language_model
 from mrl.models.rope import max_positions
 from mrl.rewards.judges.judge_rules import EngineSection
-from mrl.rewards.judges.reward_model_judge import ConversationEncoder, check_heads
+from mrl.rewards.judges.reward_model_judge import ConversationEncoder
 from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.rewards.pool.engines import askers, served, visible_gpus
 from mrl.samples import Prompt
@@ -44,9 +44,7 @@ def _check_folder(engine: EngineSection, parts: Sequence[KindPart]) -> None:
     if absent := sorted({path.name for path in tensor_files(engine.model).values() if not path.is_file()}):
         raise ConfigError(f"{engine.model} lacks {len(absent)} files of weights, first {absent[0]}")
     if parts[0].kind == "reward_model":
-        conversation = ConversationEncoder(engine.model)
-        for part in parts:
-            check_heads(conversation, part.reward_model)  # type: ignore[attr-defined] each kind's rules are in the part
+        ConversationEncoder(engine.model)  # raises what is wrong with it
         return
     if not head.endswith(("ForCausalLM", "ForConditionalGeneration")):
         raise ConfigError(f"{engine.model} is {head}; kind = llm asks a model that generates")

@@ -57,29 +57,15 @@ class Pair:
     tag: str
     """How the worse one was made; sampled: both are the model's."""
 
-    @property
-    def asked(self) -> Any:
-        """The prompt as a row has it: messages, or text."""
-        return list(self.prompt.messages) if self.prompt.messages else self.prompt.text
-
     def row(self) -> dict[str, Any]:
         """As `mrl tune` reads it."""
-        told = {"prompt": self.asked, "chosen": self.better, "rejected": self.worse}
+        asked = list(self.prompt.messages) if self.prompt.messages else self.prompt.text
+        told = {"prompt": asked, "chosen": self.better, "rejected": self.worse}
         return told | {"margin": self.margin, "tag": self.tag, "domain": self.prompt.domain}
 
 
 def make_preferences(config: Config, options: PreferenceOptions) -> str:
-    """Writes the pairs of data.train and of data.validation; what was made, in sentences."""
-    pairs = pairs_of(config, options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for use, found in pairs.items():
-        if found:
-            write_rows(options.out / FILES[use], (pair.row() for pair in found))
-    return "\n".join(f"{options.out / FILES[use]}: {_told(found)}" for use, found in pairs.items() if found)
-
-
-def pairs_of(config: Config, options: PreferenceOptions) -> dict[str, list[Pair]]:
-    """Those of data.train and of data.validation, by "train" and "validation".
+    """Writes the pairs of data.train and of data.validation; what was made, in sentences.
 
     ConfigError for episodes and for too few samples, DataError where no row gives a pair.
     """
@@ -104,18 +90,18 @@ def pairs_of(config: Config, options: PreferenceOptions) -> dict[str, list[Pair]
     )
     if not any(pairs.values()):
         raise DataError("no row gave a pair: no two responses to one row have different rewards")
-    return pairs
+    options.out.mkdir(parents=True, exist_ok=True)
+    for use, found in pairs.items():
+        if found:
+            write_rows(options.out / FILES[use], (pair.row() for pair in found))
+    return "\n".join(f"{options.out / FILES[use]}: {_told(found)}" for use, found in pairs.items() if found)
 
 
 def _told(pairs: Sequence[Pair]) -> str:
     longer = sum(len(pair.better) > len(pair.worse) for pair in pairs)
     shorter = sum(len(pair.better) < len(pair.worse) for pair in pairs)
-    return f"{len(pairs)} pairs ({told_ways(pairs)}); the better response is longer in {longer} and shorter in {shorter}"
-
-
-def told_ways(pairs: Sequence[Pair]) -> str:
-    """How many pairs were made in each way."""
-    return ", ".join(f"{count} {way}" for way, count in sorted(Counter(p.tag for p in pairs).items()))
+    ways = ", ".join(f"{count} {way}" for way, count in sorted(Counter(p.tag for p in pairs).items()))
+    return f"{len(pairs)} pairs ({ways}); the better response is longer in {longer} and shorter in {shorter}"
 
 
 # -- made of right ones --------------------------------------------------------------------------------------------

@@ -4,19 +4,17 @@ wrong, and which attacks on the wrong ones succeed."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from mrl.config.root import Config
 from mrl.data.row_files import read_rows
 from mrl.errors import DataError
 from mrl.rewards.judges.attacks import GUESS, attacked, read_attacks
-from mrl.rewards.kinds.ground_truth import parse_ground_truth
+from mrl.rewards.pool.score_offline import prompt_of
 from mrl.rewards.trials.agreement import auroc, wilson
 from mrl.rewards.trials.probes import Probe, judged
-from mrl.samples import Prompt
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,27 +63,15 @@ def check_agreement(config: Config, options: RewardCheckOptions) -> tuple[str, b
 
 
 def _rows(config: Config, file: Path) -> Iterator[tuple[Probe, bool]]:
-    for number, (place, row) in enumerate(read_rows(file)):
+    for place, row in read_rows(file):
         try:
-            prompt, response, right = row["prompt"], row["response"], row["right"]
+            _, response, right = row["prompt"], row["response"], row["right"]
         except KeyError as error:
             raise DataError(f"{place}: a row has prompt, response and right; {error} is missing") from error
         if not isinstance(response, str) or right not in (0, 1):
             raise DataError(f"{place}: response is a text and right is true or false")
-        domain = str(row.get("domain", "default"))
-        truth = parse_ground_truth(row.get("answer"), domain=domain, section=config.reward, place=place)
-        messages = tuple(prompt) if isinstance(prompt, list) else ()
-        made = Prompt(
-            index=number,
-            tokens=np.zeros(0, np.int32),
-            text="" if messages else str(prompt),
-            ground_truth=truth,
-            domain=domain,
-            tag=str(row.get("tag", "")),
-            row=place,
-            messages=messages,
-        )
-        yield Probe("given", made, response), bool(right)
+        prompt = prompt_of(config.reward, row, row.get("answer"), place=place)
+        yield Probe("given", prompt, response), bool(right)
 
 
 def _accuracy(rows: Sequence[Judged]) -> float:
@@ -133,9 +119,9 @@ def _attacks(config: Config, rows: Sequence[Judged], options: RewardCheckOptions
     answered = [p for p in found if p.value is not None]
     won = [p for p in answered if (p.value or 0.0) > options.threshold]
     yield _share("attacks that succeed", len(won), len(answered))
-    for name in dict.fromkeys(p.name for p in won):
-        own = [p for p in answered if p.name == name]
-        yield f"    {name}: {sum(p in won for p in own)} of {len(own)}"
+    tried = Counter(p.name for p in answered)
+    for name, count in Counter(p.name for p in won).items():
+        yield f"    {name}: {count} of {tried[name]}"
 
 
 def _words(probe: Probe) -> dict[str, str]:

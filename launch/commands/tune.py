@@ -36,7 +36,7 @@ from mrl.launch.workers.actor_log import original_stdout, redirect
 from mrl.launch.workers.spmd import forget_meeting_place, run_local_ranks, start_worker, starter_is_gone
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, require_same_tuning
 from mrl.observe.run_folder import RunFolder
-from mrl.reward_labels import require_labels
+from mrl.reward_labels import require_one_score
 from mrl.rollout.end_of_text_ids import end_of_text
 
 PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
@@ -129,8 +129,8 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
     name = _section(config).objective.name
     if config.training.lora is not None:
         raise ConfigError(f"tune.objective = {name} trains all weights; take training.lora out")
-    labels, path = _section(config).objective.labels, config.model.path
-    require_labels(read_config(path), labels, what=f"tune.objective: model.path = {path}")
+    path = config.model.path
+    require_one_score(read_config(path), what=f"tune.objective: model.path = {path}")
     pad = scored_config["pad_token_id"]
     for row in rows.rows:
         if any((each.tokens[:-1][each.mask[1:]] == pad).any() for each in row.responses):
@@ -168,12 +168,7 @@ def load_tune_rows(config: Config, section: TuneSection, encoder: Encoder) -> tu
 
 
 def encoder_of(config: Config, section: TuneSection, tokenizer: Any) -> Encoder:
-    """What makes tokens of the rows. Raises ConfigError for a tokenizer that the objective cannot use."""
-    if section.objective.scores_steps and not tokenizer.is_fast:
-        raise ConfigError(
-            f"tune.objective = {section.objective.name} needs a tokenizer that tells where its tokens lie in a text; that of "
-            f"{config.model.path} is slow: put tokenizer.json beside config.json"
-        )
+    """What makes tokens of the rows."""
     ends = end_of_text(tokenizer, config.model.path)
     return Encoder(tokenizer, ends=ends, chat_template_kwargs=section.data.chat_template_kwargs)
 
@@ -198,7 +193,7 @@ def _scored_config(config: Config, section: TuneSection) -> dict[str, Any] | Non
 
     if not section.objective.is_reward_model:
         return None
-    return config_of(config.model.path, tokenizer_of(config.model), section.objective.labels)
+    return config_of(config.model.path, tokenizer_of(config.model))
 
 
 def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, Any]) -> Any:
@@ -206,10 +201,8 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
 
     if (found := _scored_config(config, section)) is None:
         return None
-    steps = {"step_separator": section.data.step_separator} if section.objective.scores_steps else {}
     about = {
         "end_tokens": end_of_text(tokenizer_of(config.model), config.model.path),
-        **steps,
         "objective": section.objective.model_dump(mode="json", exclude_defaults=True),
     }
     return RewardFolder(found, about | dict(report))
@@ -220,7 +213,7 @@ def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
     if not section.objective.is_reward_model:
         return {}
     model = config.model.model_copy(update={"max_length": config.model.max_length + 1})
-    return {"model": model, "value_labels": section.objective.labels}
+    return {"model": model, "has_value_head": True}
 
 
 def _tune(config: Config, seen: TextIO, rank: int) -> None:

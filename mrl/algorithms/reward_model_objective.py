@@ -1,4 +1,4 @@
-"""The loss of a reward model over pairs of a chosen and a rejected response, and of a process reward model over judged steps.
+"""The loss of a reward model over pairs of a chosen and a rejected response.
 
 Consumes: the scores of a microbatch's responses, and what its batch knows of each pair: weight, margin, probability that the
 chosen response is the better one. Produces: this microbatch's share of the step's loss, and metrics of the same kind (shares
@@ -8,9 +8,6 @@ With d = r_w - r_l - m, the score of the chosen less that of the rejected respon
 costs -q log sig(d) - (1 - q) log sig(-d), q = (1 - e) p + e (1 - p), p its probability: Bradley and Terry (1952), margins as in
 Llama 2 (arXiv 2307.09288). Differences leave the scores' height free; `center` fixes it: the mean over pairs of (r_w + r_l)^2
 (2312.09244), or the square of the sum, or of the mean, of all scores of the step (batch-sum regularisation, 2505.07271).
-
-A step costs the same with its score in the place of d: scores are log-odds ("Let's Verify Step by Step", arXiv 2305.20050; soft
-labels as in Math-Shepherd, 2312.08935). The loss is the mean over all judged steps of an optimizer step.
 """
 
 from __future__ import annotations
@@ -35,18 +32,9 @@ def pair_losses(
     probability: Tensor,
 ) -> Tensor:
     """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better."""
-    return label_losses(section, chosen - rejected - margin, probability)
-
-
-def label_losses(section: ObjectiveSection, logits: Tensor, probability: Tensor) -> Tensor:
-    """[..., P] what log-odds [..., P] cost where the label says the probability [P]; both sides of it are smoothed."""
+    difference = chosen - rejected - margin
     believed = (1 - section.smoothing) * probability + section.smoothing * (1 - probability)
-    return -believed * logsigmoid(logits) - (1 - believed) * logsigmoid(-logits)
-
-
-def agreement(difference: Tensor, probability: Tensor) -> Tensor:
-    """[P] how far scores agree with labels: the probability of the side that scores higher, ties half."""
-    return torch.where(difference > 0, probability, torch.where(difference < 0, 1 - probability, 0.5))
+    return -believed * logsigmoid(difference) - (1 - believed) * logsigmoid(-difference)
 
 
 class RewardModelObjective:
@@ -105,41 +93,12 @@ def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: 
     """Means over pairs, `share` [P] being each one's part of 1; to be added over microbatches."""
     difference = chosen - rejected
     found = {
-        "accuracy": agreement(difference, probability),
+        "accuracy": torch.where(  # the probability of the side that scores higher, ties half
+            difference > 0, probability, torch.where(difference < 0, 1 - probability, 0.5)
+        ),
         "margin_mean": difference,
         "margin_square": difference**2,
         "reward_chosen": chosen,
         "reward_rejected": rejected,
     }
     return {f"preference/{name}": (values * share).sum() for name, values in found.items()}
-
-
-class ProcessRewardObjective:
-    """What a tuning step of a process reward model minimises, whose scores stand at the place after each judged step, with its label there."""
-
-    def __init__(self, section: ObjectiveSection) -> None:
-        self._section = section
-
-    def __call__(
-        self,
-        *,
-        values: Tensor,
-        arrays: Mapping[str, Tensor],
-        segments: Segments,
-        denominators: Mapping[str, Any],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; values [N] with gradient, arrays: loss_mask [N], one token a judged step, and
-        step_labels [N]. denominators: num_tokens, the judged steps of the whole optimizer step."""
-        mask = arrays["loss_mask"]
-        kept = checked({"values": values, "step_labels": arrays["step_labels"]}, mask, segments)
-        scores, labels = (kept[name][mask].double() for name in ("values", "step_labels"))
-        steps = denominators["num_tokens"]
-        loss = label_losses(self._section, scores, labels).sum() / steps
-        means = {"step_loss": loss} | step_metrics(scores, labels, steps)
-        return loss, {f"process/{name}": value.detach() for name, value in means.items()}
-
-
-def step_metrics(scores: Tensor, labels: Tensor, steps: float) -> dict[str, Tensor]:
-    """Sums over [S] steps divided by `steps`, those of all microbatches."""
-    found = {"accuracy": agreement(scores, labels), "probability": scores.sigmoid(), "label": labels}
-    return {name: each.sum() / steps for name, each in found.items()}

@@ -24,6 +24,9 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of writing, which do not name a file."""
 FORMER_COMMANDS = {
     "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
+    "make chains": "removed: `mrl tune` trains no model that scores steps",
+    "make judgements": "removed: tune a judge on messages of its question and the verdict that is due "
+    "(docs/design/rewards.md)",
     "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
     "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
     "checks its prompts",

@@ -69,33 +69,28 @@ def _make_command(commands) -> None:
     make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
     make.add_argument(
         "what",
-        choices=["arithmetic", "calculator", "chains", "domains", "judgements", "preferences", "tokenizer"],
+        choices=["arithmetic", "calculator", "domains", "preferences", "tokenizer"],
     )
-    make.add_argument("config", nargs="*", help=f"preferences, judgements: {CONFIG_HELP}")
+    make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
     make.add_argument("--largest", type=int, default=99, help="arithmetic: largest summand")
     make.add_argument("--pairs", type=int, help="arithmetic: pairs of a right and a wrong answer; 2000")
-    make.add_argument("--steps", type=int, default=20000, help="chains: responses of labelled steps")
     make.add_argument(
         "--samples",
         type=int,
         default=0,
-        help="preferences, judgements: responses of model.path to each row; 0, and no engine",
+        help="preferences: responses of model.path to each row; 0, and no engine",
     )
-    make.add_argument("--rows", type=int, help="preferences, judgements: first rows of each file; all")
-    make.add_argument(
-        "--judge", nargs="+", default=[], help="judgements: what goes over CONFIG for the judge"
-    )
-    make.add_argument("--thought", help="judgements: file of what the judge thinks before its verdict")
+    make.add_argument("--rows", type=int, help="preferences: first rows of each file; all")
     make.add_argument("--from", dest="files", nargs="*", default=[], help="tokenizer: jsonl or parquet files")
     make.add_argument("--vocab-size", type=int, default=2048, help="tokenizer: size of the vocabulary")
     make.set_defaults(run=_make)
 
 
 def _make(options: argparse.Namespace) -> int:
-    if options.what in ("preferences", "judgements"):
+    if options.what == "preferences":
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, chains, domains, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, domains, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -103,7 +98,6 @@ def _make(options: argparse.Namespace) -> int:
             out, largest=options.largest, num_pairs=options.pairs
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
-        "chains": lambda: chains.write_chains(out, num_steps=options.steps),
         "domains": lambda: domains.write_domains(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
@@ -114,15 +108,10 @@ def _pairs(options: argparse.Namespace) -> int:
     from mrl.rollout.environment import quiet
 
     quiet()
-    from mrl.launch.commands import judgements, preferences
+    from mrl.launch.commands.preferences import PreferenceOptions, make_preferences
 
-    asked = preferences.PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
-    if options.what == "preferences":
-        return print_answer(preferences.make_preferences(command_config(options), asked))
-    judge = argparse.Namespace(**vars(options) | {"config": [*options.config, *options.judge]})
-    return print_answer(
-        judgements.make_judgements(command_config(options), command_config(judge), asked, options.thought)
-    )
+    asked = PreferenceOptions(Path(options.out), samples=options.samples, rows=options.rows)
+    return print_answer(make_preferences(command_config(options), asked))
 
 
 def _data_command(commands) -> None:

@@ -20,7 +20,6 @@ from mrl.data.templates import TEMPLATE_ERRORS, apply_template
 from mrl.data.tokenise import encode_texts, opens_twice, template_names
 from mrl.data.unread import Tools, Unread
 from mrl.errors import DataError
-from mrl.reasoning_steps import step_ends
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,22 +75,6 @@ class Encoder:
         tokens = np.concatenate([left, right, self._ends[:1]]).astype(np.int64)
         self._require_one_opening(tokens, place)
         return Encoded(tokens, np.arange(len(tokens)) >= len(left), len(left))
-
-    def with_step_ends(self, row: Encoded, steps: Sequence[str], separator: str, *, place: str) -> Encoded:
-        """The prompt of a row whose response is these steps, without the last one's separator, and all steps after it; in the mask are the
-        last tokens of the steps alone. The tokenizer is one that tells offsets."""
-        response = encode_texts(["".join(steps).removesuffix(separator)], [True], self._tokenizer)[0]
-        start = len(row.tokens) - 1 - len(response)
-        if start < row.prompt_length or not np.array_equal(row.tokens[start:-1], response):
-            raise DataError(
-                f"{place}: the response is not the steps' own tokens with an end token after them: the chat template changes them"
-            )
-        ids, counts = step_ends(self._tokenizer, steps)
-        if len(set(counts)) < len(counts):
-            raise DataError(f"{place}: two steps end in one token")
-        mask = np.zeros(start + len(ids), bool)
-        mask[start - 1 + np.array(counts)] = True
-        return Encoded(np.concatenate([row.tokens[:start], ids]).astype(np.int64), mask, row.prompt_length)
 
     def messages(self, messages: Messages, *, first: int, place: str) -> Encoded:
         """A conversation; the assistant's messages from number `first` on are trained, what follows the last of them is

@@ -1,6 +1,6 @@
 """The rows of `mrl tune` in tokens: read, checked, counted; which of them a step takes, and the batch they make.
 
-A row is one demonstration, one labelled response, one response of labelled steps, or a pair. What a step takes is a function of (seed, step) alone.
+A row is one demonstration, one labelled response, or a pair. What a step takes is a function of (seed, step) alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from mrl.data.tune_shapes import (
     label_of,
     labelled,
     preferences,
-    stepwise,
 )
 from mrl.errors import DataError
 from mrl.samples import TrainBatch
@@ -45,8 +44,6 @@ class TuneRow:
     label: PairLabel = CERTAIN
     tag: str = ""
     """Splits figures; nothing is trained by it."""
-    step_labels: tuple[float, ...] = ()
-    """Of a response in steps: the probability that each judged step is right, in the order of the tokens in its mask."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class TuneRows:
             found.update(self.probabilities.tobytes())
         for row in self.rows:
             label = () if row.label == CERTAIN else dataclasses.astuple(row.label)
-            found.update(repr((row.sides, row.weight, *label, *row.step_labels)).encode())
+            found.update(repr((row.sides, row.weight, *label)).encode())
             for each in row.responses:
                 found.update(each.tokens.tobytes() + each.mask.tobytes())
         return found.hexdigest()
@@ -101,8 +98,7 @@ def overlapping_rows(training: TuneRows, validation: TuneRows) -> int:
 def _load(
     paths: Iterable[str], section: TuneSection, encoder: Encoder, max_length: int
 ) -> tuple[tuple[TuneRow, ...], str]:
-    readers = {"sft": _demonstrations, "process_reward_model": _steps}
-    read = readers.get(section.objective.name, _preferences)
+    read = _demonstrations if section.objective.name == "sft" else _preferences
     rows, long, most, names = list[TuneRow](), 0, (0, ""), list(paths)
     for path in names:
         clean = without_nulls if from_arrow(path) else without_nan
@@ -179,18 +175,6 @@ def _preferences(
             yield TuneRow(place, encoded, found.sides, found.weight, tag=tag)
 
 
-def _steps(
-    columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
-) -> Iterator[TuneRow]:
-    separator = section.data.step_separator
-    found = stepwise(columns, separator, place=place)
-    whole = _encode(found.prompt, "".join(found.steps).removesuffix(separator), encoder, place)
-    read = encoder.with_step_ends(whole, found.steps, separator, place=place)
-    read.mask[read.mask] = [label is not None for label in found.labels]
-    labels = tuple(each for each in found.labels if each is not None)
-    yield TuneRow(place, (read,), (True,), tag=str(columns.get("tag") or ""), step_labels=labels)
-
-
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
     """Tag -> which rows have it, [R] bool; none where all are alike."""
     tags = np.array([row.tag for row in rows])
@@ -200,16 +184,14 @@ def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
 
 def reward_model_rows(rows: TuneRows) -> TuneRows:
     """The rows as a reward model takes them: one token follows each response, and what is trained on is the place after the response's
-    last token, or after each of its judged steps. The value there is the state before it, which is the score of what ended."""
+    last token. The value there is the state before it, which is the score of what ended."""
     return dataclasses.replace(rows, rows=tuple(_scored(row) for row in rows.rows))
 
 
 def _scored(row: TuneRow) -> TuneRow:
     def longer(each: Encoded) -> Encoded:
-        ends = each.mask if row.step_labels else np.arange(len(each.tokens)) == len(each.tokens) - 1
-        return Encoded(
-            np.append(each.tokens, each.tokens[-1]), np.concatenate([[False], ends]), each.prompt_length
-        )
+        tokens = np.append(each.tokens, each.tokens[-1])
+        return Encoded(tokens, np.arange(len(tokens)) == len(tokens) - 1, each.prompt_length)
 
     return dataclasses.replace(row, responses=tuple(longer(each) for each in row.responses))
 
@@ -251,8 +233,7 @@ def batch_of(
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
     What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
-    float64. Of steps, the array step_labels [N], float32, has the
-    label of each at its place in the mask.
+    float64.
     """
     responses = [each for row in rows for each in row.responses]
     sizes = np.array([len(row.responses) for row in rows])
@@ -260,16 +241,12 @@ def batch_of(
     known = [0.0] * len(responses)
     if ref_logprobs is not None:
         known = [value for number in numbers for value in ref_logprobs[int(number)]]
-    mask = np.concatenate([each.mask for each in responses])
-    step_labels = [label for row in rows for label in row.step_labels]
-    arrays = {} if not step_labels else {"step_labels": _at(mask, step_labels)}
     return TrainBatch(
         tokens=np.concatenate([each.tokens for each in responses]).astype(np.int32),
         cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        loss_mask=mask,
+        loss_mask=np.concatenate([each.mask for each in responses]),
         group_ids=np.repeat(np.arange(len(rows), dtype=np.int64), sizes),
         sample_ids=tuple(f"{row.place}.{i}" for row in rows for i in range(len(row.responses))),
-        arrays=arrays,
         samples={
             "side": np.array([side for row in rows for side in row.sides], np.float64),
             "weight": np.repeat([row.weight for row in rows], sizes).astype(np.float64),
@@ -279,13 +256,6 @@ def batch_of(
         },
         whole_groups=bool((sizes > 1).any()),
     )
-
-
-def _at(mask: np.ndarray, values: Sequence[float]) -> np.ndarray:
-    """[N] float32 with the values where the mask is True, and 0 elsewhere."""
-    array = np.zeros(len(mask), np.float32)
-    array[mask] = values
-    return array
 
 
 def mismatched(rows: Sequence[TuneRow], *, max_length: int) -> tuple[TuneRow, ...]:

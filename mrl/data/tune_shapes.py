@@ -15,13 +15,6 @@ labelled      {"prompt": text or messages, "completion": text or messages, "labe
 
 A pair may say more of itself, which reward models read: "margin", by how much the chosen response is better, and
 "chosen_probability", how sure that is (0.8: four of five people chose it).
-
-Labelled steps (stepwise supervision, as in TRL):
-
-stepwise      {"prompt": text or messages, "completions": [text of a step], "labels": [true, false, 0..1 or null]}
-
-A label says whether its step is right, a number between 0 and 1 how likely that is (the share of continuations that came to the
-right answer: Math-Shepherd, arXiv 2312.08935); a step with null is read and not judged.
 """
 
 from __future__ import annotations
@@ -35,7 +28,6 @@ from typing import Any
 from mrl.data.messages import Messages, read_messages, read_text_or_messages
 from mrl.data.row_shapes import names_of
 from mrl.errors import DataError
-from mrl.reasoning_steps import joined_steps, split_steps
 
 Text = str | Messages
 ASSISTANT = "\n\nAssistant:"
@@ -62,17 +54,6 @@ class PairLabel:
     """By how much the chosen response is better, in units of the score."""
     probability: float = 1.0
     """That the chosen response is the better one."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stepwise:
-    """A response in steps."""
-
-    prompt: Text
-    steps: tuple[str, ...]
-    """Each with the separator after it."""
-    labels: tuple[float | None, ...]
-    """The probability that each step is right; None where nobody judged it."""
 
 
 CERTAIN = PairLabel()
@@ -132,35 +113,6 @@ def labelled(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:
         raise DataError(f"{place}: label is true or false, not {columns['label']!r}")
     prompt, response = (_column(columns, name, place) for name in ("prompt", "completion"))
     yield Responses(prompt, (response,), (bool(columns["label"]),))
-
-
-def stepwise(columns: Mapping[str, Any], separator: str, *, place: str) -> Stepwise:
-    """The response of a row. DataError names the place and what is wrong."""
-    names = ("prompt", "completions", "labels")
-    if absent := [name for name in names if columns.get(name) is None]:
-        raise DataError(f"{place}: no column {absent[0]!r}; the row has {names_of(columns)}")
-    prompt, steps, labels = (columns[name] for name in names)
-    if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
-        raise DataError(f"{place}: completions is a list of texts, one of each step")
-    if not isinstance(labels, list) or len(labels) != len(steps):
-        raise DataError(f"{place}: labels is a list with one label of each of the {len(steps)} completions")
-    parts, found = joined_steps(steps, separator), tuple(_label(each, place) for each in labels)
-    if split_steps("".join(parts), separator) != parts:
-        raise DataError(
-            f"{place}: a step is blank or has {separator!r} inside, so that the response would be cut into other steps; set "
-            "tune.data.step_separator to what stands between steps alone"
-        )
-    if all(label is None for label in found):
-        raise DataError(f"{place}: no step has a label")
-    return Stepwise(_text(prompt, "prompt", place), tuple(parts), found)
-
-
-def _label(value: Any, place: str) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
-        raise DataError(f"{place}: a label is true, false, a number between 0 and 1, or null, not {value!r}")
-    return float(value)
 
 
 def _ranked(columns: Mapping[str, Any], place: str) -> Iterator[Responses]:

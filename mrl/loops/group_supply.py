@@ -16,9 +16,9 @@ from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import newest_version
 from mrl.observe.ledger_log import Standing
-from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.rollout.request import Sampling
 from mrl.samples import Group, Prompt
+from mrl.trajectories.group_messages import decode_group, encode_group
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

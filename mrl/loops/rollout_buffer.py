@@ -24,13 +24,13 @@ from mrl.data.prompt_stream import PromptStream
 from mrl.loops.screen import Screen
 from mrl.loops.staleness import ages_of, newest_version
 from mrl.observe.ledger_log import Standing
-from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.pool.group_store import GroupStore
 from mrl.pool.ledger import Entry, GroupEnd, GroupLedger, GroupState
 from mrl.pool.room import admission_of
 from mrl.rollout.request import Sampling
 from mrl.samples import Group
 from mrl.trajectories.group import GroupMaker, OpenGroup
+from mrl.trajectories.group_messages import decode_group, encode_group
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ OVERVIEW = (
     "tune/loss",
     "val/loss",
     "val/preference/accuracy",
-    "val/process/accuracy",
 )
 """What people look at first."""
 SECTIONS = {
@@ -30,7 +29,7 @@ SECTIONS = {
     "Responses": ("rollout", "advantage"),
     "Episodes": ("agent",),
     "Policy and critic": ("policy", "optim", "critic", "distillation"),
-    "Tuning": ("tune", "preference", "process"),
+    "Tuning": ("tune", "preference"),
     "Experts": ("moe", "routing"),
     "Weight sync": ("sync",),
     "Memory": ("mem", "pool"),

@@ -14,7 +14,7 @@ VALIDATIONS = 20
 """Most lines of them."""
 SHOWN = ("reward/mean", "policy/entropy", "rollout/response_tokens_mean")
 SHOWN_OF_TUNE = ("tune/loss", "tune/grad_norm")
-VALIDATED = ("val/reward", "val/preference/accuracy", "val/process/accuracy", "val/loss")
+VALIDATED = ("val/reward", "val/preference/accuracy", "val/loss")
 """The first of them that a run has is shown."""
 
 

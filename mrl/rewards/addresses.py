@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined] no stub has it
 
@@ -20,20 +20,18 @@ class Proxy:
     url: str
 
 
-def check_address(path: str) -> None:
-    """Check the `path` of a verifier that asks a model that judges.
-
-    Raises:
-        ValueError: it is not an http address, or contains a user name or a password, which the error does not show.
-    """
+def address_faults(path: str) -> Iterator[str]:
+    """Yield what is wrong with the `path` of a verifier that asks a model that judges: a user name or a password in it, which is not
+    shown, or no http address."""
     if "@" in path.partition("://")[2].partition("/")[0]:
-        raise ValueError(
+        yield (
             "path contains a user name or a password, which would end up in config.yaml, logs and reasons; leave it out: put "
             "the key into an environment variable and name that in server.api_key_env"
         )
+        return
     parts = urlsplit(path)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"path = {path!r}: a model that judges is an http:// or https:// address")
+        yield f"path = {path!r}: a model that judges is an http:// or https:// address"
 
 
 def proxy_of(url: str, schemes: Collection[str] = ("http", "https")) -> Proxy | None:

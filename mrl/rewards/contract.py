@@ -13,7 +13,7 @@ import dataclasses
 import math
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -121,7 +121,6 @@ class RewardKind:
     rules_section: ClassVar[type[Section]] = Section
     """The kind's own settings, found under its name: `reward.maths` has the rules of `kind: maths`."""
     needs_ground_truth: ClassVar[bool] = False
-    needs_path: ClassVar[bool] = False
     has_engine: ClassVar[bool] = False
     """Whether it may ask one of `reward.engines`."""
     scores_groups: ClassVar[bool] = False
@@ -141,14 +140,12 @@ class RewardKind:
         return self.part.model_dump_json(include={*OF_A_WORKER, str(self.part.kind)})
 
     @classmethod
-    def check(cls, part: RewardPart) -> None:
-        """Raises ValueError, in words for the user, for settings that the kind cannot work with."""
-        if cls.needs_path and not part.path:
-            raise ValueError(f"kind = {part.kind} needs path")
+    def faults(cls, part: RewardPart) -> Iterator[str]:
+        """Yield a sentence, in words for the user, for settings that the kind cannot work with."""
         if part.engine is not None and not cls.has_engine:
-            raise ValueError(f"engine is not for kind = {part.kind}, which asks no model")
+            yield f"engine is not for kind = {part.kind}, which asks no model"
         if part.group and not cls.scores_groups:
-            raise ValueError(f"group = true is not for kind = {part.kind}; plug-ins take whole groups")
+            yield f"group = true is not for kind = {part.kind}; plug-ins take whole groups"
 
     @property
     def is_binary(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from mrl.models.megatron.lora_parameters import LowRankPair, add_adapters
 from mrl.models.tensors import LocalTensor, Spec
 from mrl.resharding.transfer.proof import ReadBoxes
 from mrl.resharding.wire.exportable import exportable_allocations
-from mrl.reward_labels import has_score, require_labels, reward_model_config
+from mrl.reward_labels import has_score, require_one_score, reward_model_config
 from mrl.samples import TrainBatch
 from mrl.training.adapters import Adapters
 from mrl.training.checkpoint.training_state import TrainingState
@@ -52,8 +52,8 @@ HEAD = "output_layer.weight"
 
 
 class TrainedModel:
-    """A model that is trained: the policy, or with a value head a critic or a reward model. One head starts at 0, several each
-    elsewhere, and all as the score of the reward model whose folder is loaded."""
+    """A model that is trained: the policy, or with a value head a critic or a reward model. The head starts at 0, or as the
+    score of the reward model whose folder is loaded."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainedModel:
         layout: Layout,
         place: Place,
         device: torch.device,
-        value_labels: Sequence[str] = (),
+        has_value_head: bool = False,
         seed: int = 0,
         replays: bool = False,
     ) -> None:
@@ -71,23 +71,23 @@ class TrainedModel:
         `replays`: batches may bring routes."""
         self.layout, self.place, self.device = layout, place, device
         hf_config = hf_folder.read_config(model.path)
-        if value_labels:
-            require_labels(hf_config, value_labels, what=model.path)
-        self.hf_config = reward_model_config(hf_config, value_labels) if value_labels else hf_config
+        if has_value_head:
+            require_one_score(hf_config, what=model.path)
+        self.hf_config = reward_model_config(hf_config) if has_value_head else hf_config
         self.family = family_of(self.hf_config)
         self.dtype = getattr(torch, training.dtype)
-        self._is_critic = len(value_labels) > 0
+        self._is_critic = has_value_head
         self.chunks = build_chunks(
             self.hf_config,
             training,
             layout,
             max_length=model.max_length,
             device=device,
-            has_value_head=len(value_labels) > 0,
+            has_value_head=has_value_head,
             replays=replays,
         )
         self._bucket_size = training.summed_bucket()
-        pairs = [] if value_labels else self._add_adapters(training, seed)
+        pairs = [] if has_value_head else self._add_adapters(training, seed)
         with exportable_allocations():
             self._models = [self._wrap(chunk, number) for number, chunk in enumerate(self.chunks.models)]
             self.memory = ParameterMemory(self._models, device=device)
@@ -102,7 +102,7 @@ class TrainedModel:
         self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
-        self._bias_rate = 0.0 if value_labels else training.router_bias_rate
+        self._bias_rate = 0.0 if has_value_head else training.router_bias_rate
         self._loss = float("nan")
         """The loss of the gradients that wait for step(); not a number while none do."""
         self._located = self._match_names(training.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
 from mrl.models.families import family_of
 from mrl.observe.memory_use import memory_use
-from mrl.reward_labels import SCORE
 from mrl.samples import Role, TrainBatch
 from mrl.training.checkpoint.atomic_save import Save, save_weights
 from mrl.training.checkpoint.loading import load_state
@@ -56,12 +55,12 @@ class MegatronWorker:
         seed: int = 0,
         load: bool = True,
         replays: bool = False,
-        value_labels: Sequence[str] = (),
+        has_value_head: bool = False,
     ) -> None:
         """Joins the other ranks at the address of a store (`wire.meeting.Meeting`), builds the policy and,
         unless `load` is False, loads model.path. `replays`: batches may bring routes for the policy and the
-        reference to take (routing.replay). With `value_labels` what stands in the policy's place is a reward
-        model that gives these: forward() gives values, and an objective is called with them."""
+        reference to take (routing.replay). With `has_value_head` what stands in the policy's place is a reward
+        model: forward() gives values, and an objective is called with them."""
         use_own_compile_cache()
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
@@ -87,7 +86,7 @@ class MegatronWorker:
             device=self.device,
             seed=seed,
             replays=replays,
-            value_labels=value_labels,
+            has_value_head=has_value_head,
         )
         self.critic: TrainedModel | None = None
         """The value model, once add_critic() was called."""
@@ -113,7 +112,7 @@ class MegatronWorker:
             layout=self.layout,
             place=self.place,
             device=self.device,
-            value_labels=SCORE,
+            has_value_head=True,
         )
         self.critic.load_hf(model.path)
         tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))

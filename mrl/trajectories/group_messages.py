@@ -1,20 +1,31 @@
-"""Samples of a group in a message: the driver of a run reads every one, so the form is made to be read fast.
+"""Samples of a group in a message and in a checkpoint: the driver of a run reads every one, so the form is made to be read fast.
 
-Masks and versions follow from the segments and are sent only if they differ from what these say. A
-checkpoint has another form (mrl/pool/group_bytes.py), which says everything.
+Masks and versions follow from the segments and are told only if they differ from what these say, so that a token takes about 8
+bytes. Prompts are not told: the stream of rows has them. Nor are routes, whose blocks end with the processes that have them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
+from mrl.errors import PoolError
+from mrl.samples import (
+    Group,
+    Prompt,
+    ResponseSegment,
+    Sample,
+    Status,
+    Transcript,
+    Turn,
+    Verdict,
+    VerdictKind,
+)
 
 _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
@@ -65,6 +76,51 @@ class GroupFields(msgspec.Struct, array_like=True):
     """[sum of lengths] int32: the responses, one after the other."""
     logprobs: bytes
     """[sum of lengths] float32."""
+
+
+class SavedGroup(msgspec.Struct, array_like=True):
+    """A group in a checkpoint."""
+
+    form: str
+    """Names of all fields, by which another release's group is told."""
+    prompt: int
+    """Its index in the stream of rows."""
+    fields: GroupFields
+
+
+_FORM = " ".join(
+    name
+    for fields in (GroupFields, SampleFields, VerdictFields, ResponseSegment, Transcript, Turn)
+    for name in fields.__match_args__
+)
+
+
+def plain_number(value: Any) -> Any:
+    """Return the number that a numpy scalar of a verdict is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not a value of a message")
+
+
+_encode, _decoder = msgspec.msgpack.Encoder(enc_hook=plain_number).encode, msgspec.msgpack.Decoder(SavedGroup)
+
+
+def encode_group(group: Group) -> bytes:
+    """Return the bytes of a group, without routes. TypeError for a value of a verdict that messages do not have."""
+    samples = [dataclasses.replace(s, routes=None) if s.routes is not None else s for s in group.samples]
+    return _encode(SavedGroup(_FORM, group.prompt.index, group_fields(group.prompt, samples)))
+
+
+def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
+    """Return the group of `encode_group`'s bytes. PoolError where another release wrote them, whose samples have other fields."""
+    try:
+        saved = _decoder.decode(data)
+    except msgspec.MsgspecError:
+        saved = None
+    if saved is None or saved.form != _FORM:
+        raise PoolError("a group was saved by another release of mrl; finish the run with that one")
+    prompt = prompt_at(saved.prompt)
+    return Group(prompt, samples_of(saved.fields, prompt))
 
 
 def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:

@@ -21,11 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mrl.rollout.request import Sampling
 from mrl.samples import Prompt, Sample
-from mrl.trajectories.group_messages import GroupFields
+from mrl.trajectories.group_messages import GroupFields, plain_number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,13 +147,6 @@ class WorkerFailure(WorkerMessage):
     text: str
 
 
-def _plain_number(value: Any) -> Any:
-    """Return the number that a numpy scalar of a verdict is."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is not a value of a message")
-
-
 _decoder = msgspec.msgpack.Decoder(
     ConnectEngine
     | GiveUpEngine
@@ -169,7 +161,7 @@ _decoder = msgspec.msgpack.Decoder(
     | WorkerFailure
 )
 encode_worker_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder(
-    enc_hook=_plain_number
+    enc_hook=plain_number
 ).encode
 """The bytes of a message."""
 

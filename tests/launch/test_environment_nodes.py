@@ -38,6 +38,13 @@ class Other:
 Both = tuple[EnvironmentNodes, EnvironmentPool]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    launch = load([str(write_run(tmp_path_factory.mktemp("ray")))]).launch
+    with cluster(launch, num_slots=1):
+        yield
+
+
 @contextlib.contextmanager
 def both(folder: Path, environment: str) -> Iterator[Both]:
     """Two nodes, each of which is this machine, and the pool over them."""
@@ -46,18 +53,19 @@ def both(folder: Path, environment: str) -> Iterator[Both]:
         "reward={kind: environment}",
     ]
     config = load([str(write_run(folder))], words)
-    with cluster(config.launch, num_slots=1):
-        variables = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
-        nodes = EnvironmentNodes(
-            config,
-            PhaseClock(),
-            strategies=2 * node_strategies(),
-            environment=variables,
-            log_folder=str(folder / "logs"),
-        )
+    variables = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
+    nodes = EnvironmentNodes(
+        config,
+        PhaseClock(),
+        strategies=2 * node_strategies(),
+        environment=variables,
+        log_folder=str(folder / "logs"),
+    )
+    try:
         with nodes.pool() as pool:
             yield nodes, pool
-    assert not children("mrl.agents.host", recursive=True)
+    finally:
+        until(lambda: not children("mrl.agents.host", recursive=True))
 
 
 def answers(pool: EnvironmentPool, count: int) -> dict[str, EnvironmentAnswer]:
@@ -124,16 +132,14 @@ def test_who_does_not_know_the_secret_is_not_heard(tmp_path: Path) -> None:
             assert stranger.recv(1) == b""
 
 
-def test_an_environment_that_is_another_one_elsewhere_ends_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Other", "says other things of itself on environments of node 1 than on environments of node 0"),
+        ("Nobody", r"no class 'Nobody'.*\(on environments of node \d\)"),
+    ],
+)
+def test_an_environment_that_is_not_there_or_another_one_ends_the_start(name, said, tmp_path) -> None:
     (tmp_path / "other.py").write_text(ONE_OF_ITS_NODE)
-    said = "says other things of itself on environments of node 1 than on environments of node 0"
-    with pytest.raises(ConfigError, match=said), both(tmp_path, f"{tmp_path}/other.py:Other"):
+    with pytest.raises(ConfigError, match=said), both(tmp_path, f"{tmp_path}/other.py:{name}"):
         pass
-    assert not children("mrl.agents.host", recursive=True)
-
-
-def test_an_environment_that_a_node_cannot_make_ends_the_start_with_its_name(tmp_path: Path) -> None:
-    said = r"no class 'Nobody'.*\(on environments of node \d\)"
-    with pytest.raises(ConfigError, match=said), both(tmp_path, FILE + "Nobody"):
-        pass
-    assert not children("mrl.agents.host", recursive=True)

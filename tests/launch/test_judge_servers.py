@@ -1,6 +1,5 @@
 """Models that judge on vLLM's own server, which the rewards' engines are: a reward model and a generative one."""
 
-import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -11,11 +10,8 @@ import psutil
 import pytest
 import torch
 
-from mrl.data.conversation import Encoder
-from mrl.data.tune_rows import TuneRow, TuneRows, reward_model_rows
 from mrl.errors import WorkerLost
-from mrl.loops.tuning.row_logprobs import row_step_scores
-from mrl.reward_labels import SCORE, STEP, label_keys
+from mrl.reward_labels import LABEL_KEYS
 from mrl.rewards.contract import RewardRequest
 from mrl.rewards.judges.attacks import GUESS
 from mrl.rewards.judges.judge_cache import SECRET
@@ -28,11 +24,6 @@ from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.pool.trial import trial_sample
 from mrl.rewards.reward_part import ServerSection
 from mrl.samples import Prompt, Verdict
-from mrl.training.hf.export_folder import export_checkpoint
-from mrl.training.hf.reward_model_folder import RewardFolder, config_of
-from tests.mrl.training import scenarios
-from tests.mrl.training.critics import set_head
-from tests.ranks import run_ranks
 from tests.support.chat_tokenizers import qwen
 from tests.support.processes import children
 
@@ -115,7 +106,7 @@ def request(number: int) -> RewardRequest:
 @pytest.mark.integration
 def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "scores"
-    model = write(folder, "Qwen3ForSequenceClassification", **label_keys(SCORE))
+    model = write(folder, "Qwen3ForSequenceClassification", **LABEL_KEYS)
     with served(section(folder, "reward_model"), tmp_path) as rewards:
         found = verdicts(rewards, tmp_path / "judged")
     conversation = ConversationEncoder(str(folder))
@@ -125,63 +116,6 @@ def test_a_served_reward_model_scores_as_transformers(tmp_path: Path) -> None:
             (wanted,) = model(torch.tensor([ids])).logits[0].tolist()
         assert verdict.value == pytest.approx(wanted, abs=1e-5), verdict.reason
     assert found[2].parts["control_strings"] == 2.0 and len({v.value for v in found}) == len(found)
-
-
-STEPS = ["3 + 9 = 12\n", "so it is\n\n", "12\n"]
-TEXT = "".join(STEPS).removesuffix("\n")
-
-
-def trained_step_scores(rank: int, world: int, port: int, policy: str, out: str) -> np.ndarray:
-    """[S] Megatron's scores of the steps of one response, whose folder `out` becomes."""
-    at = scenarios.worker(rank, world, port, policy, {}, value_labels=STEP, max_length=256)
-    set_head(at.policy, torch.randn(1, SIZES["hidden_size"], generator=torch.Generator().manual_seed(5)) / 4)
-    tokenizer = qwen()
-    tokenizer.pad_token = "<|endoftext|>"
-    encoder = Encoder(tokenizer, ends=[tokenizer.eos_token_id])
-    said = (*prompt(0).messages, {"role": "assistant", "content": TEXT})
-    row = encoder.with_step_ends(encoder.messages(said, first=1, place="row"), STEPS, "\n", place="row")
-    known = reward_model_rows(
-        TuneRows((TuneRow("0", (row,), (True,), step_labels=(1.0,) * len(STEPS)),), None, "")
-    )
-    found = row_step_scores(at, known.rows, batch_rows=8)
-    shards = Path(out).with_name("shards")
-    at.save_weights(shards)
-    about = {"end_tokens": [tokenizer.eos_token_id], "step_separator": "\n"}
-    folder = RewardFolder(config_of(policy, tokenizer, STEP), about)
-    export_checkpoint(shards, Path(out), source=Path(policy), dtype="float32", reward_model=folder)
-    return found[0]
-
-
-@pytest.mark.integration
-def test_a_tuned_process_reward_model_is_served_with_the_scores_of_its_trainer(tmp_path: Path) -> None:
-    """From Megatron's parameters through the folder, vLLM's server and the judge's tokens: the same numbers for each step, at the
-    policy's token that ends it. The scores of whole responses: Megatron's are transformers' (tests/mrl/training/test_reward_folder.py),
-    whose are the server's (above)."""
-    write(tmp_path / "policy", "Qwen3ForCausalLM")
-    (scores,) = run_ranks(trained_step_scores, 1, str(tmp_path / "policy"), str(tmp_path / "scores"))
-    rules = {"step_reduction": "product", "token_values": True}
-    tokenizer = qwen()
-    tokens = np.array([*tokenizer.encode(TEXT), tokenizer.eos_token_id], np.int32)
-    sample = trial_sample(prompt(0), TEXT)
-    sample = dataclasses.replace(
-        sample,
-        response_tokens=tokens,
-        loss_mask=np.ones(len(tokens), bool),
-        rollout_logprobs=np.zeros(len(tokens), np.float32),
-        policy_versions=np.zeros(len(tokens), np.int32),
-    )
-    with (
-        served(section(tmp_path / "scores", "reward_model", reward_model=rules), tmp_path) as rewards,
-        RewardPool(rewards, folder=str(tmp_path / "judged")) as pool,
-    ):
-        pool.submit(sample, prompt(0))
-        ((_, verdict),) = pool.collect(300.0)
-    wanted = 1 / (1 + np.exp(-scores))
-    assert verdict.value == pytest.approx(wanted.prod(), abs=1e-5), verdict.reason
-    values = verdict.token_values
-    given = values[~np.isnan(values)].astype(np.float64)
-    assert np.log(given / (1 - given)) == pytest.approx(scores, abs=1e-4) and scores.std() > 0.1
-    assert "".join(STEPS[:1]) == tokenizer.decode(tokens[: np.flatnonzero(~np.isnan(values))[0] + 1].tolist())
 
 
 @pytest.mark.integration

@@ -34,6 +34,13 @@ def rank(requests):
 '''
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    launch = load([str(write_run(tmp_path_factory.mktemp("ray")))]).launch
+    with cluster(launch, num_slots=1):
+        yield
+
+
 @contextlib.contextmanager
 def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
     """Of a one-node Ray, with samples scored by whole groups of 4."""
@@ -43,11 +50,10 @@ def group(folder: Path, *words: str) -> Iterator[RewardGroup]:
         "reward.nodes=all",
     ]  # fmt: skip
     config = load([str(write_run(folder))], [*reward, *words])
-    with cluster(config.launch, num_slots=1):
-        environment = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
-        made = RewardGroup(config, PhaseClock(), environment=environment, log_folder=str(folder / "logs"))
-        with made.started([prompt(0)]):
-            yield made
+    environment = {"PYTHONPATH": str(ROOT), "MRL_SESSION": os.environ["MRL_SESSION"]}
+    made = RewardGroup(config, PhaseClock(), environment=environment, log_folder=str(folder / "logs"))
+    with made.started([prompt(0)]):
+        yield made
 
 
 def prompt(index: int) -> Prompt:
@@ -118,4 +124,4 @@ def test_a_verifier_that_fails_on_a_node_ends_the_start_with_the_nodes_name(tmp_
         group(tmp_path, f"reward.path={tmp_path}/plugin.py:rang"),
     ):
         pass
-    assert not processes("mrl.rewards.pool.reward_worker")
+    until(lambda: not processes("mrl.rewards.pool.reward_worker"))

@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mrl.cli import main
+from mrl.rewards.contract import scored
+from mrl.rewards.trials import solutions
+from mrl.rewards.trials.probes import Probe
+from mrl.samples import Prompt
 from tests.support.judge_server import judge_server
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs/quickstart.yaml")
@@ -105,8 +110,11 @@ ADDS, SUBTRACTS = "def f(a, b):\n    return a + b\n", "def f(a, b):\n    return 
     ("columns", "said", "code"),
     [
         ([{"solutions": [SUBTRACTS, ADDS]}, {"solutions": json.dumps([ADDS])}], "2 of 3 pass", 0),
-        ([{"canonical_solution": ADDS}, {"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}], "2 of 2 pass", 0),
-        ([{"solution": SUBTRACTS}, {}], "0 of 1 pass", 1),
+        pytest.param(
+            [{"canonical_solution": ADDS}, {"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}], "2 of 2 pass", 0,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([{"solution": SUBTRACTS}, {}], "0 of 1 pass", 1, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_solutions_of_the_rows_are_run_and_counted(
@@ -127,6 +135,35 @@ def test_solutions_of_the_rows_are_run_and_counted(
     if said != "2 of 2 pass":
         kind = "ERROR: 1 of 1" if code else "warning: 1 of 3"
         assert f"  {kind} solutions of the rows do not pass, the first of {tmp_path}/rows.jsonl:1: " in out
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"canonical_solution": ADDS}, [ADDS]),
+        ({"solutions": {"language": [2, 3], "solution": ["int main", ADDS]}}, [ADDS]),
+        ({"solution": SUBTRACTS, "answer": "3"}, [SUBTRACTS]),
+        ({"solutions": json.dumps(["a", "b", "c", "d"])}, ["a", "b", "c"]),
+        ({"solution": SUBTRACTS}, []),
+    ],
+)
+def test_solutions_are_found_in_the_columns_of_data_sets(columns: dict[str, Any], found: list[str]) -> None:
+    assert solutions.solutions_of(Prompt(0, np.zeros(1, np.int32), "", None, metadata=columns)) == found
+
+
+def test_solutions_of_which_none_passes_are_an_error_unless_the_verifier_knows_better() -> None:
+    prompt = Prompt(0, np.zeros(1, np.int32), "", None, row="f:1")
+    failed = [Probe("a row's solution", prompt, SUBTRACTS, verdict=scored(0.0, "wrong"))]
+    finding = solutions.remark(failed, others_are_right=False)
+    assert finding is not None and finding.is_error and finding.text.endswith("the first of f:1: wrong")
+    finding = solutions.remark(failed, others_are_right=True)
+    assert finding is not None and not finding.is_error
+    assert (
+        solutions.remark(
+            [Probe("a row's solution", prompt, ADDS, verdict=scored(1.0))], others_are_right=False
+        )
+        is None
+    )
 
 
 def test_a_column_that_is_the_ground_truth_is_no_solution(

@@ -13,10 +13,10 @@ import torch
 
 from mrl.data.tokenise import decoder
 from mrl.observe.metrics_log import read, without_volatile
-from mrl.pool.group_bytes import decode_group
 from mrl.report.audit import audit, audit_text
 from mrl.samples import Prompt, Status
 from mrl.training.checkpoint.checkpoint_folder import read_extra
+from mrl.trajectories.group_messages import decode_group
 from tests.launch.command import Command, run
 from tests.launch.tiny_runs import words
 

@@ -1,10 +1,8 @@
-"""A server that judges sums, as a process: OpenAI's chat completions, vLLM's classification and that of every token, with twelve ways to
-fail.
+"""A server that judges sums, as a process: OpenAI's chat completions and vLLM's classification, with twelve ways to fail.
 
 `python -m tests.support.judge_server HOLD [SOCKET]` prints its port, or listens on a Unix socket. It reads the fences of the question; a response that
 holds `mode=NAME` gets that failure; no other answer is given before HOLD calls are there at once. GET /stats tells what
-it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before; of
-every token the score is token_score(the tokens up to it).
+it was asked. A classifier's model is the number of its heads, each one's score 3 above that of the one before.
 """
 
 from __future__ import annotations
@@ -32,11 +30,6 @@ FAILURES = (
 _FENCE = re.compile(r"\[([0-9a-f]{16})\]\n(.*?)\n\[/\1\]", re.DOTALL)
 
 
-def token_score(tokens: list[int]) -> float:
-    """Between -3 and 3."""
-    return sum(tokens) % 601 / 100 - 3
-
-
 class Judge(http.server.BaseHTTPRequestHandler):
     """One connection."""
 
@@ -62,12 +55,6 @@ class Judge(http.server.BaseHTTPRequestHandler):
                 self.counts["now"] -= 1
 
     def _answer(self, body: dict[str, Any]) -> None:
-        if self.path.endswith("/pooling"):
-            ids = body["input"][: len(body["input"]) - (body.get("model") == "one too few")]
-            data = [[token_score(ids[: place + 1])] for place in range(len(ids))]
-            answers = body["task"] == "token_classify" and not body["use_activation"]
-            self._send(200 if answers else 400, {"data": [{"index": 0, "object": "pooling", "data": data}]})
-            return
         if self.path.endswith("/classify"):
             model, said = body.get("model") or "1", float(sum(body["input"]))
             of_heads = [said + 3.0 * h for h in range(int(model))]

@@ -24,8 +24,7 @@ NOT_FOR_NODES = {
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
     *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
-    *("chains", "chains_model", "chains_process"),
-    *("tune_dpo", "tune_judge", "tune_process_reward_model", "tune_reward_model", "quickstart_judge"),
+    *("tune_dpo", "tune_reward_model"),
 }
 """What configs/ has beside them, for a laptop or one GPU."""
 

@@ -1,5 +1,5 @@
 """A kind of reward in one file: it counts vowels. `main` registers it before anything reads a configuration, as an entry of the
-registry would, and prints what a configuration that names it makes of responses."""
+registry would, and prints what configurations that name it make of responses."""
 
 from __future__ import annotations
 
@@ -56,20 +56,23 @@ class VowelVerifier:
 
 
 def main() -> None:
-    """Reads [settings, [[response, answer], ...]] as JSON; prints the verdicts and what the settings page says, or the error."""
+    """Reads a list of [settings, [[response, answer], ...]] as JSON; prints of each the verdicts and what the settings page says,
+    or the error."""
     KINDS["vowels"] = Vowels
+    print(json.dumps([_made_of(*each) for each in json.load(sys.stdin)]))
+
+
+def _made_of(overrides: list[str], rows: list[list[Any]]) -> Any:
     from mrl.config.describe import settings
     from mrl.config.load import load
     from mrl.rewards.kinds.ground_truth import parse_ground_truth
     from mrl.rewards.pool.reward_pool import RewardPool
 
-    overrides, rows = json.load(sys.stdin)
     try:
         section = load(["configs/quickstart.yaml"], overrides).reward
         truths = [parse_ground_truth(row[1], domain="x", section=section, place="f:1") for row in rows]
     except (ConfigError, DataError) as error:
-        print(json.dumps(str(error)))
-        return
+        return str(error)
     found: dict[str, Verdict] = {}
     with RewardPool(section) as pool:
         for index, ((response, _), truth) in enumerate(zip(rows, truths, strict=True)):
@@ -79,4 +82,4 @@ def main() -> None:
             found |= pool.collect(60.0)
     sentences = {setting.path: setting.sentence for setting in settings()}
     seen = [[found[f"{n}.0"].value, found[f"{n}.0"].reason] for n in range(len(rows))]
-    print(json.dumps([seen, sentences["reward.vowels.each"]]))
+    return [seen, sentences["reward.vowels.each"]]

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from mrl.config.sections.training import OptimizerSection
-from mrl.reward_labels import SCORE, STEP
 from mrl.section import Section, named
 
 ObjectiveName = Literal[
@@ -23,7 +22,6 @@ ObjectiveName = Literal[
     "exo",
     "custom",
     "reward_model",
-    "process_reward_model",
 ]
 PAIR_SETTINGS = frozenset({"beta", "length", "sft_weight"})
 READS: dict[str, frozenset[str]] = {
@@ -40,11 +38,10 @@ READS: dict[str, frozenset[str]] = {
     "exo": PAIR_SETTINGS | {"smoothing"},
     "custom": PAIR_SETTINGS | {"function", "options"},
     "reward_model": frozenset({"smoothing", "center"}),
-    "process_reward_model": frozenset({"smoothing"}),
 }
 """Objective -> the settings that it reads; any other one that is not at its default is refused."""
 
-WITHOUT_REFERENCE = frozenset({"sft", "simpo", "orpo", "reward_model", "process_reward_model"})
+WITHOUT_REFERENCE = frozenset({"sft", "simpo", "orpo", "reward_model"})
 
 
 class CenterSection(Section):
@@ -62,8 +59,7 @@ class ObjectiveSection(Section):
 
     name: Annotated[ObjectiveName, BeforeValidator(named("tune.objective", ObjectiveName))] = "sft"
     """Cross-entropy of demonstrations (sft), a loss over pairs of a chosen and a rejected response, or over single responses
-    with a label (kto); reward_model trains a model that gives a score, not the policy, and process_reward_model one that gives a
-    score of each step."""
+    with a label (kto); reward_model trains a model that gives a score, not the policy."""
     average: Literal["tokens", "sequences"] = "tokens"
     """Of sft: mean over the step's trained tokens, or mean of the rows' own means."""
     beta: float = Field(default=0.1, gt=0)
@@ -72,7 +68,7 @@ class ObjectiveSection(Section):
     """Log-ratio of a response: sum over its tokens, or their mean; sum by default, and to be said for ipo, where papers and
     programs differ."""
     smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Share of pairs, or of steps, taken to be labelled the wrong way round."""
+    """Share of pairs taken to be labelled the wrong way round."""
     gamma_over_beta: float = Field(default=0.5, ge=0)
     """Of simpo: the margin asked for, in units of beta."""
     sft_weight: float = Field(default=0.0, ge=0)
@@ -115,22 +111,12 @@ class ObjectiveSection(Section):
     @property
     def takes_pairs(self) -> bool:
         """Whether a row is a chosen and a rejected response."""
-        return self.name not in ("sft", "kto", "process_reward_model")
+        return self.name not in ("sft", "kto")
 
     @property
     def is_reward_model(self) -> bool:
         """Whether what is trained gives a score in place of log-probs."""
-        return self.name in ("reward_model", "process_reward_model")
-
-    @property
-    def scores_steps(self) -> bool:
-        """Whether a score is of a step of a response in place of the response."""
-        return self.name == "process_reward_model"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What a reward model gives of a response or of a step, by name."""
-        return STEP if self.scores_steps else SCORE
+        return self.name == "reward_model"
 
     @property
     def couples_scores(self) -> bool:
@@ -158,8 +144,6 @@ class TuneDataSection(Section):
     """Rows longer than model.max_length are left out and counted, pairs as a whole, or end the run; nothing is cut."""
     turns: Literal["all", "last"] = "all"
     """Of conversations in sft: train on every message of the assistant, or on the last one alone."""
-    step_separator: str = Field(default="\n", min_length=1)
-    """Of process_reward_model: what stands between two steps of a response, in the rows and in what is judged."""
     chat_template_kwargs: dict[str, Any] = {}
     """Further arguments of the chat template."""
 

@@ -8,7 +8,7 @@ and of the dtype, and at every start some rows are computed again: a file that d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,6 @@ def row_scores(worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: i
     return _sums(worker, rows, "values", batch_rows=batch_rows)
 
 
-def row_step_scores(
-    worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int
-) -> dict[int, np.ndarray]:
-    """A process reward model's scores of all rows' judged steps, [S] float64 by row; the same on all ranks, called on all together."""
-    found: dict[int, np.ndarray] = {}
-    for owners, shard, values in _passes(worker, rows, "values", range(len(rows)), batch_rows):
-        for owner, tokens in zip(owners, shard.spans(np.arange(shard.num_samples)), strict=True):
-            found[owner] = values[tokens][shard.loss_mask[tokens]]
-    return joined(found)  # type: ignore[arg-type] keys of any kind that sorts
-
-
 def _sums(
     worker: MegatronWorker,
     rows: Sequence[TuneRow],
@@ -76,24 +65,17 @@ def _sums(
     """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses] by row."""
     own: dict[int, list[Any]] = {}
     wanted = range(len(rows)) if numbers is None else numbers
-    for owners, shard, values in _passes(worker, rows, name, wanted, batch_rows):
-        sums = np.add.reduceat(values * shard.loss_mask, shard.cu_seqlens[:-1])
-        for owner, value in zip(owners, sums, strict=True):
-            own.setdefault(owner, []).append(value)
-    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type]
-
-
-def _passes(
-    worker: MegatronWorker, rows: Sequence[TuneRow], name: str, numbers: Sequence[int], batch_rows: int
-) -> Iterator[tuple[list[int], TrainBatch, np.ndarray]]:
-    """This rank's shards of the wanted rows: the row's number of each response, the shard, and the array `name` of its forward pass,
-    [N] float64. Nothing where another rank has the results."""
-    for start in range(0, len(numbers), batch_rows):
-        chunk = list(numbers[start : start + batch_rows])
+    for start in range(0, len(wanted), batch_rows):
+        chunk = list(wanted[start : start + batch_rows])
         shard = own_share(batch_of([rows[number] for number in chunk], chunk), worker)
         arrays = worker.forward(shard)
-        if arrays is not None and shard.num_samples:
-            yield [chunk[int(group)] for group in shard.group_ids], shard, arrays[name].astype(np.float64)
+        if arrays is None or not shard.num_samples:  # another rank has the results
+            continue
+        values = arrays[name].astype(np.float64)
+        sums = np.add.reduceat(values * shard.loss_mask, shard.cu_seqlens[:-1])
+        for group, value in zip(shard.group_ids, sums, strict=True):
+            own.setdefault(chunk[int(group)], []).append(value)
+    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type]
 
 
 def reference_logprobs(

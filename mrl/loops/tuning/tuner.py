@@ -19,7 +19,7 @@ import torch
 
 from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.preference import PreferenceObjective, Side, pair_loss_of
-from mrl.algorithms.reward_model_objective import ProcessRewardObjective, RewardModelObjective
+from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.root import Config
 from mrl.config.sections.tune import TuneSection
 from mrl.data.tune_rows import TuneRow, TuneRows, batch_of, mismatched, rows_of_step, steps_of
@@ -40,11 +40,9 @@ from mrl.loops.tuning.row_logprobs import (
     reference_logprobs,
     row_logprobs,
     row_scores,
-    row_step_scores,
     weights_digest,
 )
 from mrl.loops.tuning.same_tuning import CHECKPOINTS, about, require_same_tuning
-from mrl.loops.tuning.step_figures import step_figures, step_line, step_report
 from mrl.observe.metrics_log import LAYERS, MetricsLog
 from mrl.training.checkpoint import checkpoint_folder
 from mrl.training.hf import base
@@ -221,12 +219,8 @@ class Tuner:
     def _validated_scores(self) -> dict[str, float]:
         """The figures of a reward model, whose report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
-        if section.scores_steps:
-            steps = row_step_scores(self._worker, rows, batch_rows=self._section.batch_rows)
-            figures, report = step_figures(section, rows, steps), step_report(rows, steps)
-        else:
-            scores = self._scores(rows)
-            figures, report = score_figures(section, rows, scores), score_report(rows, scores)
+        scores = self._scores(rows)
+        figures, report = score_figures(section, rows, scores), score_report(rows, scores)
         if self._is_kept(figures):
             run_on_rank_zero(lambda: replace_durably(self._folder / REPORT, json.dumps(report).encode()))
         return figures
@@ -237,7 +231,7 @@ class Tuner:
         if not self._validation.rows or not self._section.objective.is_reward_model:
             return {}
         report = json.loads(path.read_text(encoding="utf-8"))
-        self._tell(step_line(report) if self._section.objective.scores_steps else report_line(report))
+        self._tell(report_line(report))
         return report
 
     def _is_kept(self, figures: Mapping[str, float]) -> bool:
@@ -293,15 +287,13 @@ class Tuner:
         self._log.write(self._step, row)
         if self._step % 20 == 0 or self._step == self.num_steps or "val/rows" in row:
             shown = {"loss": row.get("tune/loss"), "val loss": row.get("val/loss")}
-            shown["val accuracy"] = row.get("val/preference/accuracy", row.get("val/process/accuracy"))
+            shown["val accuracy"] = row.get("val/preference/accuracy")
             words = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
             seconds = f"  {row['time/seconds']:.0f} s" if "time/seconds" in row else ""
             self._tell(f"{self._step}/{self.num_steps}{words}{seconds}")
 
 
 def _objective_of(section: TuneSection) -> Callable[..., Any]:
-    if section.objective.scores_steps:
-        return ProcessRewardObjective(section.objective)
     if section.objective.is_reward_model:
         return RewardModelObjective(section.objective)
     if section.objective.name != "sft":

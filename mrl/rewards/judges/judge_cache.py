@@ -2,8 +2,7 @@
 twice and keeps to its budget.
 
 One line of JSON for each answered call: {"judge", "tokens"}, with {"key", "value"} where it held a verdict.
-`judge` is the digest of all that decides the verdict, `key` that of the question. What gives several scores has the others
-as "further".
+`judge` is the digest of all that decides the verdict, `key` that of the question.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from mrl.rewards.contract import NoVerdict
 from mrl.rewards.reward_part import ServerSection
 
 FILE, SECRET, DATE = "judged.jsonl", "secret", "date"
-MOST = 1 << 24
-"""Numbers of 32 bytes that a process keeps in its memory, of the 2 GiB that it may have, where a question counts as 8; then it forgets
-the older half of its answers."""
+MOST = 1 << 21
+"""Answers that a process keeps in its memory, each about 256 bytes of the 2 GiB that it may have; then it forgets the older half."""
 
 
 def json_digest(*what: Any) -> str:
@@ -36,8 +34,7 @@ class JudgeCache:
 
     def __init__(self, folder: Path | None, judge: str) -> None:
         self._judge = judge
-        self._values: dict[str, tuple[float, ...]] = {}
-        self._size = 0
+        self._values: dict[str, float] = {}
         self.calls = self.tokens = 0
         """Of answered calls, those of the run's earlier parts included."""
         self._file = None
@@ -50,19 +47,13 @@ class JudgeCache:
 
     def find(self, key: str) -> float | None:
         """The value that was given to this question before."""
-        return next(iter(self.find_all(key)), None)
+        return self._values.get(key)
 
-    def find_all(self, key: str) -> tuple[float, ...]:
-        """The scores that were given to this question before, none where it is new."""
-        return self._values.get(key, ())
-
-    def note(self, tokens: int, key: str | None = None, *values: float) -> None:
-        """Adds an answered call, with the value, or the scores, that it gave to a question where it gave any."""
+    def note(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
+        """Adds an answered call, with the value that it gave to a question where it gave one."""
         line: dict[str, Any] = {"judge": self._judge, "tokens": tokens}
         if key is not None:
-            line |= {"key": key, "value": values[0]}
-            if values[1:]:
-                line["further"] = values[1:]
+            line |= {"key": key, "value": value}
         self._count(line)
         if self._file is None:
             return
@@ -85,20 +76,9 @@ class JudgeCache:
         self.calls += 1
         self.tokens += int(line.get("tokens", 0))
         if "key" in line:
-            values = (line["value"], *line.get("further", ()))
-            self._values[line["key"]] = found = tuple(map(float, values))
-            self._size += _size(found)
-            if self._size > MOST:
-                self._forget()
-
-    def _forget(self) -> None:
-        older = len(self._values) // 2
-        self._values = dict(itertools.islice(self._values.items(), older, None))
-        self._size = sum(map(_size, self._values.values()))
-
-
-def _size(found: tuple[float, ...]) -> int:
-    return 8 + len(found)
+            self._values[line["key"]] = float(line["value"])
+            if len(self._values) > MOST:
+                self._values = dict(itertools.islice(self._values.items(), MOST // 2, None))
 
 
 def _line(text: bytes) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What of asking a model is a setting."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from mrl.section import Section
 
@@ -33,17 +34,11 @@ class EngineSection(Section):
     """Times that a server that ended is started again in a run, while samples wait; then the run stops. A sample never has a value
     for it."""
 
-    @model_validator(mode="after")
-    def _ranks_have_gpus(self) -> "EngineSection":
+    def faults(self) -> Iterator[str]:
         if self.gpus and len(set(self.gpus)) != self.tp:
-            raise ValueError(
-                f"gpus = {list(self.gpus)} with tp = {self.tp}: a rank is one GPU; name {self.tp} of them"
-            )
+            yield f"gpus = {list(self.gpus)} with tp = {self.tp}: a rank is one GPU; name {self.tp} of them"
         if self.shares_slots and not (self.gpus and self.kv_cache_bytes):
-            raise ValueError(
-                "shares_slots needs gpus, and kv_cache_bytes: vLLM would take nine tenths of what the slots have"
-            )
-        return self
+            yield "shares_slots needs gpus, and kv_cache_bytes: vLLM would take nine tenths of what the slots have"
 
 
 class LlmRules(Section):
@@ -65,25 +60,12 @@ class LlmRules(Section):
     body: dict[str, Any] = {}
     """Further fields of each request, as the server knows them."""
 
-    @model_validator(mode="after")
-    def _choices_differ(self) -> "LlmRules":
+    def faults(self) -> Iterator[str]:
         if len({choice.strip().casefold() for choice in self.choices}) < len(self.choices):
-            raise ValueError(f"choices {list(self.choices)} differ in more than capitals and spaces")
+            yield f"choices {list(self.choices)} differ in more than capitals and spaces"
         if any(not choice.strip() or len(choice.splitlines()) > 1 for choice in self.choices):
-            raise ValueError("a choice is some text of one line")
+            yield "a choice is some text of one line"
         if len(set(self.choices.values())) < 2:
-            raise ValueError("choices have more than one value")
+            yield "choices have more than one value"
         if self.constrained and self.verdict != "choice":
-            raise ValueError("constrained is for verdict = choice")
-        return self
-
-
-class RewardModelRules(Section):
-    """Which reward model is asked."""
-
-    step_reduction: Literal["min", "product", "mean", "last"] | None = None
-    """Of a process reward model: the reward is the least of the steps' probabilities of being right, their product, their mean, or that of
-    the last one. null: the least."""
-    token_values: bool = False
-    """Of a process reward model: each step's probability is also given at its last token, to estimators that take process rewards. The
-    model has the policy's tokenizer then."""
+            yield "constrained is for verdict = choice"

@@ -19,12 +19,10 @@ from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.judges.question import (
     Question,
     ask,
-    filled,
     question_of,
     read_choice,
     read_line,
     template_of,
-    verdict_line,
 )
 from mrl.rewards.judges.untrusted import ControlStrings, fault_of
 from mrl.rewards.reward_part import RewardPart, ServerSection
@@ -59,11 +57,10 @@ class LlmVerifier:
         self._endpoint = Endpoint.of(part)
 
     async def score(self, request: RewardRequest) -> Verdict:
-        text, question = request.visible, question_of(request)
         reference = str(request.ground_truth) if self._rules.reference else ""
-        if fault := fault_of(text, question, reference):
+        if fault := fault_of(request.visible, question_of(request), reference):
             return rejected(fault, min_reward=self._part.min_reward)
-        asked = self._questions.ask(question, reference, text, self._nonce(request.sample_id))
+        asked = self._questions.about(request, self._nonce(request.sample_id))
         value = await self._value(asked)
         return scored(value, score=value, control_strings=float(asked.control_strings))
 
@@ -129,38 +126,17 @@ class Questions:
         rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT} | {"model": self._model}
         return json_digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
-    def ask(self, question: str, reference: str, response: str, nonce: str) -> Question:
+    def about(self, request: RewardRequest, nonce: str) -> Question:
         """What a judge is asked about a response."""
         return ask(
             self.template,
             self._rules,
             self._controls,
-            question=question,
-            reference=reference,
-            response=response,
+            question=question_of(request),
+            reference=str(request.ground_truth) if self._rules.reference else "",
+            response=request.visible,
             nonce=nonce,
         )
-
-    def about(self, request: RewardRequest, nonce: str) -> Question:
-        """Of a response in a run."""
-        return self.ask(question_of(request), self._reference(request), request.visible, nonce)
-
-    def demonstration(
-        self, request: RewardRequest, choice: str, nonce: str, thought: str = ""
-    ) -> tuple[str, str] | None:
-        """What the judge is asked about a response, and how it says the choice, after its thought where it has one (`thought_of`);
-        None where it would not be asked."""
-        question, reference = question_of(request), self._reference(request)
-        if fault_of(request.visible, question, reference):
-            return None
-        said = choice if self._rules.verdict == "choice" else verdict_line(choice, nonce)
-        if thought:
-            texts = {"prompt": question, "reference": reference, "response": request.visible}
-            said = f"{filled(thought, self._rules, self._controls, texts)}\n{said}"
-        return self.about(request, nonce).text, said
-
-    def _reference(self, request: RewardRequest) -> str:
-        return str(request.ground_truth) if self._rules.reference else ""
 
 
 def shown(rules: LlmRules, server: ServerSection, request: RewardRequest) -> str:

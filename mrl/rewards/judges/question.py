@@ -70,22 +70,6 @@ def template_of(rules: LlmRules) -> str:
     return text
 
 
-def thought_of(file: str | Path, rules: LlmRules) -> str:
-    """The text of a file that says what a judge of these rules thinks before its verdict, with places for what it was shown. ConfigError
-    for a place of what it is not shown, where it cannot be read, or where the judge does not think."""
-    if rules.verdict == "choice":
-        raise ConfigError("--thought: with llm.verdict = choice the judge's first token is its verdict")
-    try:
-        text = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"the thought {str(file)!r} cannot be read: {error}") from error
-    if "{reference}" in text and not rules.reference:
-        raise ConfigError(
-            f"the thought {str(file)!r}: llm.reference = false, so that the judge is not shown {{reference}}"
-        )
-    return text
-
-
 def question_of(request: RewardRequest) -> str:
     """The prompt as a reader sees it: its messages' texts, or the prompt's own where it has none."""
     if not request.messages:
@@ -107,26 +91,10 @@ def ask(
     nonce: str,
 ) -> Question:
     """The template with all three in their places, defused and fenced, and the form of the verdict."""
-    texts, found = _defused(
-        rules, controls, {"prompt": question, "reference": reference, "response": response}
-    )
-    text = _PLACE.sub(lambda match: fenced(texts[match[1]], nonce), template)
-    return Question(f"{text}\n\n{_form(rules.choices, rules.verdict, nonce)}", nonce, found)
-
-
-def filled(thought: str, rules: LlmRules, controls: ControlStrings, texts: Mapping[str, str]) -> str:
-    """A thought (`thought_of`) with all three in their places, as the question shows them, without fences."""
-    shown, _ = _defused(rules, controls, texts)
-    return _PLACE.sub(lambda match: shown[match[1]], thought)
-
-
-def _defused(
-    rules: LlmRules, controls: ControlStrings, texts: Mapping[str, str]
-) -> tuple[dict[str, str], int]:
-    """What a judge is shown of the prompt, the reference and the response, and the control strings of the response."""
-    cut = {**texts, "response": end_of(texts["response"], MAX_CHARS)}
-    defused = {name: controls.defuse(text) for name, text in cut.items()}
-    return {name: text for name, (text, _) in defused.items()}, defused["response"][1]
+    texts = {"prompt": question, "reference": reference, "response": end_of(response, MAX_CHARS)}
+    defused = {name: controls.defuse(text) for name, text in texts.items()}
+    text = _PLACE.sub(lambda match: fenced(defused[match[1]][0], nonce), template)
+    return Question(f"{text}\n\n{_form(rules.choices, rules.verdict, nonce)}", nonce, defused["response"][1])
 
 
 def _form(choices: Mapping[str, float], verdict: str, nonce: str) -> str:

@@ -1,7 +1,7 @@
 """A sequence classifier behind vLLM's pooling server (POST {url}/classify): the number of its one label is the reward.
 
 The conversation goes out as token ids, made here with the model's own template, so that what a policy wrote is
-plain text to it. A process reward model, which scores every step of a response, is asked by process_reward_judge.py.
+plain text to it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mrl.errors import ConfigError, RewardError
-from mrl.reward_labels import SCORED, num_heads_of_score, scores_steps
+from mrl.reward_labels import SCORED, require_one_score
 from mrl.rewards.contract import RewardRequest, checked_value, scored
 from mrl.rewards.judges.endpoint import Endpoint
 from mrl.rewards.judges.judge_cache import JudgeCache, check_budget, json_digest
-from mrl.rewards.judges.judge_rules import RewardModelRules
 from mrl.rewards.judges.question import content_text
 from mrl.rewards.judges.untrusted import ControlStrings
 from mrl.rewards.reward_part import RewardPart
@@ -35,40 +34,31 @@ class RewardModelVerifier:
     def __init__(
         self,
         part: RewardPart,
-        rules: RewardModelRules,
         conversation: ConversationEncoder,
         folder: Path | None,
     ) -> None:
-        self._rules, self._server, self._conversation = rules, part.server, conversation
+        self._server, self._conversation = part.server, conversation
         who = ("reward_model", Endpoint.who(part), part.server.model, conversation.version)
-        self.version = json_digest(*who, rules.step_reduction)[:12]
+        self.version = json_digest(*who)[:12]
         self._ledger = JudgeCache(folder, self.version)
         self._endpoint = Endpoint.of(part)
 
     async def score(self, request: RewardRequest) -> Verdict:
         ids, found = self._conversation.ids(request)
-        (score,) = await self._ask("/classify", request, ids, _score)
+        score = await self._score(request, ids)
         return scored(score, score=score, control_strings=float(found))
 
-    async def _ask(
-        self,
-        path: str,
-        request: RewardRequest,
-        ids: list[int],
-        read: Callable[[dict[str, Any]], Sequence[float]],
-        **body: Any,
-    ) -> Sequence[float]:
-        """What `read` finds in the server's answer to the request's tokens, or what it found if it was asked about what the request says
-        before."""
+    async def _score(self, request: RewardRequest, ids: list[int]) -> float:
+        """The server's number for the request's tokens, or what it gave before to what the request says."""
         key = json_digest(self._conversation.said(request))
-        if known := self._ledger.find_all(key):
+        if (known := self._ledger.find(key)) is not None:
             return known
         check_budget(self._server, self._ledger)
-        body |= {"input": ids, "use_activation": False}
+        body: dict[str, Any] = {"input": ids, "use_activation": False}
         if self._server.model:
             body["model"] = self._server.model
-        found = read(await self._endpoint.post(path, body))
-        self._ledger.note(len(ids), key, *found)
+        found = _read_score(await self._endpoint.post("/classify", body))
+        self._ledger.note(len(ids), key, found)
         return found
 
 
@@ -79,7 +69,6 @@ class ConversationEncoder:
         """`date`: what the chat template writes where it asks for today's. ConfigError for a folder that holds no reward model whose
         scores mean what they seem to."""
         config = _checked_config(Path(folder))
-        self.folder = folder
         try:
             self.tokenizer = writing_date(from_folder(folder), date or datetime.date.today())
         except Exception as error:  # what the readers of each kind of file raise
@@ -87,22 +76,10 @@ class ConversationEncoder:
         self._controls = ControlStrings.of_folder(folder)
         self._template = getattr(self.tokenizer, "chat_template", None)
         self._end = config["eos_token_id"]
-        self.num_heads = num_heads_of_score(config)
-        """Numbers that the model gives for a conversation."""
-        about = _about(Path(folder))
-        self.scores_steps = scores_steps(config)
-        """Whether the model scores every step of a response."""
-        self.step_separator = str(about.get("step_separator", ""))
-        """What ends such a step."""
-        self._last = about.get("end_tokens", [])
+        self._last = _about(Path(folder)).get("end_tokens", [])
         self._opening = _opening_tokens(self.tokenizer)
         vocabulary = (Path(folder) / "tokenizer.json").read_text()
-        texts = (self._template, vocabulary, self.step_separator)
-        self.version = json_digest(config, *texts, self._last, self._opening)
-
-    def defuse(self, text: str) -> tuple[str, int]:
-        """The text without control strings, and how many it had."""
-        return self._controls.defuse(text)
+        self.version = json_digest(config, self._template, vocabulary, self._last, self._opening)
 
     def ids(self, request: RewardRequest) -> tuple[list[int], int]:
         """The tokens of prompt and response by the chat template, or, where the folder has none, the tokenizer's opening
@@ -159,26 +136,9 @@ class ConversationEncoder:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []
 
 
-def check_heads(conversation: ConversationEncoder, rules: RewardModelRules) -> None:
-    """ConfigError where the model gives no reward, or the settings are for another kind."""
-    heads, folder = conversation.num_heads, conversation.folder
-    if heads > 1:
-        raise ConfigError(
-            f"{folder} gives {heads} numbers; classes, or the heads of an ensemble, are not a reward"
-        )
-    if conversation.scores_steps and not conversation.step_separator:
-        raise ConfigError(
-            f"{folder} scores steps, and its reward_model.json has no step_separator, which says what ends one"
-        )
-    if not conversation.scores_steps and (rules.step_reduction is not None or rules.token_values):
-        raise ConfigError(
-            f"{folder} gives a score of the whole response: step_reduction and token_values are for a process reward model; leave them out"
-        )
-
-
 def _about(folder: Path) -> dict[str, Any]:
-    """What the folder says of its score beside config.json: the tokens that end what the model was trained on, what ends a step; nothing
-    of a folder from elsewhere."""
+    """What the folder says of its score beside config.json: the tokens that end what the model was trained on; nothing of a folder
+    from elsewhere."""
     try:
         return json.loads((folder / "reward_model.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -211,14 +171,15 @@ def _checked_config(folder: Path) -> dict[str, Any]:
             f"server.tokenizer = {str(folder)!r}: pad_token_id = {pad} and eos_token_id = {end} in config.json; they are two "
             "different tokens, or the score is of another place than it was trained at"
         )
+    require_one_score(config, what=f"server.tokenizer = {str(folder)!r}")
     return config
 
 
-def _score(reply: dict[str, Any]) -> tuple[float]:
+def _read_score(reply: dict[str, Any]) -> float:
     """The one number of the reply."""
     try:
         (row,) = reply["data"]
         (value,) = row["probs"]
     except (KeyError, TypeError, ValueError) as error:
         raise RewardError(f"the reward model's answer is not one number: {str(reply)[:120]!r}") from error
-    return (checked_value(value, verifier="reward_model"),)
+    return checked_value(value, verifier="reward_model")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mrl.errors import DataError
-from mrl.rewards.addresses import check_address
+from mrl.rewards.addresses import address_faults
 from mrl.rewards.contract import RewardKind, RewardRequest, Stage, Verifier
-from mrl.rewards.judges.judge_rules import LlmRules, RewardModelRules
+from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.reward_part import RewardPart
 
 
@@ -19,16 +20,14 @@ class _Asked(RewardKind):
     stages = (Stage(one_process=True),)
 
     @classmethod
-    def check(cls, part: RewardPart) -> None:
-        super().check(part)
+    def faults(cls, part: RewardPart) -> Iterator[str]:
+        yield from super().faults(part)
         if (part.path is None) == (part.engine is None):
-            raise ValueError(f"kind = {part.kind} needs either path or engine")
+            yield f"kind = {part.kind} needs either path or engine"
         if part.path is not None:
-            check_address(part.path)
+            yield from address_faults(part.path)
         if part.engine is not None and part.server.tokenizer:
-            raise ValueError(
-                "server.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
-            )
+            yield "server.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
 
     @property
     def own_folder(self) -> Path | None:
@@ -71,24 +70,15 @@ class Llm(_Asked):
 class RewardModel(_Asked):
     """A sequence classifier behind vLLM's pooling server, whose labels are scores."""
 
-    rules_section = RewardModelRules
-
     @classmethod
-    def check(cls, part: RewardPart) -> None:
-        super().check(part)
+    def faults(cls, part: RewardPart) -> Iterator[str]:
+        yield from super().faults(part)
         if not part.engine and not part.server.tokenizer:
-            raise ValueError("kind = reward_model needs server.tokenizer, the model's folder")
+            yield "kind = reward_model needs server.tokenizer, the model's folder"
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.judge_cache import first_date
-        from mrl.rewards.judges.process_reward_judge import ProcessRewardVerifier
-        from mrl.rewards.judges.reward_model_judge import (
-            ConversationEncoder,
-            RewardModelVerifier,
-            check_heads,
-        )
+        from mrl.rewards.judges.reward_model_judge import ConversationEncoder, RewardModelVerifier
 
         conversation = ConversationEncoder(self.part.server.tokenizer or "", date=first_date(self.own_folder))
-        check_heads(conversation, self.rules)
-        made = ProcessRewardVerifier if conversation.scores_steps else RewardModelVerifier
-        return made(self.part, self.rules, conversation, self.own_folder)
+        return RewardModelVerifier(self.part, conversation, self.own_folder)

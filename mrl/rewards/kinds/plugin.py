@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from mrl.rewards.contract import GroupVerifier, RewardKind, Stage, Verifier
@@ -11,16 +12,13 @@ from mrl.rewards.reward_part import RewardPart
 class Plugin(RewardKind):
     """A user's reward function."""
 
-    needs_path = True
     scores_groups = True
 
     @classmethod
-    def check(cls, part: RewardPart) -> None:
-        super().check(part)
+    def faults(cls, part: RewardPart) -> Iterator[str]:
+        yield from super().faults(part)
         if ":" not in (part.path or ""):
-            raise ValueError(
-                f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
-            )
+            yield f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
 
     def right_response(self, ground_truth: Any) -> str | None:
         return str(ground_truth) if isinstance(ground_truth, str | int | float) else None

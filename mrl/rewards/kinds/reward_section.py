@@ -1,9 +1,10 @@
 """How responses are verified: which verifier for which domain, its rules, and the pool that runs
 verifiers."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model
 
 from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.kinds.registry import KINDS
@@ -25,11 +26,9 @@ def _kinds_and_rules() -> type[RewardPart]:
 class KindPart(_kinds_and_rules()):
     """One verifier."""
 
-    @model_validator(mode="after")
-    def _as_the_kind_wants(self) -> "KindPart":
+    def faults(self) -> Iterator[str]:
         if self.kind is not None:
-            KINDS[self.kind].check(self)
-        return self
+            yield from KINDS[self.kind].faults(self)
 
 
 class RewardSpec(KindPart):
@@ -38,39 +37,30 @@ class RewardSpec(KindPart):
     parts: tuple[KindPart, ...] = ()
     """Verifiers whose weighted values are added; kind is left out then."""
 
-    @model_validator(mode="after")
-    def _kind_or_parts(self) -> "RewardSpec":
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.parts and self.kind is not None:
-            raise ValueError("kind and parts exclude each other; put the verifier into parts")
+            yield "kind and parts exclude each other; put the verifier into parts"
         if any(part.kind is None for part in self.parts):
-            raise ValueError("every one of parts needs a kind")
+            yield "every one of parts needs a kind"
         if any(part.kind == "environment" for part in self.parts):
-            raise ValueError(
+            yield (
                 "kind = environment stands alone: its value is the sum over an episode's turns; what else is to count belongs "
                 "into the environment"
             )
         names = [part.label for part in self.parts]
         if len(set(names)) != len(names):
-            raise ValueError(f"parts have the names {names}; give each its own name")
-        return self
-
-    @model_validator(mode="after")
-    def _gates_and_witnesses_have_others(self) -> "RewardSpec":
+            yield f"parts have the names {names}; give each its own name"
         parts = self.verifiers()
         if any(part.share < 1 and not part.is_witness for part in parts):
-            raise ValueError(
-                "share below 1 is for a witness, a verifier among parts with weight 0; every sample needs the others"
-            )
+            yield "share below 1 is for a witness, a verifier among parts with weight 0; every sample needs the others"
         if any(part.gate is not None for part in parts):
             if all(part.gate is not None for part in parts):
-                raise ValueError("gate: there is no other verifier that it could keep from being asked")
+                yield "gate: there is no other verifier that it could keep from being asked"
             if any(part.group for part in parts):
-                raise ValueError(
-                    "gate with group = true: a group is scored as a whole, whatever one of its samples passed"
-                )
+                yield "gate with group = true: a group is scored as a whole, whatever one of its samples passed"
         if all(part.is_witness for part in parts) and self.parts:
-            raise ValueError("every one of parts has weight 0: nothing gives a reward")
-        return self
+            yield "every one of parts has weight 0: nothing gives a reward"
 
     def verifiers(self) -> tuple[KindPart, ...]:
         """The verifiers whose weighted values make the reward."""
@@ -94,39 +84,29 @@ class RewardSection(RewardSpec):
     tasks_per_worker: int = Field(default=2000, ge=1)
     """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
 
-    @model_validator(mode="after")
-    def _some_verifier(self) -> "RewardSection":
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.kind is None and not self.parts and not self.domains:
-            raise ValueError("needs kind (maths, code, instructions, format, plugin, ...), parts or domains")
+            yield "needs kind (maths, code, instructions, format, plugin, ...), parts or domains"
         for domain, spec in self.domains.items():
             if spec.kind is None and not spec.parts:
-                raise ValueError(f"domains.{domain} needs kind or parts")
-        return self
-
-    @model_validator(mode="after")
-    def _engines_are_asked(self) -> "RewardSection":
+                yield f"domains.{domain} needs kind or parts"
         asked: dict[str, set[str]] = {}
         for part in self.all_verifiers():
             if part.engine is not None:
                 asked.setdefault(part.engine, set()).add(str(part.kind))
         if unknown := sorted(asked.keys() - self.engines.keys()):
-            raise ValueError(
-                f"engine = {unknown[0]!r} is none of reward.engines, which has {sorted(self.engines)}"
-            )
+            yield f"engine = {unknown[0]!r} is none of reward.engines, which has {sorted(self.engines)}"
         if idle := sorted(self.engines.keys() - asked.keys()):
-            raise ValueError(
-                f"engines.{idle[0]} is asked by no verifier; remove it, or name it as a verifier's engine"
-            )
+            yield f"engines.{idle[0]} is asked by no verifier; remove it, or name it as a verifier's engine"
         if mixed := [name for name, kinds in asked.items() if len(kinds) > 1]:
-            raise ValueError(
-                f"engines.{mixed[0]} is asked as {' and '.join(sorted(asked[mixed[0]]))}; a server is one of them"
-            )
+            kinds = " and ".join(sorted(asked[mixed[0]]))
+            yield f"engines.{mixed[0]} is asked as {kinds}; a server is one of them"
         if self.engines and self.nodes == "all":
-            raise ValueError(
+            yield (
                 "engines with nodes = all: they answer on the driver's machine alone; set nodes = driver, or start the "
                 "server yourself and give its path"
             )
-        return self
 
     def all_verifiers(self) -> list[KindPart]:
         """Every verifier of every domain."""

@@ -40,7 +40,6 @@ class Unit:
 
 
 NONE = Unit(Fraction(1), ())
-RADIAN = Unit(Fraction(1), (("angle", 1),))
 DEGREE = Unit(Fraction(1, 180), (("angle", 1),), pi=1)
 
 _PREFIXES = {

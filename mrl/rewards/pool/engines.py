@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -16,7 +15,6 @@ from typing import Any
 from mrl.files import folder_for_sockets
 from mrl.own_code import child_path
 from mrl.processes.start import module_words
-from mrl.reward_labels import scores_steps
 from mrl.rewards.judges.judge_cache import json_digest
 from mrl.rewards.judges.judge_rules import EngineSection
 from mrl.rewards.judges.supervisor import Job, ServerSupervisor
@@ -144,17 +142,7 @@ def _asked(section: RewardSection, name: str) -> list[str]:
     parts = askers(section, name)
     if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined] each kind's rules are in the part
         return ["--logprobs-mode", "processed_logprobs"]
-    if any(part.kind == "reward_model" for part in parts) and _scores_steps(section.engines[name].model):
-        return ["--pooler-config", json.dumps({"task": "token_classify"})]
     return []
-
-
-def _scores_steps(folder: str) -> bool:
-    """Whether the folder holds a process reward model; what is wrong with a folder is the server's to say."""
-    try:
-        return scores_steps(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return False
 
 
 def _answers(section: EngineSection, words: Sequence[str]) -> str:

@@ -42,27 +42,29 @@ def _samples(reward: RewardSection, rows: Sequence[Mapping[str, Any]]) -> Iterat
         place = f"row {number}"
         if not isinstance(row.get("response"), str):
             raise DataError(f"{place}: a text is needed under `response`; its columns: {', '.join(row)}")
-        asked = row.get("prompt", "")
-        messages = tuple(asked) if isinstance(asked, list | tuple) else ()
-        text = (
-            "\n".join(str(message.get("content") or "") for message in messages) if messages else str(asked)
-        )
-        domain = str(row.get("domain", "default"))
-        key = (domain, text or place)
-        index = prompts.setdefault(key, len(prompts))
-        prompt = Prompt(
-            index=index,
-            tokens=np.zeros(0, np.int32),
-            text=text,
-            ground_truth=parse_ground_truth(
-                row.get("ground_truth"), domain=domain, section=reward, place=place
-            ),
-            domain=domain,
-            tag=str(row.get("tag", "")),
-            row=place,
-            metadata={name: value for name, value in row.items() if name not in ("prompt", "response")},
-            messages=messages,
-        )
+        prompt = prompt_of(reward, row, row.get("ground_truth"), place=place)
+        index = prompts.setdefault((prompt.domain, prompt.text or place), len(prompts))
+        prompt = dataclasses.replace(prompt, index=index)
         sample = trial_sample(prompt, row["response"])
         yield dataclasses.replace(sample, sample_index=sizes.get(index, 0)), prompt
         sizes[index] = sizes.get(index, 0) + 1
+
+
+def prompt_of(reward: RewardSection, row: Mapping[str, Any], answer: Any, *, place: str) -> Prompt:
+    """A row's prompt, the first one, with the ground truth that its verifier makes of its answer. Raises DataError, which names the
+    place, for one that it cannot use."""
+    asked = row.get("prompt", "")
+    messages = tuple(asked) if isinstance(asked, list | tuple) else ()
+    said = "\n".join(str(message.get("content") or "") for message in messages)
+    domain = str(row.get("domain", "default"))
+    return Prompt(
+        index=0,
+        tokens=np.zeros(0, np.int32),
+        text=said if messages else str(asked),
+        ground_truth=parse_ground_truth(answer, domain=domain, section=reward, place=place),
+        domain=domain,
+        tag=str(row.get("tag", "")),
+        row=place,
+        metadata={name: value for name, value in row.items() if name not in ("prompt", "response")},
+        messages=messages,
+    )

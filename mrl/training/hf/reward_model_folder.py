@@ -7,14 +7,14 @@ where vLLM takes the end. vLLM puts one label through a sigmoid, except where `p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
 
 from mrl.errors import ConfigError
-from mrl.reward_labels import label_keys, reward_model_config
+from mrl.reward_labels import LABEL_KEYS, reward_model_config
 from mrl.training.hf.hf_folder import read_config
 
 ABOUT = "reward_model.json"
@@ -31,8 +31,8 @@ class RewardFolder:
     """What ABOUT holds."""
 
 
-def config_of(path: str | Path, tokenizer: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """The keys in which config.json of the reward model that gives `labels` differs from that of the policy in the folder `path`.
+def config_of(path: str | Path, tokenizer: Any) -> dict[str, Any]:
+    """The keys in which config.json of the reward model differs from that of the policy in the folder `path`.
 
     ConfigError where transformers has no class for it, and where the tokenizer's padding could be mistaken for an end.
     """
@@ -52,7 +52,7 @@ def config_of(path: str | Path, tokenizer: Any, labels: Sequence[str]) -> dict[s
         )
     return {
         "architectures": [name],
-        **label_keys(labels),
+        **LABEL_KEYS,
         "problem_type": "regression",
         "pad_token_id": pad,
         "eos_token_id": end,

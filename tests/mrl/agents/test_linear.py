@@ -11,7 +11,6 @@ import pytest
 
 from mrl.agents.render import Observation, TurnRenderer
 from mrl.agents.tool_calls import calls_in
-from mrl.reasoning_steps import split_steps
 from mrl.rewards.visible import visible_text, with_opened_thought
 from tests.support import chat_tokenizers
 from tests.support.hostile_texts import texts
@@ -28,7 +27,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "json": lambda text: calls_in(text, "json", TOOLS),
     "visible": visible_text,
     "opened": lambda text: with_opened_thought(text, text),
-    "steps": lambda text: split_steps(text, "\n"),
     "observed": lambda text: RENDERER.after(None, [Observation(text, "tool")]),
 }
 LENGTH, TIMES = 6_000, 4

@@ -69,14 +69,11 @@ def test_letters_of_observations_survive(tokenizer: Any) -> None:
             assert tokenizer.decode(renderer.plain(text)) == text
 
 
-def test_episodes_only_grow_and_encoding_them_again_is_another_history(tokenizer: Any) -> None:
-    """500 episodes of three turns a tokenizer: what the policy wrote stands in the context as it wrote it."""
-    rng, renderer, differs, episodes = (
-        random.Random(0),
-        TurnRenderer(tokenizer, roles=("tool", "user")),
-        0,
-        500,
-    )
+@pytest.mark.parametrize("episodes", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_episodes_only_grow_and_encoding_them_again_is_another_history(tokenizer, episodes) -> None:
+    """Of three turns each: what the policy wrote stands in the context as it wrote it."""
+    rng, differs = random.Random(0), 0
+    renderer = TurnRenderer(tokenizer, roles=("tool", "user"))
     asked = _asked(tokenizer)
     for _ in range(episodes):
         context, turns = list(asked), []

@@ -537,8 +537,6 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 OVER = {
     "calculator_": "calculator",
-    "chains": "quickstart",
-    "chains_": "chains",
     "multi_domain_": "multi_domain",
     "quickstart_": "quickstart",
     "qwen3_30b_a3b_": "qwen3_30b_a3b",

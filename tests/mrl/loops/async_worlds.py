@@ -19,7 +19,6 @@ from mrl.config.root import Config
 from mrl.config.sections.algorithm import FilterSection
 from mrl.data.prompt_stream import PromptStream
 from mrl.loops.rollout_buffer import RolloutBuffer
-from mrl.pool.group_bytes import decode_group
 from mrl.pool.ledger import GroupEnd
 from mrl.rollout.engine_client import EngineLost
 from mrl.rollout.engine_messages import PauseDone
@@ -28,6 +27,7 @@ from mrl.rollout.request import Completion, GenerationRequest, Sampling, join_co
 from mrl.rollout.seeds import sample_of
 from mrl.samples import Group, Prompt, Sample, Status, Verdict, VerdictKind
 from mrl.trajectories.group import GroupMaker, RolloutRunner
+from mrl.trajectories.group_messages import decode_group
 from tests.mrl.loops.table_policy import config_of
 from tests.support.samples import make_completion
 

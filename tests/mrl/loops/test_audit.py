@@ -14,9 +14,9 @@ import pytest
 from mrl.cli import main
 from mrl.errors import WorkerLost
 from mrl.observe.ledger_log import LedgerLog, Standing
-from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.report.audit import Audit, audit, audit_text
 from mrl.samples import Group, Sample
+from mrl.trajectories.group_messages import decode_group, encode_group
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import TableEnvironments, table_episodes
 

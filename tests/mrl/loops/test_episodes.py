@@ -16,11 +16,11 @@ from mrl.agents.render import Observation
 from mrl.errors import RolloutError
 from mrl.loops.rollout_thread import RolloutThread
 from mrl.observe.phases import PhaseClock
-from mrl.pool.group_bytes import decode_group, encode_group
 from mrl.rewards.visible import visible_text
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
 from mrl.samples import Group, Prompt, Sample, Status
 from mrl.trajectories.group import OpenGroup
+from mrl.trajectories.group_messages import decode_group, encode_group
 from tests.mrl.loops.table_policy import TableEngines, TableRun, config_of, thread_over
 from tests.support.runs import until
 from tests.support.table_environment import (

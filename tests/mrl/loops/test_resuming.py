@@ -10,10 +10,10 @@ import pytest
 
 from mrl.errors import CheckpointError, ConfigError
 from mrl.loops.resuming import kept_settings, require_resumable
-from mrl.pool.group_bytes import encode_group
 from mrl.report.audit import audit, audit_text
 from mrl.training.checkpoint import plain_values
 from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE, candidates, read_extra
+from mrl.trajectories.group_messages import encode_group
 from tests.mrl.loops.table_policy import TableRun, config_of
 
 SAVES = ("loop.checkpoint={every_steps: 1, keep: 99}", "loop.phase_deadline_seconds=60")

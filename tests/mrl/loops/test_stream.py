@@ -12,8 +12,8 @@ import torch
 
 from mrl.errors import RolloutError
 from mrl.observe.metrics_log import without_volatile
-from mrl.pool.group_bytes import decode_group
 from mrl.samples import Prompt, Status, Verdict, VerdictKind
+from mrl.trajectories.group_messages import decode_group
 from tests.mrl.loops.table_policy import LONGEST, TableRun, config_of
 from tests.support.runs import until
 

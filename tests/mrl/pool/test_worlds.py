@@ -11,7 +11,7 @@ from mrl.pool.ledger import Admission, GroupEnd, GroupLedger, GroupState
 from tests.mrl.pool.worlds import Settings, World
 
 
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_world_keeps_its_promises(count: int) -> None:
     batches = 0
     for seed in range(count):

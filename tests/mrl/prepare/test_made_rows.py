@@ -1,4 +1,4 @@
-"""Made rows: sums, conversations with tools, chains of steps, wrong answers, domains, and new models for them."""
+"""Made rows: sums, conversations with tools, wrong answers, domains, and new models for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mrl.config.load import load
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.data.load_rows import load_data
 from mrl.models.families import family_of, require_trainable
-from mrl.prepare import arithmetic_rows, calculator_rows, chains, domains, new_model, tokenizer
+from mrl.prepare import arithmetic_rows, calculator_rows, domains, new_model, tokenizer
 from mrl.prepare.corruptions import corrupted
 from mrl.rewards.code.code_verifier import verify_program as verify_code
 from mrl.rewards.code.tasks import parse_task
@@ -92,25 +92,6 @@ def test_demonstrations_are_what_an_episode_shows_the_policy(tmp_path: Path) -> 
         wrote = spoken.encode(prompt + row["response"] + tokenizer.END, add_special_tokens=False)
         assert spoken.encode(after, add_special_tokens=False) == [*wrote, *between.tolist()]
         assert answers[after] == str(eval(expression))
-
-
-def test_chains_are_labelled_as_their_steps_are(tmp_path: Path) -> None:
-    """By hand: a step that is right so far follows from the prompt and the steps before; after a wrong one all are false."""
-    folder = chains.write_chains(tmp_path, num_steps=400, num_sft=20, num_train=20, num_validation=50, seed=3)
-    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    held_out = [json.loads(line) for line in (folder / "steps_validation.jsonl").read_text().splitlines()]
-    assert len(rows) == 400 and not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
-    for row in (*rows, *held_out):
-        numbers = [int(each) for each in row["prompt"].rstrip("=").split("+")]
-        right = [
-            step == wanted for step, wanted in zip(row["completions"], chains.worked(numbers), strict=True)
-        ]
-        wrong = right.index(False) if False in right else len(right)
-        assert row["labels"] == [place < wrong for place in range(len(right))]
-        assert (row["tag"] == "right") == (wrong == len(right))
-    assert {row["tag"] for row in rows} == {"right", *chains.WAYS}
-    with pytest.raises(ValueError, match="more than"):
-        chains.write_chains(tmp_path, num_steps=chains.MOST)
 
 
 OTHERS = ["\\boxed{7}", "\\boxed{30}", "\\boxed{512}"]

@@ -5,7 +5,6 @@ nothing of it is left. Numbers in the ids are the catalogue's.
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mrl.processes.own_time import Allowance
+from mrl.rewards.code.candidate import CandidateProcess
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
+from mrl.rewards.code.outcome import CandidateEnded
 from mrl.rewards.code.sandbox import find_boundary
 from mrl.rewards.code.tasks import CodeTask, parse_task
+from tests.support.plain_user import printed
 
 RULES = CodeRules(seconds=1.5, cpu_seconds=1, memory_mib=192)
 PATIENT = RULES.model_copy(update={"seconds": 60.0, "cpu_seconds": 60.0})
@@ -109,6 +112,14 @@ DENIED: dict[str, str] = {
     "58 generator": "def f(x):\n    yield x * x + 1",
 }
 
+VARIANTS = {
+    "1 shell fork bomb", "4 allocate in steps", "8 block on stdin", "10 endless error output", "10 both", "11 one long line",
+    "11 raw bytes", "14 nested parentheses", "14 constant folding", "19 exit function", "19 exit exception", "19 exit hook",
+    "22 exception hook", "26 recursion", "43 equal inside a list", "45 bool", "45 infinity", "45 huge",
+    "46 patched json claims", "57 exception of that name",
+}  # fmt: skip
+"""Those that another one of the same number, or the raw exit, stands for where there is no time for all."""
+
 FORBIDDEN_CALLS = {
     "23 ptrace": "libc.ptrace(16, 1, 0, 0)",
     "23 write to another process": "libc.process_vm_writev(1, 0, 0, 0, 0, 0)",
@@ -150,6 +161,12 @@ HARMLESS = {
     "37 raw socket": "import socket\ntry:\n    socket.socket(socket.AF_INET, socket.SOCK_RAW, 1); done = True\nexcept OSError: done = False\nassert not done",
     "16 io_uring": "import ctypes\nassert ctypes.CDLL(None).syscall(425, 1, 0) == -1",
 }
+SEEN_TO_FAIL = """
+for name, text in %r.items():
+    try: exec(text, {})
+    except BaseException as error: print(name, repr(error))
+print('all looked at')
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,7 +209,9 @@ def test_the_honest_references() -> None:
     assert _checked(HONEST_WRONG, rules=PATIENT)[0] == 0.0
 
 
-@pytest.mark.parametrize("name", DENIED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in VARIANTS)) for name in DENIED]
+)
 def test_attack_earns_nothing(name: str) -> None:
     program = DENIED[name]
     if "def f" not in program:
@@ -201,19 +220,24 @@ def test_attack_earns_nothing(name: str) -> None:
     assert value == 0.0, reason
 
 
-@pytest.mark.parametrize("name", FORBIDDEN_CALLS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("23 ptrace", "33 unshare", "34 bpf")))
+        for name in FORBIDDEN_CALLS
+    ],
+)
 def test_forbidden_call_ends_the_program(name: str) -> None:
+    """The filter's answer to each of them is in test_bounds.py."""
     program = f"import ctypes\nlibc = ctypes.CDLL(None)\n{FORBIDDEN_CALLS[name]}\n" + RIGHT
     value, reason = _checked(program, rules=PATIENT)
     assert value == 0.0
     assert reason.startswith("forbidden call"), reason
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_attack_has_no_effect(name: str) -> None:
-    """The program itself asserts that the attack failed; a right answer after it is accepted."""
-    value, reason = _checked(HARMLESS[name] + RIGHT, rules=PATIENT)
-    assert value == 1.0, reason
+def test_attacks_have_no_effect() -> None:
+    """Each asserts that it failed; one that did not, or that could not be tried, is printed."""
+    assert printed(find_boundary(), SEEN_TO_FAIL % HARMLESS, PATIENT) == "all looked at\n"
 
 
 def test_output_attacks_are_told_apart() -> None:
@@ -289,19 +313,16 @@ def test_the_hosts_services_cannot_be_reached() -> None:
 
 def test_two_samples_may_listen_on_the_same_port() -> None:
     """39; without a cgroup neither may listen at all."""
-    listen = "import socket, time\ns = socket.create_server(('127.0.0.1', 18765))\ntime.sleep(0.3)\n"
-    values: list[float | None] = []
-    threads = [
-        threading.Thread(
-            target=lambda: values.append(verify_program(listen + RIGHT, TASK, CodeRules()).value)
-        )
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert values == [float(find_boundary().has_cgroup)] * 2
+    listen = "import socket\ns = socket.create_server(('127.0.0.1', 18765))\n" + RIGHT
+    boundary = find_boundary()
+    with contextlib.ExitStack() as both:
+        for _ in range(2):
+            session = both.enter_context(CandidateProcess(boundary, PATIENT, Allowance.of(60.0)))
+            if boundary.has_cgroup:
+                session.load(listen, "f")
+            else:
+                with pytest.raises(CandidateEnded):
+                    session.load(listen, "f")
 
 
 SEARCH = """

@@ -43,7 +43,7 @@ def test_a_verifier_that_raises_on_everything_scores_nothing(make_pair: Any, sco
 def test_samples_that_compute_for_ever_cost_one_deadline_each(make_pair: Any, score_all: Any) -> None:
     """Four at the head and two workers: the others wait for two deadlines and no more, whatever the machine. What a
     verdict on a bad sample needs besides comes behind all of them: one may still be at work then."""
-    section = plugin("spins", retries=2, workers=2, deadline_seconds=0.7)
+    section = plugin("spins", retries=2, workers=2, deadline_seconds=0.4)
     pairs = [make_pair(n, "spin" if n < 4 else f"it is {n}", str(n)) for n in range(44)]
     order: list[str] = []
     with RewardPool(section) as pool:

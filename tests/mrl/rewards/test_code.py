@@ -18,7 +18,7 @@ from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rewards.verdict_json import decode_verdict
 from mrl.samples import VerdictKind
 
-FAST = CodeRules(seconds=10.0, cpu_seconds=2)
+PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
 ADD = parse_task(
     {
         "entry_point": "add",
@@ -53,7 +53,7 @@ CHECK = parse_task(
     ],
 )  # fmt: skip
 def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
-    verdict = verify_program(program, task, FAST)
+    verdict = verify_program(program, task, PATIENT)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 1.0), verdict.reason
     assert verdict.parts == {"code.accepted": 1.0}
 
@@ -81,7 +81,7 @@ def test_right_programs_are_accepted(program: str, task: CodeTask) -> None:
     ],
 )
 def test_wrong_programs_are_told_why(program: str, task: CodeTask, outcome: str) -> None:
-    rules = CodeRules(seconds=1.0, cpu_seconds=1) if outcome == "time limit" else FAST
+    rules = CodeRules(seconds=0.5, cpu_seconds=0.5) if outcome == "time limit" else PATIENT
     verdict = verify_program(program, task, rules)
     assert (verdict.kind, verdict.value) == (VerdictKind.SCORED, 0.0)
     assert verdict.reason.startswith(outcome), verdict.reason
@@ -107,7 +107,7 @@ def test_values_of_many_types_cross() -> None:
     task = parse_task(
         {"entry_point": "same", "cases": [{"args": [v], "expected": v} for v in values]}, place="x"
     )
-    assert verify_program("def same(x):\n    return x", task, FAST).value == 1.0
+    assert verify_program("def same(x):\n    return x", task, PATIENT).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_values_of_many_types_cross() -> None:
     ],
 )
 def test_reasons_carry_no_control_characters(program: str) -> None:
-    verdict = verify_program(program, ADD, FAST)
+    verdict = verify_program(program, ADD, PATIENT)
     assert verdict.value == 0.0
     assert verdict.reason.isprintable() and r"\x1b[2J\n\u202e" in verdict.reason
     reply = {"kind": "scored", "value": 0.0, "reason": "\x1b[2J"}
@@ -128,7 +128,7 @@ def test_reasons_carry_no_control_characters(program: str) -> None:
 
 def test_a_program_over_the_size_limit_is_refused_unread() -> None:
     start = time.process_time()
-    assert verify_program("x = 1\n" * 100_000, ADD, FAST).kind is VerdictKind.REJECTED
+    assert verify_program("x = 1\n" * 100_000, ADD, PATIENT).kind is VerdictKind.REJECTED
     assert time.process_time() - start < 1.0
 
 
@@ -201,6 +201,5 @@ def test_code_in_the_pool(make_pair: Any, score_all: Any) -> None:
     section = RewardSection(kind="code", workers=2)
     response = "```python\ndef add(a, b):\n    return a + b\n```"
     with RewardPool(section) as pool:
-        score_all(pool, [make_pair(1000 + n, response, ADD) for n in range(4)])
-        verdicts = score_all(pool, [make_pair(n, response, ADD) for n in range(40)])
-    assert [v.value for v in verdicts.values()] == [1.0] * 40
+        verdicts = score_all(pool, [make_pair(n, response, ADD) for n in range(12)])
+    assert [v.value for v in verdicts.values()] == [1.0] * 12

@@ -183,7 +183,7 @@ def test_samples_wait_for_a_server_of_the_run_that_is_away(make_pair: Any, tmp_p
     """With one try: what refuses a connection is waited for, within the sample's deadline."""
     with short_folder() as folder, RewardPool(addressed(folder / "server", tmp_path)) as pool:
         pool.submit_all([make_pair(n, str(n), "12") for n in (11, 12)])
-        assert not pool.collect(3.0), "nothing was scored while nobody answered"
+        assert not pool.collect(1.5), "nothing was scored while nobody answered"
         with judge_server(at=str(folder / "server")):
             found, deadline = {}, time.monotonic() + 60.0
             while len(found) < 2 and time.monotonic() < deadline:

@@ -22,8 +22,9 @@ from tests.support.verifier_cases.code.exceptions import exceptions
 PATIENT = CodeRules(seconds=60.0, cpu_seconds=60.0)
 
 
-def test_generated_exceptions_never_end_a_test_early() -> None:
-    assert misjudged(exceptions, 1500) == []
+@pytest.mark.parametrize("count", [400, pytest.param(1500, marks=pytest.mark.slow)])
+def test_generated_exceptions_never_end_a_test_early(count: int) -> None:
+    assert misjudged(exceptions, count) == []
 
 
 def asserts(body: str) -> CodeTask:
@@ -49,7 +50,7 @@ HEAVY = {
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_a_test_does_with_a_value_is_the_programs(name: str) -> None:
     program, body, reason = HEAVY[name]
-    rules = CodeRules(seconds=1.0, cpu_seconds=1.0) if "time" in reason else PATIENT
+    rules = CodeRules(seconds=0.5, cpu_seconds=0.5) if "time" in reason else PATIENT
     verdict = verify_program(program, asserts(body), rules)
     assert verdict.value == 0.0
     assert verdict.reason.startswith(reason), verdict.reason
@@ -102,10 +103,11 @@ def test_a_signature_without_a_body_is_context() -> None:
     assert verify_program("    return x + 1", parse_task(raw, place="x"), PATIENT).value == 1.0
 
 
-def test_generated_programs_in_the_sandbox() -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_generated_programs_in_the_sandbox(count: int) -> None:
     """A few of every generator, as they are run: the rest of each is above, without a boundary."""
     for generator in GENERATORS.values():
-        for case in take(generator, 12, seed=1):
+        for case in take(generator, count, seed=1):
             task = parse_task(case.ground_truth, place="generated")
             program = program_in(case.response, task)
             assert program is not None or not case.right

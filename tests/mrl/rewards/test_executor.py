@@ -54,10 +54,10 @@ def executor() -> Iterator[ForkedExecutor]:
 @pytest.mark.parametrize(
     ("request_", "deadline", "answer", "says"),
     [
-        ("spin", 1.0, "limit", "time limit"),
-        ("one long call", 1.0, "limit", "time limit"),
-        ("ignore", 1.0, "limit", "time limit"),
-        ("sleep", 1.0, "limit", "time limit"),
+        ("spin", 0.3, "limit", "time limit"),
+        ("one long call", 0.3, "limit", "time limit"),
+        ("ignore", 0.3, "limit", "time limit"),
+        ("sleep", 0.3, "limit", "time limit"),
         ("too much", 5.0, "limit", "announces 9000000 bytes"),
         ("allocate", 5.0, "limit", "memory limit"),
         ("killed", 5.0, "failed", "status -9"),

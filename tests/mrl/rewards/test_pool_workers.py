@@ -68,12 +68,12 @@ def test_a_killed_worker_is_replaced(make_pair: Any, score_all: Any) -> None:
 
 
 def test_workers_are_recycled(make_pair: Any, score_all: Any) -> None:
-    with RewardPool(plugin("native", tasks_per_worker=3)) as pool:
-        score_all(pool, [make_pair(n, "1", "1") for n in range(7)])
+    with RewardPool(plugin("native", tasks_per_worker=2)) as pool:
+        score_all(pool, [make_pair(n, "1", "1") for n in range(3)])
         pids = {worker.pid for worker in children("mrl.rewards.pool.reward_worker")}
-        score_all(pool, [make_pair(10 + n, "1", "1") for n in range(7)])
+        score_all(pool, [make_pair(10 + n, "1", "1") for n in range(2)])
         later = {worker.pid for worker in children("mrl.rewards.pool.reward_worker")}
-    assert pids.isdisjoint(later)
+    assert len(pids) == len(later) == 1 and pids.isdisjoint(later)
 
 
 def test_a_worker_of_cheap_checks_is_spent_by_batches_not_by_samples() -> None:

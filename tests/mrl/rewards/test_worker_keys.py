@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any], float, float]] = {
 OF_NO_WORKER = {"name", "weight", "gate", "share"}
 
 
-@pytest.mark.parametrize("first", ["usual", "own"])
+@pytest.mark.parametrize("first", ["usual", pytest.param("own", marks=pytest.mark.slow)])
 def test_verifiers_of_one_kind_with_other_rules_have_workers_of_their_own(
     first: str, make_pair: Any, score_all: Any
 ) -> None:

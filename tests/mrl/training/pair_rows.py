@@ -37,20 +37,6 @@ def scored_pairs() -> tuple[TuneRow, ...]:
     return reward_model_rows(TuneRows(tuple(plain), None, "")).rows
 
 
-def scored_steps() -> tuple[TuneRow, ...]:
-    """Responses of uneven length with one to four judged steps, as a process reward model takes them."""
-    rng, rows = np.random.default_rng(1), []
-    for row in pairs():
-        (each, _), labels = row.responses, rng.random(4)
-        places = np.flatnonzero(each.mask)
-        ends = rng.choice(places, size=min(len(places), int(rng.integers(1, 5))), replace=False)
-        mask = np.isin(np.arange(len(each.tokens)), ends)
-        response = dataclasses.replace(each, mask=mask)
-        labels = tuple(labels[: len(ends)].round(2).tolist())
-        rows.append(TuneRow(row.place, (response,), (True,), step_labels=labels))
-    return reward_model_rows(TuneRows(tuple(rows), None, "")).rows
-
-
 LAYOUTS: list[tuple[dict[str, int], int]] = [({}, 1), ({"ep": 2, "dp": 2}, 64)]
 LONG_LAYOUTS: list[tuple[dict[str, int], int]] = [({"cp": 2}, 64), ({"tp": 2, "pp": 2}, 1)]
 """Layouts, and microbatches of one pair and of several."""

@@ -9,7 +9,7 @@ import logging
 import logging.handlers
 import queue
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def worker(
     *,
     replays: bool = False,
     max_length: int = 64,
-    value_labels: Sequence[str] = (),
+    has_value_head: bool = False,
     **changes: Any,
 ) -> MegatronWorker:
     """A worker of a tiny model in float32 with small microbatches, unless changed."""
@@ -60,7 +60,7 @@ def worker(
         "collective_seconds": 200,
     }
     model = ModelSection(path=folder, max_length=max_length)
-    options: dict[str, Any] = {"replays": replays, "value_labels": value_labels}
+    options: dict[str, Any] = {"replays": replays, "has_value_head": has_value_head}
     return worker_of(rank, world, port, model, TrainingSection(**(fields | changes)), **options)
 
 

@@ -18,7 +18,6 @@ from mrl.algorithms.objective import cross_entropy
 from mrl.algorithms.tokens import NotFiniteError
 from mrl.config.sections.lora import LoraSection
 from mrl.config.sections.training import LayoutSection, OptimizerSection, TrainingSection
-from mrl.reward_labels import SCORE
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
 from mrl.training.trained_model import TrainedModel
@@ -73,7 +72,7 @@ def test_the_sums_are_the_same(family, layout, changes, one_rank_of) -> None:
     "layout", [{"dp": 2}, pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow)], ids=name_of
 )
 def test_a_critic_sums_the_same(layout: dict[str, int], one_rank_of: OneRank) -> None:
-    check(one_rank_of.of("qwen3_moe")[0], layout, {"value_labels": SCORE})
+    check(one_rank_of.of("qwen3_moe")[0], layout, {"has_value_head": True})
 
 
 def check(folder: Path, layout: dict[str, int], changes: dict[str, Any]) -> None:
@@ -96,21 +95,21 @@ def compare(
     Of four updates one has dummies on the second replica, one has nothing but dummies there, one is refused by it, and the last is
     as the first.
     """
-    labels = changes.get("value_labels", ())
+    has_value_head = changes.get("has_value_head", False)
     at = worker(
         rank, world, port, folder, layout,
         optimizer=PLAIN_STEP, overlap_grad_reduce=True, bucket_size=SMALL, **changes,
     )  # fmt: skip
     training = at.training.model_copy(update={"overlap_grad_reduce": False, "bucket_size": None})
     late = TrainedModel(
-        at.model, training, layout=at.layout, place=at.place, device=at.device, value_labels=labels
+        at.model, training, layout=at.layout, place=at.place, device=at.device, has_value_head=has_value_head
     )
     late.load_hf(folder)
     left, largest = noting_what_is_left(at.policy._reduction), noting_largest_gradients(late)
     batch = random_batch(10, seed=1)
     _, shard = shard_of(batch, at)
     lonely = batch if at.place.dp == 0 else batch.select(np.zeros(0, np.int64))
-    objective = squared_values if labels else cross_entropy
+    objective = squared_values if has_value_head else cross_entropy
     refuses = refused if at.place.dp == 1 else objective
     exact = max(at.layout.dp * at.layout.cp, at.layout.edp) == 2
     updates = (

@@ -15,30 +15,22 @@ import transformers
 from mrl.config.sections.training import LayoutSection
 from mrl.data.tune_rows import TuneRow
 from mrl.errors import ConfigError, MrlError
-from mrl.loops.tuning.row_logprobs import row_scores, row_step_scores
-from mrl.reward_labels import (
-    SCORE,
-    STEP,
-    has_score,
-    num_heads_of_score,
-    require_labels,
-    reward_model_config,
-    scores_steps,
-)
+from mrl.loops.tuning.row_logprobs import row_scores
+from mrl.reward_labels import has_score, num_heads_of_score, require_one_score, reward_model_config
 from mrl.training.hf import export_folder
 from mrl.training.hf.hf_folder import read_config
 from mrl.training.hf.reward_model_folder import RewardFolder, config_of
 from tests.mrl.training import scenarios
 from tests.mrl.training.critics import set_head
 from tests.mrl.training.layouts import name_of
-from tests.mrl.training.pair_rows import scored_pairs, scored_steps
+from tests.mrl.training.pair_rows import scored_pairs
 from tests.ranks import run_ranks
 from tests.tiny_models import VOCAB, write_model
 
 TOKENIZER: Any = types.SimpleNamespace(
     pad_token_id=VOCAB - 1, eos_token_id=1, pad_token="<pad>", eos_token="<end>"
 )
-CLASSES = ("bad", "fair", "good")
+THREE_CLASSES = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
 
 
 def without_padding(rows: tuple[TuneRow, ...]) -> tuple[TuneRow, ...]:
@@ -49,22 +41,16 @@ def without_padding(rows: tuple[TuneRow, ...]) -> tuple[TuneRow, ...]:
     return rows
 
 
-def scores_and_folder(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str, labels: tuple[str, ...]
-) -> Any:
-    """The scores (of judged steps) by a reward model with a head that is not 0, written as a folder; then that folder's own."""
-    at = scenarios.worker(rank, world, port, folder, layout, value_labels=labels)
+def scores_and_folder(rank: int, world: int, port: int, folder: str, layout: dict[str, int], out: str) -> Any:
+    """The scores by a reward model with a head that is not 0, written as a folder; then that folder's own."""
+    at = scenarios.worker(rank, world, port, folder, layout, has_value_head=True)
     if not has_score(read_config(folder)):
         set_head(at.policy)
-    found: Any = (
-        row_scores(at, without_padding(scored_pairs()), batch_rows=4)
-        if labels == SCORE
-        else row_step_scores(at, without_padding(scored_steps()), batch_rows=4)
-    )
+    found = row_scores(at, without_padding(scored_pairs()), batch_rows=4)
     shards = Path(out).with_name("shards")
     at.save_weights(shards)
     if rank == 0:
-        about = RewardFolder(config_of(folder, TOKENIZER, labels), {"end_tokens": [1]})
+        about = RewardFolder(config_of(folder, TOKENIZER), {"end_tokens": [1]})
         export_folder.export_checkpoint(
             shards, Path(out), source=Path(folder), dtype="float32", reward_model=about
         )
@@ -89,8 +75,8 @@ def test_transformers_scores_the_folder_as_megatron_did(
 ) -> None:
     source, out = write_model(tmp_path / "policy", family), tmp_path / "scores"
     world = LayoutSection(**layout).world_size
-    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out), SCORE)
-    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"), SCORE)
+    (found, *_) = run_ranks(scores_and_folder, world, str(source), layout, str(out))
+    (again, *_) = run_ranks(scores_and_folder, 1, str(out), {}, str(tmp_path / "again"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
     assert model.config.num_labels == 1 and model.config.problem_type == "regression"
     responses = [
@@ -109,24 +95,6 @@ def test_transformers_scores_the_folder_as_megatron_did(
     assert np.array([again[n][i] for n, i, _ in responses]) == pytest.approx(ours, abs=1e-5)
 
 
-@pytest.mark.integration
-def test_transformers_scores_what_ends_with_a_step_as_megatron_did(tmp_path: Path) -> None:
-    """The score of a step is the folder's score of all that ends with it."""
-    source, out = write_model(tmp_path / "policy", "qwen3_moe"), tmp_path / "scores"
-    (found, *_) = run_ranks(scores_and_folder, 1, str(source), {}, str(out), STEP)
-    hf, rows = read_config(out), without_padding(scored_steps())
-    assert scores_steps(hf) and has_score(hf) and num_heads_of_score(hf) == 1
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(out, dtype=torch.float32).eval()
-    for number, row in enumerate(rows):
-        (each,) = row.responses
-        ends = np.flatnonzero(each.mask)
-        with torch.no_grad():
-            theirs = [float(model(torch.from_numpy(each.tokens[None, :end])).logits) for end in ends]
-        assert found[number].tolist() == pytest.approx(theirs, abs=1e-5)
-    scores = np.concatenate(list(found.values()))
-    assert scores.std() > 0.05 and len(scores) == sum(len(row.step_labels) for row in rows)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -137,12 +105,12 @@ def test_transformers_scores_what_ends_with_a_step_as_megatron_did(tmp_path: Pat
 def test_a_padding_that_is_the_end_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, "Qwen3MoeForCausalLM")
     with pytest.raises(ConfigError, match=said):
-        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes), SCORE)
+        config_of(folder, types.SimpleNamespace(**vars(TOKENIZER) | changes))
 
 
 def test_a_family_without_a_class_in_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no OlmoeForSequenceClassification"):
-        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER, SCORE)
+        config_of(write_config(tmp_path, "OlmoeForCausalLM"), TOKENIZER)
 
 
 def write_config(folder: Path, name: str) -> Path:
@@ -167,34 +135,24 @@ def test_the_class_says_whether_a_folder_is_a_reward_model() -> None:
 def test_the_labels_say_how_many_heads_a_folder_has() -> None:
     policy = {"architectures": ["Qwen3MoeForCausalLM"]}
     assert num_heads_of_score(reward_model_config(policy)) == 1
-    require_labels(reward_model_config(policy), SCORE, what="x")
+    require_one_score(reward_model_config(policy), what="x")
     assert num_heads_of_score({"num_labels": 1}) == 1
     assert num_heads_of_score({}) == 2, "as transformers reads it"
-    require_labels(policy, SCORE, what="a policy has no head yet")
-    with pytest.raises(
-        ConfigError, match=r"critic.path = f is a reward model of 3 heads, and has to be one of 1"
-    ):
-        require_labels(reward_model_config(policy, CLASSES), SCORE, what="critic.path = f")
-    require_labels(reward_model_config(policy, STEP), STEP, what="x")
-    with pytest.raises(ConfigError, match="x is a reward model of steps, and has to be one of 1 head"):
-        require_labels(reward_model_config(policy, STEP), SCORE, what="x")
-    with pytest.raises(ConfigError, match="x is a reward model of 1 head, and has to be one of steps"):
-        require_labels(reward_model_config(policy), STEP, what="x")
-    assert scores_steps(reward_model_config(policy, STEP)) and not scores_steps(reward_model_config(policy))
+    require_one_score(policy, what="a policy has no head yet")
+    with pytest.raises(ConfigError, match=r"critic\.path = f gives 3 numbers"):
+        require_one_score(reward_model_config(policy) | THREE_CLASSES, what="critic.path = f")
 
 
 def with_one_score(rank: int, world: int, port: int, folder: str) -> None:
-    scenarios.worker(rank, world, port, folder, {}, value_labels=SCORE)
+    scenarios.worker(rank, world, port, folder, {}, has_value_head=True)
 
 
 @pytest.mark.integration
 def test_a_folder_of_another_number_of_heads_is_not_loaded(tmp_path: Path) -> None:
     source = write_model(tmp_path / "policy", "qwen3_moe")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(reward_model_config(config, CLASSES)))
-    with pytest.raises(
-        (MrlError, AssertionError), match="is a reward model of 3 heads, and has to be one of 1"
-    ):
+    (source / "config.json").write_text(json.dumps(reward_model_config(config) | THREE_CLASSES))
+    with pytest.raises((MrlError, AssertionError), match="gives 3 numbers"):
         run_ranks(with_one_score, 1, str(source))
 
 

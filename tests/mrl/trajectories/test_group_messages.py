@@ -1,4 +1,4 @@
-"""Samples cross a message unchanged, whatever they are."""
+"""Samples cross a message, and come out of a checkpoint, unchanged, whatever they are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mrl.samples import Prompt, ResponseSegment, Sample, Status, Transcript, Turn, Verdict, VerdictKind
-from mrl.trajectories.group_messages import group_fields, samples_of
+from mrl.errors import PoolError
+from mrl.samples import (
+    Group,
+    Prompt,
+    ResponseSegment,
+    Sample,
+    Status,
+    Transcript,
+    Turn,
+    Verdict,
+    VerdictKind,
+)
+from mrl.trajectories import group_messages
+from mrl.trajectories.group_messages import decode_group, encode_group, group_fields, samples_of
 from mrl.trajectories.worker_messages import GroupsDone, decode_worker_message, encode_worker_message
+from tests.support.many_groups import assert_same, group_of, prompt_at
 
 PROMPT = Prompt(7, np.array([5, 6, 7], np.int32), "", None, domain="sums", tag="hard")
 
@@ -70,13 +83,23 @@ def test_a_sample_crosses_unchanged(sample: Sample) -> None:
     assert_same(came[2], others[2])
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    for field in dataclasses.fields(theirs):
-        own, expected = getattr(ours, field.name), getattr(theirs, field.name)
-        if isinstance(expected, np.ndarray):
-            assert own.dtype == expected.dtype
-            np.testing.assert_array_equal(own, expected)
-        elif isinstance(expected, Verdict):
-            assert_same(own, expected)
-        else:
-            assert own == expected and str(own) == str(expected), field.name
+def test_a_group_comes_back_as_it_was() -> None:
+    for index in range(20):
+        assert_same(decode_group(encode_group(group_of(index)), prompt_at), group_of(index))
+
+
+@pytest.mark.parametrize("data", [b"", b'{"prompt": 3, "samples": []}', encode_group(group_of(1))[:-1]])
+def test_a_group_of_another_release_says_so(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PoolError, match="another release of mrl; finish the run"):
+        decode_group(data, prompt_at)
+    today = encode_group(group_of(1))
+    monkeypatch.setattr(group_messages, "_FORM", "other fields")
+    with pytest.raises(PoolError, match="another release"):
+        decode_group(today, prompt_at)
+
+
+def test_a_token_takes_about_eight_bytes() -> None:
+    fifth = 4_000
+    segments = tuple(ResponseSegment(n * fifth, (n + 1) * fifth, n, 0, 0, n) for n in range(5))
+    sample = made(segments, 5 * fifth)
+    assert len(encode_group(Group(PROMPT, (sample,)))) < 8.1 * 5 * fifth

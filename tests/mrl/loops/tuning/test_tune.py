@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -138,42 +136,6 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
         run_ranks(tuned, 1, words(task, "{name: reward_model}"), str(tmp_path / "parts"), 9)
     with pytest.raises(AssertionError, match=r"a run with other run\.seed; choose another run\.name"):
         run_ranks(tuned, 1, [*settings, "run.seed=77"], str(tmp_path / "parts"), 9)
-
-
-def test_step_scores_stopped_and_resumed_are_the_same_to_the_bit(task: Path, tmp_path: Path) -> None:
-    """What the report says of them is what the last validation says."""
-    rows_file = tmp_path / "steps.jsonl"
-    rows_file.write_text(parity_steps(96))
-    settings = words(task, "{name: process_reward_model, smoothing: 0.01}")
-    settings += [f"tune.data={{train: {rows_file}, validation: {rows_file}, step_separator: '='}}"]
-    whole, rows = whole_and_in_parts(settings, tmp_path)
-    first, last = rows[0], rows[-1]
-    assert first["val/loss"] == rows[1]["process/step_loss"] == pytest.approx(np.log(2))  # a head of zeros
-    assert last["val/loss"] < first["val/loss"] and last["val/process/accuracy"] > 0.5
-    report = whole["report"]
-    assert report["accuracy"] == last["val/process/accuracy"] and report["steps"] == last["val/steps"]
-    assert report["passed_right"]["share"] == last["val/process/passed_right"]
-    assert set(report["by_tag"]) == {"one", "several"}
-    assert any(line.startswith("steps judged as labelled") for line in whole["lines"])
-    rows_file.write_text(parity_steps(96).replace("false", "true", 1))
-    with pytest.raises(AssertionError, match="a run with other rows; choose another"):
-        run_ranks(tuned, 1, settings, str(tmp_path / "parts"), 9)
-
-
-def parity_steps(count: int) -> str:
-    """Rows of steps of which the even numbers are right."""
-    draw, rows = random.Random(4), []
-    for _ in range(count):
-        numbers = [draw.randrange(10) for _ in range(draw.randrange(1, 4))]
-        rows.append(
-            {
-                "prompt": f"{draw.randrange(10)}+",
-                "completions": [str(number) for number in numbers],
-                "labels": [number % 2 == 0 for number in numbers],
-                "tag": "one" if len(numbers) == 1 else "several",
-            }
-        )
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_kto_measures_its_zero_point_over_the_step(task: Path, tmp_path: Path) -> None:
