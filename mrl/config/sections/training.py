@@ -133,10 +133,6 @@ class TrainingSection(Section):
     router_aux_loss: float = Field(default=0.0, ge=0)
     """Coefficient of the load-balancing loss; 0 for RL. It is taken over each microbatch of each rank, so that with it the
     result depends on microbatch_tokens and the layout."""
-    router_bias_rate: float = Field(default=0.0, ge=0)
-    """How far an update moves the correction biases that sigmoid routers add to their scores before they choose: up for
-    experts with less than the mean load of the update's tokens and down for those with more (arXiv 2408.15664, with 0.001; scores
-    lie between 0 and 1). 0 leaves them as the folder has them. For models whose routers have them."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
     lora: LoraSection | None = None
@@ -146,11 +142,6 @@ class TrainingSection(Section):
     def faults(self) -> Iterator[str]:
         if self.recompute_modules and self.recompute != "selective":
             yield "training.recompute_modules needs training.recompute = selective"
-        if self.lora is not None and self.router_bias_rate:
-            yield (
-                f"training.router_bias_rate = {self.router_bias_rate:g} with training.lora: checkpoints of adapters hold no biases; "
-                "set it to 0"
-            )
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
             yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not implemented; "
