@@ -46,7 +46,6 @@ class Wire:
             num_receivers=1,
             device=self.device,
             deadline_seconds=sync.deadline_seconds,
-            digests=sync.verify != "off",
         )
         return WeightSender(address, sync, MeshLink(mesh, 0, sync.bucket_bytes))
 
