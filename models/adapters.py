@@ -82,7 +82,7 @@ def adapters(
             f"training.lora.targets: {family.model_type} has no {', '.join(sorted(missing))} here"
         )
     shapes, found = adapter_shapes(family, hf, lora), []
-    for chunk, prefix, row in family.local_rows(hf, layout, place, spec, 1):
+    for chunk, prefix, row in family.local_rows(hf, layout, place, spec):
         if (target := target_of(row)) not in lora.targets:
             continue
         is_routed = target == "routed_experts"
@@ -145,7 +145,7 @@ def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:
 
 def _all_rows(family: Family, hf: HfConfig) -> Iterator[Row]:
     one = Layout()
-    return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER, 1))
+    return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER))
 
 
 def _num_slabs(row: Row) -> int:

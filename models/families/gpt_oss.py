@@ -89,10 +89,8 @@ class GptOss(Family):
         """The router with its biases, and the experts of one rank: stacked, or each by itself."""
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
         result = [
-            Row(
-                "mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size"), role="router"
-            ),
-            Row("mlp.router.bias", whole(f"{router}.bias", count), None, role="router"),
+            Row("mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size")),
+            Row("mlp.router.bias", whole(f"{router}.bias", count), None),
         ]
         if spec.experts != "sequential":
             return result + _expert_rows(hf, layer, own, count, "mlp.experts.{kind}{number}")

@@ -159,7 +159,7 @@ def build_chunks(
         model = PackedModel(
             config,
             block_spec(config, layers, choice),
-            vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
+            vocab_size=padded_vocab(vocab, multiple=layout.tp),
             max_sequence_length=max_length,
             pre_process=place_pp == 0 and chunk == 0,
             post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,

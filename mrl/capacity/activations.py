@@ -231,7 +231,7 @@ def head_bytes(
 
     Those are the float32 sum of the output layer's gradient and the gradient of the hidden states.
     """
-    rows = padded_vocab(facts.vocab, tp=layout.tp, pad_vocab_to=1) // layout.tp
+    rows = padded_vocab(facts.vocab, multiple=layout.tp) // layout.tp
     local = tokens // layout.cp
     logits = 2 * min(training.logprob_chunk_tokens, local) * rows * 4
     if not backward:

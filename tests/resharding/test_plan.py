@@ -139,7 +139,7 @@ def test_what_nobody_holds_is_named():
 )  # fmt: skip
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
-    held = trainer_manifests.trainer_rank_manifests(TINY, layout, pad_vocab_to=64)
+    held = trainer_manifests.trainer_rank_manifests(TINY, layout)
     build_plan(held, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2))
     with pytest.raises(WeightSyncError, match=named):
         build_plan(held, engine_manifests.engine_rank_manifests(engine, Layout(tp=2)), Topology.shared(2))
