@@ -7,9 +7,7 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
-from torch.utils import cpp_extension
 
 from mrl.config.sections.training import TrainingSection
-from mrl.errors import CheckpointError, ConfigError
+from mrl.errors import CheckpointError
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
@@ -232,7 +229,7 @@ def _transformer_config(
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else ModelConfig
     return kind(
         **{"add_bias_linear": False} | fields,
-        **_recompute_fields(training, choice, is_moe=is_moe),
+        **_recompute_fields(training, is_moe=is_moe),
         **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
@@ -271,26 +268,13 @@ def _router_fields(training: TrainingSection) -> dict[str, Any]:
     }
 
 
-def _recompute_fields(training: TrainingSection, choice: LayerChoice, *, is_moe: bool) -> dict[str, Any]:
+def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
     if training.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if training.recompute == "off":
         return {}
-    modules = list(training.recompute_modules) or ["core_attn", "moe" if is_moe else "mlp"]
-    if "moe_act" in modules and not choice.transformer_engine:
-        raise ConfigError(
-            "training.recompute_modules: moe_act needs Transformer Engine's layers (training.spec); take moe"
-        )
-    _quote_torchs_libraries()
+    modules = ["core_attn", "moe" if is_moe else "mlp"]
     return {"recompute_granularity": "selective", "recompute_modules": modules}
-
-
-def _quote_torchs_libraries() -> None:
-    """Megatron compiles an extension where outputs are let go of and computed again, and torch's line for the linker has torch's folder
-    without quotes: an environment under a path with a space could not train so."""
-    folder = cpp_extension.TORCH_LIB_PATH
-    if Path(folder).is_dir():
-        cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:

@@ -111,10 +111,7 @@ class TrainingSection(Section):
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time when log-probs and entropy are computed."""
     recompute: Literal["off", "selective", "full"] = "off"
-    """Activation recompute in the transformer blocks."""
-    recompute_modules: list[Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]] = []
-    """The parts that are computed again where recompute is selective, by Megatron's names; none named: attention,
-    and MLPs or experts whole. moe_act, the experts' activations alone, needs Transformer Engine's layers."""
+    """Activation recompute in the transformer blocks; selective: of attention's core, and MLPs or experts whole."""
     offload: Literal["auto", "always", "never"] = "auto"
     """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto:
     on GPUs."""
@@ -140,8 +137,6 @@ class TrainingSection(Section):
     critic is trained whole."""
 
     def faults(self) -> Iterator[str]:
-        if self.recompute_modules and self.recompute != "selective":
-            yield "training.recompute_modules needs training.recompute = selective"
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
             yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not implemented; "

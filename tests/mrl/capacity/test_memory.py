@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from mrl.capacity.activations import activations, in_flight
+from mrl.capacity.activations import Counter, activations, in_flight
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, pool_bytes
@@ -141,26 +141,23 @@ def test_layers_without_fusions_take_longer() -> None:
     assert local["generate"] == fused["generate"]
 
 
-def test_each_module_that_is_computed_again_keeps_less() -> None:
+def test_what_is_computed_again_is_not_kept() -> None:
     facts, kept = find_facts(ModelSection(path="weights/DeepSeek-V3")), {}
-    choices = [(), ("core_attn",), ("layernorm",), ("mlp",), ("moe_act",), ("shared_experts",), ("moe",)]
-    for modules in (*choices, ("core_attn", "mlp", "moe")):
+    for recompute in ("off", "selective", "full"):
         section = TrainingSection.model_validate(
-            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": "selective", "recompute_modules": modules}
+            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": recompute}
         )
-        kept[modules] = activations(
+        kept[recompute] = activations(
             facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=1
         ).kept
-    off = TrainingSection.model_validate({"layout": {"tp": 8, "pp": 4, "ep": 8}})
-    most = activations(facts, off, off.layout.sizes(), stage=0, tokens=8192, num_microbatches=1).kept
     # Three dense layers and thirteen of experts, tokens over tp, and one kernel for each SwiGLU.
-    assert kept[()] == kept["core_attn", "mlp", "moe"]
-    assert most - kept["mlp",] == 3 * 8192 * 3 * 18432 // 8 * 2
-    assert most - kept["moe_act",] == 13 * 8192 // 8 * 8 * 2048 * 2
-    assert most - kept["shared_experts",] == 13 * 8192 * 3 * 2048 // 8 * 2
-    assert most - kept["layernorm",] == 16 * 2 * 8192 // 8 * 7168 * 2
-    assert kept["moe",] < kept["moe_act",] - (most - kept["shared_experts",])
-    assert kept["core_attn",] < most
+    dense, visits = 3 * 8192 * 3 * 18432 // 8, 13 * 8192 // 8 * 8
+    experts = visits * (7168 + 3 * 2048) + 13 * 8192 * 3 * 2048 // 8
+    router = 13 * 8192 // 8 * (9 * 256 + 36 * 8)
+    count = Counter(facts, section.layout.sizes(), 2, 8192, fused=True, fused_swiglu=True)
+    cores = 16 * (count.layer(0)["core"] - count.layer(0)["core_inputs"])
+    assert cores > 0 and kept["off"] - kept["selective"] == (dense + experts) * 2 + router + cores
+    assert kept["full"] == 16 * 8192 // 8 * 7168 * 2
 
 
 def test_context_parallel_ranks_share_the_activations() -> None:
