@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows, Shard
@@ -172,14 +171,6 @@ class Family:
                 **self.router,
             }
         return fields
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """What config.json of a small random model (`model.new`) has other than a dense decoder's keys."""
-        if not self.expert_count_keys:
-            return {}
-        count, width = self.expert_count_keys[0], self.expert_width_key
-        experts = {count: new.num_experts, "num_experts_per_tok": new.num_experts_per_token}
-        return experts | {width: new.expert_size}
 
     # Where tensors lie
 

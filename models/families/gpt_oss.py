@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
@@ -62,15 +61,6 @@ class GptOss(Family):
             "window_size": (field(hf, "sliding_window") - 1, 0),
             "window_attn_skip_freq": [int(kind == WINDOWED) for kind in layer_types(hf)],
             "clamped_swiglu": (ALPHA, LIMIT),
-        }
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """Windows of an eighth of the length, YaRN that stretches half of it twofold, whose bounds vLLM asks for."""
-        stretched = {"factor": 2.0, "original_max_position_embeddings": -(-max_length // 2)}
-        stretched |= {"beta_fast": 32.0, "beta_slow": 1.0}
-        return super().new_fields(new, max_length) | {
-            "sliding_window": max(max_length // 8, 1),
-            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "truncate": False, **stretched},
         }
 
     # Where tensors lie
