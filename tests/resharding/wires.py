@@ -17,7 +17,10 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
+from tests.forking import process_kind
 
+End = process_kind("tests.resharding.exchanges", "tests.resharding.faults")
+"""A process at one end of a wire, without the half minute of imports that a trainer's ranks need."""
 MESHES = ("distributed", "nixl")
 KINDS = ("shared_memory", *MESHES)
 
