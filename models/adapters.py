@@ -90,7 +90,7 @@ def adapters(
             _half(each, layout, place, shapes, chunk=chunk, prefix=prefix, dtype=dtype, is_routed=is_routed)
             for each in _rows_of(row, lora.rank)
         )
-        found.append(Adapter(prefix + row.name, chunk, _num_slabs(row), is_routed, a, b))
+        found.append(Adapter(prefix + row.name, chunk, len(_slabs(row)), is_routed, a, b))
     _require_every_chunk(found, chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp))
     return found
 
@@ -146,10 +146,6 @@ def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:
 def _all_rows(family: Family, hf: HfConfig) -> Iterator[Row]:
     one = Layout()
     return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER))
-
-
-def _num_slabs(row: Row) -> int:
-    return len(row.blocks) // STACKED[row.name] if row.name in STACKED else 1
 
 
 def _slabs(row: Row) -> list[list[CheckpointRows]]:
