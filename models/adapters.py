@@ -82,7 +82,7 @@ def adapters(
             f"training.lora.targets: {family.model_type} has no {', '.join(sorted(missing))} here"
         )
     shapes, found = adapter_shapes(family, hf, lora), []
-    for chunk, prefix, row in family.local_rows(hf, layout, place, spec, 1):
+    for chunk, prefix, row in family.local_rows(hf, layout, place, spec):
         if (target := target_of(row)) not in lora.targets:
             continue
         is_routed = target == "routed_experts"
@@ -90,7 +90,7 @@ def adapters(
             _half(each, layout, place, shapes, chunk=chunk, prefix=prefix, dtype=dtype, is_routed=is_routed)
             for each in _rows_of(row, lora.rank)
         )
-        found.append(Adapter(prefix + row.name, chunk, _num_slabs(row), is_routed, a, b))
+        found.append(Adapter(prefix + row.name, chunk, len(_slabs(row)), is_routed, a, b))
     _require_every_chunk(found, chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp))
     return found
 
@@ -145,11 +145,7 @@ def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:
 
 def _all_rows(family: Family, hf: HfConfig) -> Iterator[Row]:
     one = Layout()
-    return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER, 1))
-
-
-def _num_slabs(row: Row) -> int:
-    return len(row.blocks) // STACKED[row.name] if row.name in STACKED else 1
+    return (row for _, _, row in family.local_rows(hf, one, one.place(0), TRAINER))
 
 
 def _slabs(row: Row) -> list[list[CheckpointRows]]:

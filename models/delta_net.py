@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models.engine_rows import EngineRows
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.layout import divide
@@ -59,17 +58,6 @@ def delta_net(hf: HfConfig) -> DeltaNet:
     """The sizes that config.json gives, in transformers' spelling."""
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     return DeltaNet(*(field(hf, f"linear_{name}") for name in names))
-
-
-def new_fields(new: NewModelSection) -> dict[str, int]:
-    """Those of a small random model: as many key heads as attention has, two value heads each, all of
-    `model.new.head_dim`."""
-    return {
-        "linear_num_key_heads": new.num_kv_heads,
-        "linear_num_value_heads": 2 * new.num_kv_heads,
-        "linear_key_head_dim": new.head_dim,
-        "linear_value_head_dim": new.head_dim,
-    }
 
 
 def sections(net: DeltaNet, tensor: str, head: int) -> list[CheckpointRows]:

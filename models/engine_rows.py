@@ -82,7 +82,7 @@ class EngineRows:
 
     def vocabulary(self, name: str, vocab: int, columns: int) -> LocalTensor:
         """Rows padded to a multiple of 64, then split; the padding is not loaded."""
-        padded = padded_vocab(vocab, tp=1, pad_vocab_to=VOCAB_PADDING)
+        padded = padded_vocab(vocab, multiple=VOCAB_PADDING)
         share = divide(padded, self.shard.tp, what="padded vocabulary over vLLM's tp")
         start = self.shard.tp_rank * share
         rows = max(0, min(vocab - start, share))

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows, Shard
@@ -173,14 +172,6 @@ class Family:
             }
         return fields
 
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """What config.json of a small random model (`model.new`) has other than a dense decoder's keys."""
-        if not self.expert_count_keys:
-            return {}
-        count, width = self.expert_count_keys[0], self.expert_width_key
-        experts = {count: new.num_experts, "num_experts_per_tok": new.num_experts_per_token}
-        return experts | {width: new.expert_size}
-
     # Where tensors lie
 
     def expert_name(self, layer: str, expert: int, part: str) -> str:
@@ -221,7 +212,7 @@ class Family:
         MLP with its gate."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
         weight = whole(f"{module}.gate.weight", experts.count)
-        result = [Row("mlp.router.weight", weight, experts.hidden, role="router")]
+        result = [Row("mlp.router.weight", weight, experts.hidden)]
         if self.correction:
             biases = whole(f"{module}.{self.correction}", experts.count)
             result.append(Row("mlp.router.expert_bias", biases, None, role="correction"))
@@ -274,7 +265,7 @@ class Family:
         """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in
         float32)."""
         dtype = dtype or checkpoint_dtype(hf)
-        all_rows, experts = outer_rows(hf, Layout(), 1), range(self.num_experts(hf))
+        all_rows, experts = outer_rows(hf, Layout()), range(self.num_experts(hf))
         for number in range(field(hf, "num_hidden_layers")):
             all_rows.extend(self.layer(hf, number, TRAINER, experts))
         tensors: dict[str, CheckpointTensor] = {}
@@ -295,21 +286,15 @@ class Family:
         place: Place,
         *,
         dtype: str = "bfloat16",
-        router_dtype: str | None = None,
         spec: Spec = TRAINER,
-        pad_vocab_to: int = 1,
     ) -> list[LocalTensor]:
         """Every parameter (and the router's correction buffer) of one trainer rank, over all its model
-        chunks.
-
-        `router_dtype` is the router weight's own dtype, `dtype` when absent. ConfigError where the layout
-        does not fit.
-        """
+        chunks; ConfigError where the layout does not fit."""
         self.require_layout(hf, layout)
-        dtypes: dict[Role, str] = {"weight": dtype, "router": router_dtype or dtype, "correction": "float32"}
+        dtypes: dict[Role, str] = {"weight": dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
         tensors = []
-        for chunk, prefix, row in self.local_rows(hf, layout, place, spec, pad_vocab_to):
+        for chunk, prefix, row in self.local_rows(hf, layout, place, spec):
             parts, index = splits[row.split]
             tensors.append(
                 cut(row, parts=parts, index=index, chunk=chunk, dtype=dtypes[row.role], prefix=prefix)
@@ -329,12 +314,12 @@ class Family:
         return tensors
 
     def local_rows(
-        self, hf: HfConfig, layout: Layout, place: Place, spec: Spec, pad_vocab_to: int
+        self, hf: HfConfig, layout: Layout, place: Place, spec: Spec
     ) -> Iterator[tuple[int, str, Row]]:
         """(model chunk, prefix of the name, row) of everything that a trainer rank holds."""
         chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
         experts = _own_experts(self, hf, layout, place)
-        embedding, final_norm, *head = outer_rows(hf, layout, pad_vocab_to)
+        embedding, final_norm, *head = outer_rows(hf, layout)
         for chunk, layers in enumerate(chunks):
             first = chunk == 0 and place.pp == 0
             last = chunk == layout.vpp - 1 and place.pp == layout.pp - 1
@@ -351,10 +336,10 @@ class Family:
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
 
 
-def outer_rows(hf: HfConfig, layout: Layout, pad_vocab_to: int) -> list[Row]:
+def outer_rows(hf: HfConfig, layout: Layout) -> list[Row]:
     """The embedding, the final norm, and the output layer unless it is tied; of a reward model the heads of its score."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
-    padded = padded_vocab(vocab, tp=layout.tp, pad_vocab_to=pad_vocab_to)
+    padded = padded_vocab(vocab, multiple=layout.tp)
     outer = [
         Row("embedding.word_embeddings.weight", whole(EMBEDDING, vocab), hidden, "tp", padded_rows=padded),
         Row("decoder.final_layernorm.weight", whole(FINAL_NORM, hidden), None),

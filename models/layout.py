@@ -112,11 +112,10 @@ def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
     return tuple(range(starts[s], starts[s + 1]) for s in range(pp, stages, layout.pp))
 
 
-def padded_vocab(vocab_size: int, *, tp: int, pad_vocab_to: int) -> int:
-    """Rows of Megatron's embedding: vocab_size rounded up to a multiple of pad_vocab_to x tp.
+def padded_vocab(vocab_size: int, *, multiple: int) -> int:
+    """Rows of an embedding: vocab_size rounded up; Megatron's to a multiple of tp.
 
-    >>> padded_vocab(1000, tp=2, pad_vocab_to=128)
-    1024
+    >>> padded_vocab(1001, multiple=2)
+    1002
     """
-    multiple = pad_vocab_to * tp
     return -(-vocab_size // multiple) * multiple

@@ -28,5 +28,5 @@ def _read_keys(family: Family, hf: HfConfig) -> set[str]:
         read(noted)
     for number in range(field(noted, "num_hidden_layers")):
         family.layer(noted, number, TRAINER, range(0))
-    outer_rows(noted, Layout(), 1)
+    outer_rows(noted, Layout())
     return noted.asked

@@ -15,8 +15,7 @@ from mrl.models.hf_config import HfConfig, field
 SIGMOID = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
-    # Megatron would move the biases with every reduction of gradients, padding counted:
-    # training.router_bias says whether they move (mrl/training/router_loads.py).
+    # Megatron would move the biases with every reduction of gradients, padding counted.
     "moe_router_bias_update_rate": 0.0,
 }
 

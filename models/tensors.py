@@ -89,7 +89,7 @@ class CheckpointTensor:
 
 
 Split = Literal["none", "tp", "etp"]
-Role = Literal["weight", "router", "correction"]
+Role = Literal["weight", "correction"]
 Experts = Literal["stacked", "sequential", "grouped"]
 """All in `experts.weight1` and `weight2` (models/megatron/expert_layer.py),
 `experts.local_experts.{n}.linear_fc1.weight` (Megatron's local spec), or `experts.linear_fc1.weight{n}`

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,12 @@ from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from transformers.utils.quantization_config import Mxfp4Config
 
-from mrl.config.sections.model import ModelSection, NewModelSection
-from mrl.prepare import new_model
-
 EDGE = 128
 LINEAR = re.compile(
     r"(self_attn\.\w+_proj(_with_mqa)?|(gate|up|down)_proj|linear_attn\.(in_proj_(qkvz?|z)|out_proj))\.weight$"
     r"|\.experts\.(gate_up|down)_proj$"
 )
 """Qwen3-Next's and Qwen3.5's in_proj_ba, in_proj_b and in_proj_a stay wide."""
-
-
-def publish_task(
-    task: Path, folder: Path, new: NewModelSection, form: Callable[[Path, Path, Path], None]
-) -> None:
-    """`folder/task` with the rows of a task and a new model in a published form (`publish`, `publish_mxfp4`), whose twin is
-    `folder/wide`."""
-    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
-    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
-    (folder / "task").mkdir()
-    for file in ("train.jsonl", "validation.jsonl"):
-        (folder / "task" / file).symlink_to(task / file)
-    form(folder / "source", folder / "task" / "model", folder / "wide")
 
 
 def publish(source: Path, published: Path, wide: Path, *, powers_of_two: bool = False) -> None:

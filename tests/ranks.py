@@ -18,11 +18,7 @@ from typing import Any
 
 from tests.forking import process_kind
 
-IMPORTS = (
-    "tests.mrl.training.scenarios",
-    "tests.resharding.test_killed_ends",
-    "tests.resharding.test_planned",
-)
+IMPORTS = ("tests.mrl.training.scenarios", "tests.resharding.test_planned")
 Rank = process_kind(*IMPORTS)
 """A process that begins with what ranks need."""
 

@@ -13,7 +13,7 @@ from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
 from mrl.resharding.transfer.planned_sync import PlannedSync
 
 GB = 1e9
-KINDS: tuple[Verify, ...] = ("off", "wire", "full")
+KINDS: tuple[Verify, ...] = ("wire", "full")
 
 
 def measure(

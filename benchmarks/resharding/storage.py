@@ -14,7 +14,7 @@ import torch
 from benchmarks.resharding.made_up import MadeUp
 from mrl.models.tensors import BLOCK, Piece
 from mrl.resharding.planner.copy_table import CopyTable
-from mrl.resharding.planner.manifest import RankManifest, tensor_bytes
+from mrl.resharding.planner.manifest import RankManifest, module_of, tensor_bytes
 from mrl.resharding.planner.quantised import VALUES
 from mrl.resharding.planner.whole_tensors import whole_tensor_of
 from mrl.resharding.transfer.copies import DTYPES, run_copies
@@ -111,12 +111,14 @@ class Windows:
         window = self._tables.windows[index]
         self._read(window.local, sources)
         run_copies(window.unpack, bucket, self._flat)
-        for index in (t for module in window.closes for t in self._tables.targets_of(module)):
-            target = self._tables.targets[index]
+        closed = {self._tables.modules[number] for number in window.closes}
+        for target, flat in zip(self._tables.targets, self._flat, strict=True):
+            if module_of(target.name) not in closed:
+                continue
             if self._proof is not None:
-                self._proof.look(target.name, self._flat[index])
+                self._proof.look(target.name, flat)
             if whole := whole_tensor_of(target.name):
-                self._load(whole, self._flat[index].view(target.shape))
+                self._load(whole, flat.view(target.shape))
 
     def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
         """What lies in leased memory."""

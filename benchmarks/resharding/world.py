@@ -28,7 +28,7 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.transfer.planned_sync import PlannedSync
 from mrl.resharding.transfer.session import Session
 
-Verify = Literal["off", "wire", "full"]
+Verify = Literal["wire", "full"]
 CPU = torch.device("cpu")
 
 

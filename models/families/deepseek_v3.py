@@ -6,15 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models import rope, rows
 from mrl.models.engine_rows import EngineRows
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.sigmoid_moe import SigmoidMoe
 from mrl.models.tensors import LocalTensor, Row, Spec, Split, whole
-
-LATENT_WIDTH, ROTARY_WIDTH = 512, 64
-"""DeepSeek-V3's own: together 576, the one width that vLLM's latent attention knows on CPU."""
 
 
 class DeepseekV3(SigmoidMoe):
@@ -90,37 +86,6 @@ class DeepseekV3(SigmoidMoe):
         yield engine.whole(f"{name}.kv_a_layernorm.weight", rank)
         yield by_head(f"{name}.kv_b_proj.weight", plain + value, rank)
         yield engine.split_columns(f"{name}.o_proj.weight", hidden, heads * value)
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """YaRN over a quarter of the length, a dense first layer, one shared expert and compressed queries.
-
-        `model.new.head_dim` is the width of values and of the part of keys that is not rotated.
-        """
-        return super().new_fields(new, max_length) | {
-            "num_key_value_heads": new.num_heads,
-            "head_dim": ROTARY_WIDTH,
-            "q_lora_rank": new.hidden_size // 2,
-            "kv_lora_rank": LATENT_WIDTH,
-            "qk_rope_head_dim": ROTARY_WIDTH,
-            "qk_nope_head_dim": new.head_dim,
-            "v_head_dim": new.head_dim,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": min(1, new.num_layers - 1),
-            "num_nextn_predict_layers": 0,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": -(-max_length // 4),
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
-        }
 
 
 def _attention_fields(hf: HfConfig) -> dict[str, Any]:

@@ -7,9 +7,6 @@ vLLM holds their routers in float32, whatever the model's type.
 
 from __future__ import annotations
 
-from typing import Any
-
-from mrl.config.sections.model import NewModelSection
 from mrl.models import rope
 from mrl.models.families.deepseek_v3 import DeepseekV3
 from mrl.models.hf_config import HfConfig, field, head_dim
@@ -35,18 +32,6 @@ class Glm4Moe(SigmoidMoe):
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
         return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf, default=TURNED)))
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """A dense first layer, one shared expert, biases and norms of queries and keys."""
-        return super().new_fields(new, max_length) | {
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "partial_rotary_factor": TURNED,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": min(1, new.num_layers - 1),
-            "num_nextn_predict_layers": 0,
-            "norm_topk_prob": True,
-        }
 
 
 class Glm4MoeLite(DeepseekV3):

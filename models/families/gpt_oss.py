@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import EngineRows, Shard
 from mrl.models.family import Family
@@ -64,15 +63,6 @@ class GptOss(Family):
             "clamped_swiglu": (ALPHA, LIMIT),
         }
 
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """Windows of an eighth of the length, YaRN that stretches half of it twofold, whose bounds vLLM asks for."""
-        stretched = {"factor": 2.0, "original_max_position_embeddings": -(-max_length // 2)}
-        stretched |= {"beta_fast": 32.0, "beta_slow": 1.0}
-        return super().new_fields(new, max_length) | {
-            "sliding_window": max(max_length // 8, 1),
-            "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "truncate": False, **stretched},
-        }
-
     # Where tensors lie
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
@@ -89,10 +79,8 @@ class GptOss(Family):
         """The router with its biases, and the experts of one rank: stacked, or each by itself."""
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
         result = [
-            Row(
-                "mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size"), role="router"
-            ),
-            Row("mlp.router.bias", whole(f"{router}.bias", count), None, role="router"),
+            Row("mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size")),
+            Row("mlp.router.bias", whole(f"{router}.bias", count), None),
         ]
         if spec.experts != "sequential":
             return result + _expert_rows(hf, layer, own, count, "mlp.experts.{kind}{number}")

@@ -8,9 +8,7 @@ trained nor served.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models import rope
 from mrl.models.engine_rows import EngineRows
 from mrl.models.families.mixtral import PROJECTIONS
@@ -64,12 +62,3 @@ class MiniMaxM2(ProjectionNormed):
         for part, heads, width in normed_heads(hf):
             name = f"{layer}.self_attn.{part}_norm.weight"
             yield engine.stacked(name, [(name, heads * width, heads)])
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return super().new_fields(new, max_length) | {
-            "scoring_func": "sigmoid",
-            "use_routing_bias": True,
-            "use_qk_norm": True,
-            "qk_norm_type": "per_layer",
-            "rotary_dim": new.head_dim // 2,
-        }

@@ -4,9 +4,7 @@ routing whose probabilities are not divided by their sum."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models.engine_rows import EngineRows
 from mrl.models.families.projection_normed import ProjectionNormed, normed_heads
 from mrl.models.hf_config import HfConfig, field, head_dim
@@ -36,6 +34,3 @@ class Olmoe(ProjectionNormed):
         yield from super().engine_attention(hf, layer, engine)
         for part, heads, width in normed_heads(hf):
             yield engine.whole(f"{layer}.self_attn.{part}_norm.weight", heads * width)
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return super().new_fields(new, max_length) | {"norm_topk_prob": False, "rms_norm_eps": 1e-5}

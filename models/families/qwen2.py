@@ -3,9 +3,6 @@ biases of queries, keys and values; the experts beside one that every token visi
 
 from __future__ import annotations
 
-from typing import Any
-
-from mrl.config.sections.model import NewModelSection
 from mrl.models.families.qwen3 import Qwen3Moe
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig, field
@@ -40,6 +37,3 @@ class Qwen2Moe(Qwen3Moe):
 
     def shared_width(self, hf: HfConfig) -> int:
         return field(hf, "shared_expert_intermediate_size")
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return super().new_fields(new, max_length) | {"shared_expert_intermediate_size": new.expert_size}

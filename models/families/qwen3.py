@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 
@@ -37,11 +36,4 @@ class Qwen3Moe(Qwen3):
         return super().transformer_fields(hf) | {
             # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob
             "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
-        }
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return super().new_fields(new, max_length) | {
-            "decoder_sparse_step": 1,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [],
         }

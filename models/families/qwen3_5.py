@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
-from mrl.models import delta_net
 from mrl.models.delta_net import DeltaNet, sections
 from mrl.models.families.qwen3_next import Qwen3Next
-from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.tensors import CheckpointRows
 
@@ -49,11 +46,6 @@ class Qwen35(Qwen3Next):
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {"moe_router_pre_softmax": False}
 
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        """A model of text alone."""
-        text = {"model_type": "qwen3_5_text", **delta_net.new_fields(new)}
-        return Family.new_fields(self, new, max_length) | text
-
     def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
         """Queries, keys and values lie one after the other in one tensor; gates, b and a have their own."""
         values, share = net.share * net.value_width, net.share
@@ -85,10 +77,3 @@ class Qwen35Moe(Qwen35):
     aliases = ("qwen3_5_moe_text",)
     engine_class = "Qwen3_5MoeForCausalLM"
     expert_count_keys = Qwen3Next.expert_count_keys
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        return super().new_fields(new, max_length) | {
-            "model_type": "qwen3_5_moe_text",
-            "intermediate_size": None,
-            "shared_expert_intermediate_size": new.expert_size,
-        }

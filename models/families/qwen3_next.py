@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mrl.config.sections.model import NewModelSection
 from mrl.models import delta_net, rows
 from mrl.models.delta_net import DeltaNet
 from mrl.models.engine_rows import EngineRows
@@ -61,10 +60,6 @@ class Qwen3Next(Qwen3Moe):
             "linear_value_head_dim": net.value_width,
             "linear_conv_kernel_dim": net.filter_width,
         }
-
-    def new_fields(self, new: NewModelSection, max_length: int) -> dict[str, Any]:
-        shared = {"shared_expert_intermediate_size": new.expert_size}
-        return super().new_fields(new, max_length) | shared | delta_net.new_fields(new)
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         if not self.is_delta_net(hf, _number(layer)):

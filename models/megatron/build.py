@@ -7,9 +7,7 @@ load weights, wrap for data parallelism or own an optimizer (mrl/training).
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +16,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
-from torch.utils import cpp_extension
 
 from mrl.config.sections.training import TrainingSection
-from mrl.errors import CheckpointError, ConfigError
+from mrl.errors import CheckpointError
 from mrl.models.families import family_of, require_trainable
 from mrl.models.hf_config import HfConfig, field
 from mrl.models.kernels.rotary import RotaryTable
@@ -159,7 +156,7 @@ def build_chunks(
         model = PackedModel(
             config,
             block_spec(config, layers, choice),
-            vocab_size=padded_vocab(vocab, tp=layout.tp, pad_vocab_to=1),
+            vocab_size=padded_vocab(vocab, multiple=layout.tp),
             max_sequence_length=max_length,
             pre_process=place_pp == 0 and chunk == 0,
             post_process=place_pp == layout.pp - 1 and chunk == layout.vpp - 1,
@@ -226,14 +223,14 @@ def _transformer_config(
     dtype = getattr(torch, training.dtype)
     is_moe = "num_moe_experts" in fields
     if is_moe:
-        fields = fields | _router_fields(training)
+        fields = fields | {"moe_router_dtype": "fp32", "moe_router_load_balancing_type": "none"}
     if layout.pp > 1:
         fields = fields | _pipeline_fields(fields["num_layers"], layout)
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else ModelConfig
     return kind(
         **{"add_bias_linear": False} | fields,
-        **_recompute_fields(training, choice, is_moe=is_moe),
-        **choice.fields(training, is_moe=is_moe),
+        **_recompute_fields(training, is_moe=is_moe),
+        **choice.fields(is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
         cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
@@ -263,34 +260,13 @@ def _transformer_config(
     )
 
 
-def _router_fields(training: TrainingSection) -> dict[str, Any]:
-    return {
-        "moe_router_dtype": training.router_dtype,
-        "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
-        "moe_aux_loss_coeff": training.router_aux_loss,
-    }
-
-
-def _recompute_fields(training: TrainingSection, choice: LayerChoice, *, is_moe: bool) -> dict[str, Any]:
+def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
     if training.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if training.recompute == "off":
         return {}
-    modules = list(training.recompute_modules) or ["core_attn", "moe" if is_moe else "mlp"]
-    if "moe_act" in modules and not choice.transformer_engine:
-        raise ConfigError(
-            "training.recompute_modules: moe_act needs Transformer Engine's layers (training.spec); take moe"
-        )
-    _quote_torchs_libraries()
+    modules = ["core_attn", "moe" if is_moe else "mlp"]
     return {"recompute_granularity": "selective", "recompute_modules": modules}
-
-
-def _quote_torchs_libraries() -> None:
-    """Megatron compiles an extension where outputs are let go of and computed again, and torch's line for the linker has torch's folder
-    without quotes: an environment under a path with a space could not train so."""
-    folder = cpp_extension.TORCH_LIB_PATH
-    if Path(folder).is_dir():
-        cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:

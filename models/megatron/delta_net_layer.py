@@ -169,8 +169,7 @@ class PackedDeltaNet(MegatronModule):
     @property
     def _recomputes(self) -> bool:
         """Whether what lies between the projections is computed again, as the core of attention is."""
-        chosen = self.config.recompute_granularity == "selective" and self.training
-        return chosen and "core_attn" in (self.config.recompute_modules or ())
+        return self.config.recompute_granularity == "selective" and self.training
 
     def _core(self, projected: Tensor, *, packed: PackedSegments) -> Tensor:
         """[N, G x projected] -> [N, H x V], of the G key heads and H value heads that this rank computes."""

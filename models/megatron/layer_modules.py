@@ -51,12 +51,9 @@ class ForgetfulMoELayer(MoELayer):
         dispatcher = self.token_dispatcher
         for keeper in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
             held = {} if keeper is None else vars(keeper)
-            held.update({name: None for name, value in held.items() if _has_graph(value)})
+            with_graph = [n for n, value in held.items() if isinstance(value, Tensor) and value.grad_fn]
+            held.update(dict.fromkeys(with_graph))
         return output
-
-
-def _has_graph(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 class RecordingRouter(TopKRouter):

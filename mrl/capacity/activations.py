@@ -11,7 +11,6 @@ is one kernel that keeps its input alone (megatron.core.fusions.fused_bias_swigl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from mrl.config.sections.training import TrainingSection
 from mrl.models.delta_net import CHUNK, delta_net
@@ -20,17 +19,8 @@ from mrl.models.hf_config import field, head_dim
 from mrl.models.layout import Layout, chunk_layers, padded_vocab
 from mrl.resharding.planner.manifest import DTYPE_BYTES
 
-MODULES = {
-    "core_attn": ("core",),
-    "layernorm": ("norm_outputs",),
-    "mlp": ("mlp",),
-    "moe": ("moe", "moe_act", "shared_experts"),
-    "moe_act": ("moe_act",),
-    "shared_experts": ("shared_experts",),
-}
-"""What Megatron computes again, by its names -> the parts of a layer that are then not kept."""
-DEFAULT_MODULES = ("core_attn", "mlp", "moe")
-"""What training.recompute = selective computes again where no modules are named."""
+RECOMPUTED = ("core", "mlp", "moe")
+"""The parts of a layer that training.recompute = selective computes again and does not keep."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +74,7 @@ class Counter:
         hidden = self.split * self.facts.hidden
         attention, core, inputs = self._attention(number)
         parts = {
-            "norms": 2 * self.norm(self.split, self.facts.hidden),
-            "norm_outputs": 2 * hidden * self.element,
+            "norms": 2 * (self.norm(self.split, self.facts.hidden) + hidden * self.element),
             "attention": attention,
             "core": core,
             "core_inputs": inputs,
@@ -159,15 +148,11 @@ class Counter:
         visits, width = self.split * facts.top_k * layout.etp, facts.expert_inner // layout.etp
         # Scores and map of the router; indices and weights of the visits.
         router = self.split * (9 * facts.num_experts + 36 * facts.top_k)
-        halves = visits * (facts.hidden + 2 * width) * self.element
+        routed = visits * (facts.hidden + (3 if self.fused_swiglu else 6) * width)
         inner = 3 if self.fused_swiglu else 5
         shared = inner * facts.family.shared_width(facts.hf)
         gated = self.split * facts.hidden if facts.family.gated_shared else 0  # what the gate weighs
-        return {
-            "moe": router + halves,
-            "moe_act": visits * (1 if self.fused_swiglu else 4) * width * self.element,
-            "shared_experts": (self.local * shared // layout.tp + gated) * self.element,
-        }
+        return {"moe": router + (routed + self.local * shared // layout.tp + gated) * self.element}
 
     def final(self) -> int:
         """Bytes that the final norm keeps, and of the hidden states gathered for the output layer."""
@@ -193,7 +178,7 @@ def activations(
     if training.recompute == "full":
         kept, working = len(parts) * count.split * facts.hidden * count.element, max(whole)
     elif training.recompute == "selective":
-        kept, working = _selected(parts, training.recompute_modules or DEFAULT_MODULES)
+        kept, working = _selected(parts)
     else:
         kept, working = sum(whole), 0
     flight = in_flight(layout, stage, num_microbatches)
@@ -204,14 +189,10 @@ def activations(
     return Activations(kept=kept, working=working, microbatches_in_flight=flight)
 
 
-def _selected(layers: list[dict[str, int]], modules: Sequence[str]) -> tuple[int, int]:
-    """(bytes that layers keep, bytes of the largest part that is computed again) with these modules recomputed."""
-    dropped = {part for module in modules for part in MODULES[module]}
-    if "core" not in dropped:
-        dropped.add("core_inputs")
-    kept = sum(size for layer in layers for part, size in layer.items() if part not in dropped)
-    again = max(sum(layer.get(part, 0) for part in MODULES[name]) for layer in layers for name in modules)
-    return kept, again
+def _selected(layers: list[dict[str, int]]) -> tuple[int, int]:
+    """(bytes that layers keep, bytes of the largest part that is computed again)."""
+    kept = sum(size for layer in layers for part, size in layer.items() if part not in RECOMPUTED)
+    return kept, max(layer.get(part, 0) for layer in layers for part in RECOMPUTED)
 
 
 def in_flight(layout: Layout, stage: int, num_microbatches: int) -> float:
@@ -231,7 +212,7 @@ def head_bytes(
 
     Those are the float32 sum of the output layer's gradient and the gradient of the hidden states.
     """
-    rows = padded_vocab(facts.vocab, tp=layout.tp, pad_vocab_to=1) // layout.tp
+    rows = padded_vocab(facts.vocab, multiple=layout.tp) // layout.tp
     local = tokens // layout.cp
     logits = 2 * min(training.logprob_chunk_tokens, local) * rows * 4
     if not backward:

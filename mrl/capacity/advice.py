@@ -153,7 +153,6 @@ def engine_warnings(estimate: Estimate) -> list[str]:
 def expert_warnings(estimate: Estimate) -> list[str]:
     """Names what slows experts down or pulls at their routing."""
     facts, rollout = estimate.facts, estimate.config.rollout
-    aux_loss = estimate.config.training.router_aux_loss
     if not facts.num_experts:
         return []
     lines, inner = [], facts.expert_inner
@@ -163,11 +162,6 @@ def expert_warnings(estimate: Estimate) -> list[str]:
             f"the engines cut each expert's inner width of {inner} into {rollout.tp} slices of {inner // rollout.tp}: "
             "small matrix products, and every slice comes from every rank; rollout.expert_parallel=true deals out whole "
             "experts"
-        )
-    if aux_loss:
-        lines.append(
-            f"training.router_aux_loss = {aux_loss:g}: under RL the balance loss pulls against the reward; "
-            "usual is 0 with a watch on moe/load_max_over_mean_max and moe/load_entropy_min"
         )
     return lines
 
@@ -238,12 +232,9 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
         return "training.recompute=full keeps one hidden state per layer instead of its activations"
     if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:
         return f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence"
-    section = config.training.optimizer
-    if part == "optimizer" and section.moments_dtype == "float32" and section.offload_fraction < 1:
-        return (
-            f"training.optimizer.offload_fraction=1 (now {section.offload_fraction:g}) rests the optimizer's state in the host's "
-            "memory"
-        )
+    training = config.training
+    if part == "optimizer" and training.optimizer.moments_dtype == "float32" and training.dtype == "bfloat16":
+        return "training.optimizer.moments_dtype=bfloat16 halves the optimizer's state"
     trained = part in ("optimizer", "gradients", "trainer weights", "critic")
     if trained and estimate.facts.num_experts > layout.ep:
         return f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"

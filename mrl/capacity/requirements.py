@@ -34,7 +34,6 @@ def unmet(
         return untrainable
     rules: list[Callable[[], list[str]]] = [
         lambda: lengths(config, hf),
-        lambda: biases(config, hf),
         lambda: layers(config, hf),
         lambda: divisions(config, hf) or _names(config, hf),
     ]
@@ -72,16 +71,6 @@ def prompts_and_responses(config: Config) -> list[str]:
     return [
         f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} exceeds "
         f"model.max_length = {config.model.max_length}"
-    ]
-
-
-def biases(config: Config, hf: dict[str, Any]) -> list[str]:
-    """Says that the model's routers have no correction biases to move."""
-    if not config.training.router_bias_rate or family_of(hf).correction:
-        return []
-    return [
-        f"training.router_bias_rate = {config.training.router_bias_rate:g}: the routers of {hf['model_type']} have no correction "
-        "biases; set it to 0"
     ]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.errors import ConfigError
-from mrl.models.families import FAMILIES
 from mrl.prepare import tokenizer
 
 
@@ -89,5 +88,14 @@ def _described(new: NewModelSection, vocab_size: int, max_length: int):
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": 1,
-    } | FAMILIES[new.family].new_fields(new, max_length)
+    }
+    if new.family == "qwen3_moe":
+        fields |= {
+            "num_experts": new.num_experts,
+            "num_experts_per_tok": new.num_experts_per_token,
+            "moe_intermediate_size": new.expert_size,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+        }
     return transformers.AutoConfig.for_model(**fields)

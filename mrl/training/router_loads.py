@@ -1,5 +1,4 @@
-"""What the routers of a rank's model chose: how even experts' loads and how narrow choices were; and the rule that
-moves correction biases against the load.
+"""What the routers of a rank's model chose: how even experts' loads and how narrow choices were.
 
 Both are recorded where the choice is made, in the routers' forward pass: a layer that the backward pass
 computes again chooses again and is not recorded again. Padding is not counted, so that the figures are those
@@ -28,8 +27,6 @@ class ExpertLoad:
     ) -> None:
         self._routers = routers
         self._visits = torch.zeros(num_layers, num_experts, dtype=torch.int64, device=device)
-        self._all_visits = self._visits
-        """Those of all ranks, once metrics() put them together."""
         for router in routers:
             assert router.layer_number is not None, "Megatron numbers every layer's router, from 1"
             router.visits = self._visits[router.layer_number - 1]
@@ -53,44 +50,9 @@ class ExpertLoad:
         """The figures of all ranks' visits together; the same on all of them, which call this together."""
         if not self._visits.numel():
             return {}
-        self._all_visits = self._visits.clone()
-        dist.all_reduce(self._all_visits)  # each token meets each router on one rank
-        return load_figures(self._all_visits.cpu().numpy()) | self._bias_figures()
-
-    def _bias_figures(self) -> dict[str, float]:
-        """How far apart the correction biases of a layer lie, in the layer where that is most; nothing where no
-        layer has any."""
-        widest = torch.full((1,), -1.0, device=self._visits.device)
-        for bias in self._biases().values():
-            widest = torch.maximum(widest, bias.max() - bias.min())
-        dist.all_reduce(widest, op=dist.ReduceOp.MAX)  # a pipeline stage has the biases of its own layers
-        return {"moe/bias_range_max": widest.item()} if widest.item() >= 0 else {}
-
-    def _biases(self) -> dict[int, Tensor]:
-        """The correction biases [experts] of this rank's layers, by the layer's number from 0."""
-        found = {router.layer_number: router.expert_bias for router in self._routers}
-        return {number - 1: bias for number, bias in found.items() if number and bias is not None}
-
-    @torch.no_grad()
-    def even_out(self, rate: float) -> None:
-        """Moves the correction biases by `rate` against the load that metrics() told last: the rule of arXiv
-        2408.15664, algorithm 1.
-
-        Every rank of a layer moves its biases alike: the load is whole numbers, over all ranks.
-        """
-        for number, bias in self._biases().items():
-            against_load(bias, self._all_visits[number], rate)
-
-
-def against_load(bias: Tensor, visits: Tensor, rate: float) -> None:
-    """Adds `rate` to the biases [experts] of experts with fewer visits than the mean, takes it off those with more.
-
-    >>> bias = torch.zeros(3)
-    >>> against_load(bias, torch.tensor([5, 1, 3]), 0.5)
-    >>> bias
-    tensor([-0.5000,  0.5000,  0.0000])
-    """
-    bias += rate * torch.sign(visits.sum() - visits * visits.numel())
+        visits = self._visits.clone()
+        dist.all_reduce(visits)  # each token meets each router on one rank
+        return load_figures(visits.cpu().numpy())
 
 
 def load_figures(visits: np.ndarray) -> dict[str, float]:

@@ -102,7 +102,6 @@ class TrainedModel:
         self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
-        self._bias_rate = 0.0 if has_value_head else training.router_bias_rate
         self._loss = float("nan")
         """The loss of the gradients that wait for step(); not a number while none do."""
         self._located = self._match_names(training.dtype)
@@ -233,15 +232,10 @@ class TrainedModel:
         return metrics, arrays
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
-        """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics.
-
-        With it the correction biases move, where they do: by the load of the tokens that the gradients are of.
-        """
+        """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics."""
         self.note_change()
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
         self.merge()
-        if self._bias_rate and not result.skipped:
-            self.passes.expert_load.even_out(self._bias_rate)
         self._loss = float("nan")
         return {
             "grad_norm": result.grad_norm,

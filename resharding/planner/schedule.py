@@ -137,12 +137,6 @@ def _elements(cell: NeededCell, part: int, parts: int) -> int:
     return math.prod(cut[1]) if cut else 0
 
 
-def _module_of_item(item: Item, engines: Sequence[Replicas]) -> str:
-    """The engine's module that the item's first need belongs to."""
-    place = item.needs[0]
-    return module_of(engines[place.group].tensors[place.index].name)
-
-
 def ordered_steps(
     items: Sequence[Item],
     parts: Sequence[int],
@@ -155,7 +149,8 @@ def ordered_steps(
     bytes that went before; with `interleave_stages` the same part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
-        modules.setdefault(_module_of_item(item, engines), []).append(number)
+        place = item.needs[0]
+        modules.setdefault(module_of(engines[place.group].tensors[place.index].name), []).append(number)
     lowest = [min(trainers[place.group].ranks[0] for place in item.holds) for item in items]
     lane = [(rank, items[n].needs[0].group) for n, rank in enumerate(lowest)]
     stages: dict[int, list[list[int]]] = {}

@@ -18,9 +18,7 @@ def trainer_rank_manifests(
     layout: Layout,
     *,
     dtype: str = "bfloat16",
-    router_dtype: str | None = None,
     spec: Spec = TRAINER,
-    pad_vocab_to: int = 1,
 ) -> list[RankManifest]:
     """The manifest of every rank of a layout, in rank order, without a model. Replicas share one tuple of
     tensors."""
@@ -30,15 +28,7 @@ def trainer_rank_manifests(
     for place in layout.places():
         key = (place.tp, place.pp, place.ep, place.etp)
         if key not in by_shard:
-            tensors = family.local_tensors(
-                hf_config,
-                layout,
-                place,
-                dtype=dtype,
-                router_dtype=router_dtype,
-                spec=spec,
-                pad_vocab_to=pad_vocab_to,
-            )
+            tensors = family.local_tensors(hf_config, layout, place, dtype=dtype, spec=spec)
             by_shard[key] = RankManifest.of(place.rank, tensors)
         manifests.append(dataclasses.replace(by_shard[key], rank=place.rank))
     return manifests

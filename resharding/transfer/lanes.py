@@ -26,10 +26,8 @@ class PeerLane:
     A message's digest is taken in the send bucket and travels after it. The receiver compares it with what
     lies in its bucket; this slot's trainer only passes it on."""
 
-    def __init__(
-        self, ranks: RankGroup, part: SlotPart, rank_of_slot: Mapping[int, int], *, digests: bool = False
-    ) -> None:
-        self._ranks, self._rank_of_slot, self._digests = ranks, rank_of_slot, digests
+    def __init__(self, ranks: RankGroup, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
+        self._ranks, self._rank_of_slot = ranks, rank_of_slot
         self._buckets = _send_buckets(part, ranks.device)
         self._works: list[Any] = []
         self._arriving: list[tuple[int, SlotMessage, torch.Tensor]] = []
@@ -48,30 +46,26 @@ class PeerLane:
             (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
             for r in window.receives
         ]
-        self._arriving = []
-        if self._digests:
-            trailers = [torch.empty(1, dtype=torch.int64, device=self._ranks.device) for _ in receives]
-            self._arriving = [
-                (peer, r, t) for (peer, _), r, t in zip(receives, window.receives, trailers, strict=True)
-            ]
-            sends = [each for peer, data in sends for each in ((peer, data), (peer, trailer(data)))]
-            receives = [
-                each
-                for (peer, data), t in zip(receives, trailers, strict=True)
-                for each in ((peer, data), (peer, t))
-            ]
+        trailers = [torch.empty(1, dtype=torch.int64, device=self._ranks.device) for _ in receives]
+        self._arriving = [
+            (peer, r, t) for (peer, _), r, t in zip(receives, window.receives, trailers, strict=True)
+        ]
+        sends = [each for peer, data in sends for each in ((peer, data), (peer, trailer(data)))]
+        receives = [
+            each
+            for (peer, data), t in zip(receives, trailers, strict=True)
+            for each in ((peer, data), (peer, t))
+        ]
         self._works = self._ranks.exchange(sends, receives)
 
-    def finish(self, turn: int) -> list[Parcel] | None:
+    def finish(self, turn: int) -> list[Parcel]:
         """Return when what this slot gets of peers in a started window is there, and what it sends reaches
         them.
 
-        The result is what lies in the receive bucket, with its senders' digests; None if nothing is compared.
+        The result is what lies in the receive bucket, with its senders' digests.
         """
         works, self._works = self._works, []
         self._ranks.wait(works)
-        if not self._digests:
-            return None
         return [
             Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(came))
             for rank, r, came in self._arriving
@@ -109,10 +103,10 @@ class MeshLane:
         for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
             data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
             messages.append(Outgoing(self._receiver_of_slot[m.peer], data, turn % 2, place))
-        self._works[turn % 2] = self._mesh.send(messages, digested=self._mesh.digests)
+        self._works[turn % 2] = self._mesh.send(messages)
 
     def finish(self, turn: int) -> None:
-        """Return when the messages reach their receivers, which get the digests too."""
+        """Return when the messages reach their receivers, with their digests."""
         self._mesh.flush(self._works[turn % 2])
 
     def drain(self) -> None:

@@ -157,7 +157,6 @@ class PlannedSync:
             num_receivers=self._num_receivers,
             device=self._trainer.device,
             deadline_seconds=sync.deadline_seconds,
-            digests=sync.verify != "off",
         )
 
     def _link_to(self, receiver: int) -> SlotLink | MeshLink:
@@ -304,13 +303,13 @@ class PlannedSync:
 
     def _far(self, ranks: RankGroup) -> Lane | None:
         """The lane beyond what is read, with its buckets, made in the first session; None where everything is read."""
-        topology, digests = self.plan.topology, self._sync.verify != "off"
+        topology = self.plan.topology
         if self.plan.options.read_neighbours and len(set(topology.nodes)) == 1:
             return None
         if self._lane is not None:
             return self._lane
         if self._mesh is None:
-            self._lane = PeerLane(ranks, self.part, self._rank_of_slot, digests=digests)
+            self._lane = PeerLane(ranks, self.part, self._rank_of_slot)
         else:
             receivers = {s: r for r, s in enumerate(topology.engine_slots) if r not in self._absent}
             places = ranks.together(lambda: self._places(ranks))

@@ -136,7 +136,7 @@ class WeightSender:
         """Announce the next window.
 
         Args:
-            parcels: the messages that bring what comes from other slots; None if nothing is compared.
+            parcels: the messages that bring what comes from other slots; None if there are none.
             in_flight: the receiver takes the messages itself. Otherwise they lie in the buffer that `next_buffer` gave.
         """
         session, which = self._open_session(), 1 if self._sent % 2 else 0

@@ -22,7 +22,7 @@ from mrl.errors import WeightSyncError
 from mrl.models.tensors import LocalTensor
 from mrl.resharding.planner.cells import Cell
 from mrl.resharding.planner.copy_table import BUCKET, COPY, CopyTable, target_sizes
-from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES, module_of
+from mrl.resharding.planner.manifest import DTYPE_BYTES, WIRE_DTYPES
 from mrl.resharding.planner.slot_plan import EngineWindow, SlotPart
 from mrl.resharding.planner.whole_tensors import whole_tensor_of
 
@@ -78,11 +78,6 @@ class Tables:
     def _bytes_of(self, table: CopyTable) -> int:
         sizes = np.array([DTYPE_BYTES[t.dtype] for t in self.targets], np.int64)
         return int((math.prod(target_sizes(table)) * sizes[table["target"]]).sum()) if len(table) else 0
-
-    def targets_of(self, module: int) -> list[int]:
-        """Indices of the targets that are parameters of a module."""
-        name = self.modules[module]
-        return [n for n, target in enumerate(self.targets) if module_of(target.name) == name]
 
     def written(self) -> list[int]:
         """Elements the tables write into each target."""

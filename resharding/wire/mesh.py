@@ -83,24 +83,18 @@ class Mesh:
         group.eager_connect_single_device(torch.device("cuda", index))
         return group
 
-    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
-        """Starts the messages, each followed by its digest where asked; the data must stay as it is until `wait`
-        has returned for them."""
-        sends = []
-        for m in messages:
-            sends += [(m.rank, m.data), (m.rank, trailer(m.data))] if digested else [(m.rank, m.data)]
+    def send(self, messages: Sequence[Outgoing]) -> list[Any]:
+        """Starts the messages, each followed by its digest; the data must stay as it is until `wait` has returned for them."""
+        sends = [each for m in messages for each in ((m.rank, m.data), (m.rank, trailer(m.data)))]
         return self.start(sends, ())
 
     def flush(self, works: Sequence[Any]) -> None:
         """Does nothing: messages go their way alone."""
 
-    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]:
-        """Fills the data of each (rank, data) with that rank's next message; the digests that came after them,
-        where they do."""
-        trailers = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in parcels if digested]
-        receives = list(parcels)
-        if digested:
-            receives = [m for p, t in zip(parcels, trailers, strict=True) for m in (p, (p[0], t))]
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
+        """Fills the data of each (rank, data) with that rank's next message; returns the digests that came after them."""
+        trailers = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in parcels]
+        receives = [m for p, t in zip(parcels, trailers, strict=True) for m in (p, (p[0], t))]
         self.wait(self.start((), receives), "bytes of a bucket did not come")
         return [digest_in(value) for value in trailers]
 

@@ -38,11 +38,10 @@ class TrainerMesh:
         num_receivers: int,
         device: torch.device,
         deadline_seconds: float,
-        digests: bool,
     ) -> None:
         """`kind`: of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
         self.kind = kind
-        self.device, self.digests = device, digests
+        self.device = device
         self.rank, self.num_trainers = rank, num_trainers
         self._store, self._receivers = store, list(range(num_receivers))
         self._seconds = deadline_seconds
@@ -59,7 +58,6 @@ class TrainerMesh:
             "store": self._store,
             "rank": self._rank_of(receiver),
             "size": self._size,
-            "digests": self.digests,
         }
 
     def keep(self, receivers: Sequence[int]) -> None:
@@ -91,12 +89,12 @@ class TrainerMesh:
         asked = (lost() for listed in self._lost.values() for lost in listed)
         return next((reason for reason in asked if reason), None)
 
-    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
+    def send(self, messages: Sequence[Outgoing]) -> list[Any]:
         """Starts messages, whose ranks are engine ranks; `wait` ends them."""
         if self._mesh is None:
             raise WeightSyncError("a message before the session's ranks had met")
         ranked = [dataclasses.replace(m, rank=self._rank_of(m.rank)) for m in messages]
-        return self._mesh.send(ranked, digested=digested)
+        return self._mesh.send(ranked)
 
     def flush(self, works: Sequence[Any]) -> None:
         """Returns when the messages reach their receivers without this rank's doing."""
@@ -175,10 +173,10 @@ class MeshInbox:
         `take`."""
         if self._mesh is None or parcels is None:
             raise WeightSyncError("a window before the session's ranks had met, or without its messages")
-        bucket, digested = self._buckets[which][:num_bytes], self._description["digests"]
+        bucket = self._buckets[which][:num_bytes]
         expected = split(bucket, parcels)
-        said = self._mesh.receive(expected, digested=digested)
-        for (rank, data), sent in zip(expected, said, strict=False):
+        said = self._mesh.receive(expected)
+        for (rank, data), sent in zip(expected, said, strict=True):
             require_sent(data, sent, rank)
         return bucket
 

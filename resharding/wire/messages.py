@@ -70,7 +70,7 @@ class Parcel(BaseModel):
     offset: Size
     num_bytes: Size
     digest: int | None = None
-    """As its sender computed it, where the bytes lie in the bucket already; None: it comes after them, or digests are off."""
+    """As its sender computed it, where the bytes lie in the bucket already; None: it comes after them."""
 
 
 class WindowFilled(Message):
@@ -82,7 +82,7 @@ class WindowFilled(Message):
     buffer: Literal[0, 1]
     parcels: list[Parcel] | None = None
     """What the bucket is made of, with digests where it lies in the slot's memory, else still to come from each trainer
-    rank. None: it lies there and nothing is compared."""
+    rank. None: this rank alone filled it."""
 
 
 class Done(Message):

@@ -75,10 +75,10 @@ class NixlMesh:
         self._taken: Counter[int] = Counter()
         self._notes: dict[tuple[str, int], int] = {}
 
-    def send(self, messages: Sequence[Outgoing], *, digested: bool) -> list[Any]:
+    def send(self, messages: Sequence[Outgoing]) -> list[Any]:
         """Starts the writes; the data must stay as it is until `wait` has returned for them."""
         memory.synchronize(self._device)  # the network card reads what the device has written
-        return [self._write(m, digest_bytes(m.data) if digested else 0) for m in messages]
+        return [self._write(m, digest_bytes(m.data)) for m in messages]
 
     def _write(self, message: Outgoing, said: int) -> Any:
         try:
@@ -118,15 +118,14 @@ class NixlMesh:
             raise MessageLost(f"{what}: {work!r}")
         return state == "DONE"
 
-    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]], *, digested: bool) -> list[int]:
-        """Returns when each rank's next bytes are in this rank's bucket, with their digests where asked."""
+    def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
+        """Returns when each rank's next bytes are in this rank's bucket, and their digests."""
         wanted = []
         for rank, _ in parcels:
             self._taken[rank] += 1
             wanted.append((_agent_name(self._meeting, rank), self._taken[rank]))
         self._until(lambda: self._here(wanted), "bytes of a bucket did not come")
-        said = [self._notes.pop(key) for key in wanted]
-        return said if digested else []
+        return [self._notes.pop(key) for key in wanted]
 
     def _here(self, wanted: Sequence[tuple[str, int]]) -> bool:
         for name, notes in self._agent.get_new_notifs().items():

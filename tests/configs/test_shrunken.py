@@ -9,7 +9,8 @@ import pytest
 
 from mrl.files import CONFIGS
 from mrl.observe import metrics_log
-from mrl.prepare import arithmetic_rows
+from mrl.prepare import arithmetic_rows, tokenizer
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 ROOT = CONFIGS.parent
@@ -34,15 +35,13 @@ def shrunken(recipe: str, folder: Path) -> list[str]:
     arithmetic_rows.write_arithmetic(folder / "data", largest=9, num_validation=8, num_sft=8)
     (folder / "verifier.py").write_text(PLUGIN)
     family, layout = RECIPES[recipe]
-    new = (
-        f"{{family: {family}, num_layers: 4, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, "
-        "num_experts: 4, expert_size: 64}"
-    )
+    size = tokenizer.write_characters([folder / "data" / "train.jsonl"], folder / "model")
+    write_model(folder / "model", family, served=True, vocab_size=-(-size // 16) * 16)
     overlay = folder / "small.yaml"
     overlay.write_text(
         f"""
 run: {{name: small, folder: {folder}/runs}}
-model: {{path: {folder}/model, max_length: 32, new: {new}}}
+model: {{path: {folder}/model, max_length: 32}}
 data:
   train: {folder}/data/train.jsonl
   validation: null

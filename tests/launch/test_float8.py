@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from mrl.config.sections.model import NewModelSection
+from mrl.config.sections.model import ModelSection, NewModelSection
 from mrl.observe.metrics_log import read
+from mrl.prepare import new_model
 from tests.launch.command import run
 from tests.launch.tiny_runs import words
-from tests.published import publish, publish_task
+from tests.published import publish
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +34,17 @@ def published(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The task's folder with a model wide enough for whole blocks, in float8."""
     folder = tmp_path_factory.mktemp("float8")
     new = NewModelSection(num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32)
-    publish_task(task, folder, new, publish)
+    model = ModelSection(path=str(folder / "source"), new=new, max_length=32)
+    new_model.ensure(model, [str(task / "train.jsonl")], seed=0)
+    return publish_task(task, folder)
+
+
+def publish_task(task: Path, folder: Path) -> Path:
+    """A folder with the rows of a task and the model of `folder/source` in float8."""
+    (folder / "task").mkdir()
+    for file in ("train.jsonl", "validation.jsonl"):
+        (folder / "task" / file).symlink_to(task / file)
+    publish(folder / "source", folder / "task" / "model", folder / "wide")
     return folder / "task"
 
 
@@ -49,10 +62,12 @@ def test_published_float8_weights_are_trained_and_served(form: str, published: P
 
 def test_published_float8_delta_nets_are_evaluated_as_they_are(task: Path, tmp_path: Path) -> None:
     """in_proj_ba and the filters are wide beside in_proj_qkvz: vLLM is told so."""
-    new = NewModelSection(
-        family="qwen3_next", num_layers=4, num_heads=2, num_kv_heads=2, head_dim=128, expert_size=128
-    )
-    publish_task(task, tmp_path, new, publish)
+    widths = ("hidden_size", "head_dim", "moe_intermediate_size", "shared_expert_intermediate_size")
+    widths += ("linear_key_head_dim", "linear_value_head_dim")
+    source = write_model(tmp_path / "source", "qwen3_next", **dict.fromkeys(widths, 128))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy2(task / "model" / name, source / name)
     bfloat16 = ("rollout.dtype=bfloat16", "loop.validation={num_prompts: 16}")
-    output = run("eval", *words(tmp_path / "task", tmp_path, "eval", *bfloat16), log=tmp_path / "log")
+    published = publish_task(task, tmp_path)
+    output = run("eval", *words(published, tmp_path, "eval", *bfloat16), log=tmp_path / "log")
     assert "val/reward" in output

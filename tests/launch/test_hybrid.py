@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
@@ -16,7 +14,6 @@ from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from tests.launch.hybrid_runs import agree, asked, come, long_requests, rollouts_of, running, tiny_config
-from tests.mrl.training.layouts import CORRECTION
 from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.integration
@@ -33,11 +30,8 @@ LAYOUTS = {
         "training.offload=always"),
     "cp2-ep2-to-dp2": ("training.layout={tp: 1, pp: 1, cp: 2, ep: 2, dp: 1}", *DP2),
 }  # fmt: skip
-BIAS_RATE = 0.1
-"""Far enough in one update that a token's experts are others."""
-MOVING_BIASES = (f"training.router_bias_rate={BIAS_RATE}",)
 FAMILIES = {
-    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2, *MOVING_BIASES),
+    "deepseek_v3": ("training.layout={tp: 2, pp: 1, ep: 2, dp: 1}", *DP2),
 }
 """Model type -> the words of its configuration; the folder's correction biases are not zero."""
 SLOW_LAYOUTS = {
@@ -88,10 +82,6 @@ def test_other_families_agree_after_updates(family, task, ray_cluster, tmp_path)
         shutil.copy2(task / "model" / name, folder / name)
     config = tiny_config(folder, task, REPLAY, *FAMILIES[family])
     check_agreement(config, tmp_path)
-    if config.training.router_bias_rate:  # and what agreed are biases that two updates have moved
-        before, after = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "export"))
-        moved = torch.stack([after[name] - before[name] for name in before if name.endswith(CORRECTION)])
-        assert moved.abs().max() > 1.9 * BIAS_RATE
 
 
 def check_agreement(config: Config, folder: Path) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from mrl.capacity.requirements import node_numbers, unmet
 from mrl.config.load import load
-from mrl.errors import ConfigError
 from mrl.rollout.part import schedulers
 from mrl.training.hf.hf_folder import read_config
 from tests.tiny_models import tiny_config
@@ -81,8 +80,6 @@ def test_what_can_run_passes(model: str, words: str, nodes: str, gpus: bool, tmp
         ("dense", THREE, "000000", True, "rollout.dp = 3: the model has no experts to deal out"),
         ("moe", MESSAGES, "00", True,
          "sync.transport = distributed with engines on the trainer's GPUs ... set auto"),
-        ("moe", "training.layout={dp: 1, ep: 1}; rollout.tp=1; training.router_bias_rate=0.001", "0", False,
-         "training.router_bias_rate = 0.001: the routers of qwen3_moe have no correction biases"),
         ("gpt_oss", f"{STACKS.split("; ")[0]}; rollout.tp=2", "00", True,
          "rollout.tp = 2: the experts of gpt_oss are dealt out whole"),
         ("gpt_oss", "training.layout={tp: 2, dp: 1, ep: 1, etp: 2}; rollout.tp=1", "00", True,
@@ -109,9 +106,3 @@ def test_an_engine_that_begins_inside_a_node_may_end_in_the_next() -> None:
 
 def test_nodes_are_filled_one_after_the_other() -> None:
     assert node_numbers(5, 2) == [0, 0, 1, 1, 2]
-
-
-def test_adapters_leave_the_biases_alone() -> None:
-    """Their checkpoints hold nothing of the base model."""
-    with pytest.raises(ConfigError, match=r"router_bias_rate = 0\.001 with training\.lora"):
-        load([QUICKSTART], ["training.router_bias_rate=0.001", "training.lora={rank: 4}"])

@@ -13,6 +13,8 @@ from megatron.core import parallel_state
 from mrl.models.megatron.projection_norm import ProjectionNorm
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.integration
+
 HEADS, WIDTH, TOKENS, EPS = 2, 8, 5, 1e-5
 
 

@@ -26,9 +26,7 @@ ONE = Layout()
 
 
 def world_of(train: Layout = ONE, rollout: Layout = ONE) -> World:
-    held = trainer_manifests.trainer_rank_manifests(
-        HF, train, dtype="bfloat16", router_dtype="float32", pad_vocab_to=8
-    )
+    held = trainer_manifests.trainer_rank_manifests(HF, train)
     needed = engine_manifests.engine_rank_manifests(HF, rollout, dtype="bfloat16")
     options = PlanOptions(bucket_bytes=SYNC.bucket_bytes)
     return World(HF, train, rollout, held, needed, Topology.shared(len(held)), options)

@@ -1,7 +1,6 @@
 """A plan executed on plain tensors in one process: what every slot's tables write, and how often.
 
-Owns no transport: messages are copies between buckets. The order in which real processes may do the same is
-proved in rehearsal.py.
+Owns no transport: messages are copies between buckets.
 """
 
 from __future__ import annotations
@@ -25,16 +24,18 @@ Storages = Sequence[Sequence[torch.Tensor]]
 
 def execute(plan: Plan, storages: Storages) -> list[dict[str, torch.Tensor]]:
     """Run the whole plan. Returns, per engine rank, parameter name -> tensor; they start poisoned."""
-    sources = flat_of(storages)
+    sources = [[tensor.reshape(-1) for tensor in storage] for storage in storages]
     parts = [plan.part(slot) for slot in range(plan.topology.num_slots)]
-    targets = {part.slot: targets_of(part) for part in parts}
+    targets = {part.slot: [poisoned(tensor).view(-1) for tensor in part.engine_tensors] for part in parts}
     for window in range(len(plan.windows)):
         sent = {part.slot: bucket_of(part.send_bucket_bytes) for part in parts}
         for part in parts:
-            run_copies(part.windows[window].pack, trained_on(part, sources), sent[part.slot])
+            held = [] if part.trainer_rank is None else sources[part.trainer_rank]
+            run_copies(part.windows[window].pack, held, sent[part.slot])
         for part in parts:
             step = part.windows[window]
-            run_copies(step.local, lent_to(part, sources), targets[part.slot])
+            lent = [tensor for rank in part.lenders for tensor in sources[rank]]
+            run_copies(step.local, lent, targets[part.slot])
             run_copies(step.unpack, received(part, window, sent, parts), targets[part.slot])
     return [
         {t.name: flat.view(t.shape) for t, flat in zip(parts[s].engine_tensors, targets[s], strict=True)}
@@ -54,25 +55,6 @@ def write_counts(plan: Plan) -> list[dict[str, np.ndarray]]:
                     np.add.at(counts[row["target"]], at + np.arange(cols)[None], 1)
         counted.append({t.name: c.reshape(t.shape) for t, c in zip(part.engine_tensors, counts, strict=True)})
     return counted
-
-
-def flat_of(storages: Storages) -> list[list[torch.Tensor]]:
-    return [[tensor.reshape(-1) for tensor in storage] for storage in storages]
-
-
-def targets_of(part: SlotPart) -> list[torch.Tensor]:
-    """What a slot's engine rank is written into, flat."""
-    return [poisoned(tensor).view(-1) for tensor in part.engine_tensors]
-
-
-def trained_on(part: SlotPart, sources: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """The trainer tensors of a slot; none where it has no trainer rank."""
-    return [] if part.trainer_rank is None else sources[part.trainer_rank]
-
-
-def lent_to(part: SlotPart, sources: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """The trainer tensors that the slot's engine rank reads."""
-    return [tensor for rank in part.lenders for tensor in sources[rank]]
 
 
 def bucket_of(num_bytes: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ import pytest
 from mrl.errors import WeightSyncError
 from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.session import ReceiverState, Session
-from tests.ranks import Rank
 from tests.resharding.exchanges import (
     SYNC,
     Receiving,
@@ -23,7 +22,7 @@ from tests.resharding.exchanges import (
     send,
 )
 from tests.resharding.faults import after, change_messages
-from tests.resharding.wires import Wire
+from tests.resharding.wires import End, Wire
 
 
 def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
@@ -41,7 +40,7 @@ def receive_and_die(wire: Wire, point: str, pipe: Any) -> None:
 @pytest.mark.parametrize("point", ["open", "accepted", "start", "t0", "t2", "t6", "finish", "verified"])
 def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point: str) -> None:
     ours, theirs = multiprocessing.Pipe()
-    process = Rank(target=receive_and_die, args=(wire, point, theirs), daemon=True)
+    process = End(target=receive_and_die, args=(wire, point, theirs), daemon=True)
     process.start()
     address, session = ours.recv()
     sender = wire.sender(address, SYNC.model_copy(update={"deadline_seconds": 120.0}))
@@ -63,7 +62,7 @@ def test_a_killed_receiver_is_noticed_long_before_the_deadline(wire: Wire, point
 def test_a_receiver_that_is_gone_does_not_keep_the_others_waiting() -> None:
     """It comes first, and nothing was opened with the other one when its end is noticed."""
     wire, (ours, theirs) = Wire("shared_memory"), multiprocessing.Pipe()
-    process = Rank(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
+    process = End(target=receive_and_die, args=(wire, "open", theirs), daemon=True)
     process.start()
     address, session = ours.recv()
     process.join(60)
@@ -107,7 +106,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
     receiver = wire.receiver(120.0)
     plan, values = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = Rank(target=send_and_die, args=(wire, point, receiver.address, session), daemon=True)
+    process = End(target=send_and_die, args=(wire, point, receiver.address, session), daemon=True)
     process.start()
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"process {process.pid} ended|process {process.pid} closed"):
@@ -125,7 +124,7 @@ def test_a_killed_sender_is_noticed_and_the_receiver_serves_nothing(wire: Wire, 
 def test_a_sender_killed_after_its_commit_changes_nothing(wire: Wire, receiver: Receiver) -> None:
     plan, _ = model()
     session, shelf = Session.new(-1, 0, plan.digest), Shelf()
-    process = Rank(target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True)
+    process = End(target=send_and_die, args=(wire, "confirmed", receiver.address, session), daemon=True)
     process.start()
     receiver.receive(session, shelf)
     process.join(60)

@@ -139,7 +139,7 @@ def test_what_nobody_holds_is_named():
 )  # fmt: skip
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(tp=2, ep=2)], ids=str)
 def test_engines_of_another_shape_are_refused_by_name(engine: dict, named: str, layout: Layout) -> None:
-    held = trainer_manifests.trainer_rank_manifests(TINY, layout, pad_vocab_to=64)
+    held = trainer_manifests.trainer_rank_manifests(TINY, layout)
     build_plan(held, engine_manifests.engine_rank_manifests(TINY, Layout(tp=2)), Topology.shared(2))
     with pytest.raises(WeightSyncError, match=named):
         build_plan(held, engine_manifests.engine_rank_manifests(engine, Layout(tp=2)), Topology.shared(2))
@@ -193,19 +193,12 @@ def test_plans_do_not_depend_on_hash_order():
         "        h.update(x.local.tobytes() + x.pack.tobytes() + x.unpack.tobytes() + repr((x.sends, x.receives)).encode())\n"
         "print(p.digest, h.hexdigest())\n"
     )
-    root = Path(__file__).parents[2]
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=root,
-            env={"PYTHONHASHSEED": seed, "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    root, started = Path(__file__).parents[2], []
+    for seed in ("1", "2"):
+        env = {"PYTHONHASHSEED": seed, "PATH": ""}
+        command = [sys.executable, "-c", code]
+        started.append(subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = {process.communicate(timeout=120)[0] for process in started}
     assert len(outputs) == 1 and outputs.pop().strip()
 
 

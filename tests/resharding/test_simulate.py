@@ -1,6 +1,7 @@
 """The whole chain on plain arrays: trainer layout, plan, bytes, engine layout, against gather-then-load."""
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +22,15 @@ from tests.resharding.worlds import (
     same_bits,
 )
 
-CI = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+CI = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(min_value=0, max_value=1 << 32)
 
 
-def check_world(seed: int, *, quantise: bool = False) -> None:
+def check_worlds(count: int, *, quantise: bool) -> None:
+    settings(CI, max_examples=count)(given(SEEDS)(lambda seed: check_world(seed, quantise=quantise)))()
+
+
+def check_world(seed: int, *, quantise: bool) -> None:
     world = random_world(seed, quantise=quantise)
     plan = build_plan(world.trainers, world.engines, world.topology, world.options)
     made = checkpoint(world)
@@ -72,13 +77,11 @@ def check_written_once(engines, plan) -> None:
             np.testing.assert_array_equal(counts[tensor.name], boxes)
 
 
-@CI
-@given(SEEDS)
-def test_any_layout_equals_gather_then_load(seed):
-    check_world(seed)
+@pytest.mark.parametrize("worlds", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_any_layout_equals_gather_then_load(worlds: int) -> None:
+    check_worlds(worlds, quantise=False)
 
 
-@settings(CI, max_examples=30)
-@given(SEEDS)
-def test_any_layout_equals_gather_quantise_load(seed):
-    check_world(seed, quantise=True)
+@pytest.mark.parametrize("worlds", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_any_layout_equals_gather_quantise_load(worlds: int) -> None:
+    check_worlds(worlds, quantise=True)

@@ -56,14 +56,6 @@ def test_virtual_stages_and_remainders():
     ]  # fmt: skip
 
 
-def test_router_has_its_own_dtype():
-    manifest = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, Layout(), router_dtype="float32")[0]
-    dtypes = {t.name.rpartition(".layers.")[2][2:]: t.dtype for t in manifest.tensors}
-    assert (
-        dtypes["mlp.router.weight"] == "float32" and dtypes["self_attention.linear_proj.weight"] == "bfloat16"
-    )
-
-
 def test_replicas_have_one_digest_and_others_not():
     layout = Layout(tp=2, ep=2, dp=2)
     manifests = trainer_manifests.trainer_rank_manifests(QWEN3_MOE, layout)

@@ -84,7 +84,7 @@ class Counted(RankGroup):
         self._events = events
 
     def exchange(self, sends: Any, receives: Any) -> list[Any]:
-        self._events.append([data.data_ptr() for _, data in sends])
+        self._events.append([data.data_ptr() for _, data in sends[::2]])  # each is followed by its digest
         return [len(self._events)]
 
     def wait(self, works: Any) -> None:

@@ -17,7 +17,10 @@ from mrl.resharding.transfer.receiver import Receiver
 from mrl.resharding.transfer.sender import WeightSender
 from mrl.resharding.wire.mesh_link import MeshLink, TrainerMesh
 from mrl.resharding.wire.slot_link import SlotLink
+from tests.forking import process_kind
 
+End = process_kind("tests.resharding.exchanges", "tests.resharding.faults")
+"""A process at one end of a wire, without the half minute of imports that a trainer's ranks need."""
 MESHES = ("distributed", "nixl")
 KINDS = ("shared_memory", *MESHES)
 
@@ -46,7 +49,6 @@ class Wire:
             num_receivers=1,
             device=self.device,
             deadline_seconds=sync.deadline_seconds,
-            digests=sync.verify != "off",
         )
         return WeightSender(address, sync, MeshLink(mesh, 0, sync.bucket_bytes))
 

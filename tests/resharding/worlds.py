@@ -124,9 +124,7 @@ def _world(rng: random.Random, hf: dict) -> World:
         hf,
         train,
         dtype=dtype,
-        router_dtype=rng.choice([None, "float32"]),
         spec=rng.choice([TRAINER, LOCAL, TRANSFORMER_ENGINE]),
-        pad_vocab_to=rng.choice([1, 8, 32]),
     )
     needed = engine_manifests.engine_rank_manifests(hf, rollout, dtype=rng.choice([dtype, "bfloat16"]))
     options = PlanOptions(

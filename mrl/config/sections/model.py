@@ -11,10 +11,7 @@ from mrl.section import Section
 class NewModelSection(Section):
     """A small random model and its tokenizer, made on the spot when the model's folder does not exist."""
 
-    family: Literal[
-        "qwen3_moe", "qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen2", "qwen2_moe", "llama", "mixtral",
-        "deepseek_v3", "glm4_moe", "olmoe", "minimax_m2", "gpt_oss",
-    ] = "qwen3_moe"  # fmt: skip
+    family: Literal["qwen3_moe", "qwen3"] = "qwen3_moe"
     """Model type."""
     tokenizer: Literal["characters", "chat", "bpe"] = "characters"
     """characters: one token per character of the files; chat: the same with a mark for each role and a chat template; bpe:
@@ -30,9 +27,9 @@ class NewModelSection(Section):
     num_heads: int = Field(default=4, ge=1)
     """Query heads."""
     num_kv_heads: int = Field(default=2, ge=1)
-    """Key and value heads (deepseek_v3: as many as query heads)."""
+    """Key and value heads."""
     head_dim: int = Field(default=32, ge=2)
-    """Width of one head (deepseek_v3: of its values and of the part of its keys that is not rotated)."""
+    """Width of one head."""
     num_experts: int = Field(default=8, ge=2)
     """Experts of each layer."""
     num_experts_per_token: int = Field(default=2, ge=1)

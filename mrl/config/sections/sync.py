@@ -17,10 +17,10 @@ class SyncSection(Section):
     by NVIDIA's NIXL over UCX (extra `nixl`)."""
     bucket_bytes: int = Field(default=64 << 20, ge=1024)
     """Size of each of a slot's two receive buckets and two send buckets."""
-    verify: Literal["full", "wire", "off"] = "full"
+    verify: Literal["full", "wire"] = "full"
     """full: before a version becomes visible, what lies in the engines is compared with the trainer's own
     parameters, after every start and failure and every `verify_every` versions, and like wire in between;
-    wire: only bytes on their way, each message by the digest that its sender took; off: nothing."""
+    wire: only bytes on their way, each message by the digest that its sender took."""
     verify_every: int = Field(default=10, ge=1)
     """Versions from one full comparison to the next."""
     deadline_seconds: float = Field(default=300.0, gt=0)

@@ -46,11 +46,6 @@ class LayoutSection(Section):
         return self.sizes().world_size
 
 
-PIECE_BYTES = 512 << 20
-"""Of an optimizer's state that rests in the host's memory, on the device at a time; or the state of one parameter, where it has
-more."""
-
-
 class OptimizerSection(Section):
     """Adam with a schedule; lr is in units of the parameter update per step."""
 
@@ -80,16 +75,8 @@ class OptimizerSection(Section):
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of Adam's two moments in memory; bfloat16 halves them and keeps of each master weight only what its
     parameter lacks: 6 bytes a parameter instead of 12. Needs Transformer Engine and training.dtype = bfloat16."""
-    offload_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Share of the optimizer's state (by bytes) that rests in the host's memory, also while the trainer runs: an update brings it
-    to the device in pieces of 512 MB and takes it back, with the same result to the last bit. Needs float32 moments."""
 
     def faults(self) -> Iterator[str]:
-        if self.offload_fraction > 0 and self.moments_dtype != "float32":
-            yield (
-                f"optimizer.offload_fraction = {self.offload_fraction} with optimizer.moments_dtype = {self.moments_dtype} is not "
-                "implemented; set moments_dtype to float32, or offload_fraction to 0"
-            )
         if self.schedule != "constant" and self.decay_steps is None:
             yield f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps"
 
@@ -124,10 +111,7 @@ class TrainingSection(Section):
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time when log-probs and entropy are computed."""
     recompute: Literal["off", "selective", "full"] = "off"
-    """Activation recompute in the transformer blocks."""
-    recompute_modules: list[Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]] = []
-    """The parts that are computed again where recompute is selective, by Megatron's names; none named: attention,
-    and MLPs or experts whole. moe_act, the experts' activations alone, needs Transformer Engine's layers."""
+    """Activation recompute in the transformer blocks; selective: of attention's core, and MLPs or experts whole."""
     offload: Literal["auto", "always", "never"] = "auto"
     """Whether gradients, optimizer state and parameters leave the slot's memory while engines generate; auto:
     on GPUs."""
@@ -141,15 +125,6 @@ class TrainingSection(Section):
     """Intra-op threads of each rank on CPU."""
     collective_seconds: float = Field(default=600.0, gt=0)
     """Longest wait of a rank for the others, in every process group of the trainer."""
-    router_dtype: Literal["fp32", "fp64"] = "fp32"
-    """Type of the router's matmul and softmax."""
-    router_aux_loss: float = Field(default=0.0, ge=0)
-    """Coefficient of the load-balancing loss; 0 for RL. It is taken over each microbatch of each rank, so that with it the
-    result depends on microbatch_tokens and the layout."""
-    router_bias_rate: float = Field(default=0.0, ge=0)
-    """How far an update moves the correction biases that sigmoid routers add to their scores before they choose: up for
-    experts with less than the mean load of the update's tokens and down for those with more (arXiv 2408.15664, with 0.001; scores
-    lie between 0 and 1). 0 leaves them as the folder has them. For models whose routers have them."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
     lora: LoraSection | None = None
@@ -157,13 +132,6 @@ class TrainingSection(Section):
     critic is trained whole."""
 
     def faults(self) -> Iterator[str]:
-        if self.recompute_modules and self.recompute != "selective":
-            yield "training.recompute_modules needs training.recompute = selective"
-        if self.lora is not None and self.router_bias_rate:
-            yield (
-                f"training.router_bias_rate = {self.router_bias_rate:g} with training.lora: checkpoints of adapters hold no biases; "
-                "set it to 0"
-            )
         if self.lora is not None and "routed_experts" in self.lora.targets and self.layout.etp > 1:
             yield (
                 f"training.lora.targets: routed_experts with training.layout.etp = {self.layout.etp} is not implemented; "

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from mrl.capacity.activations import activations, in_flight
+from mrl.capacity.activations import Counter, activations, in_flight
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, pool_bytes
@@ -18,7 +18,7 @@ from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import PIECE_BYTES, TrainingSection
+from mrl.config.sections.training import TrainingSection
 from mrl.files import CONFIGS
 from mrl.models.layout import Layout
 from tests.tiny_models import random_batch
@@ -69,36 +69,6 @@ def test_bfloat16_moments_halve_the_optimizer() -> None:
         stage_memory(facts, s) for s in (section, section.model_copy(update={"optimizer": optimizer}))
     )
     assert half.optimizer * 2 == wide.optimizer and half.weights == wide.weights
-
-
-def test_state_in_the_hosts_memory_is_not_on_the_device() -> None:
-    """Of 44 GB of optimizer state: half, all, and what comes at a time."""
-    hardware, words = load_hardware("8x80gb"), ["training.optimizer.moments_dtype=float32"]
-    whole, half, none = (
-        Estimate(
-            load(
-                [CONFIGS / "qwen3_30b_a3b.yaml"], [*words, f"training.optimizer.offload_fraction={fraction}"]
-            ),
-            hardware,
-        )
-        for fraction in (0, 0.5, 1)
-    )
-    piece = none.slot.optimizer  # the state of the embedding, where a rank has a run of it
-    assert PIECE_BYTES < piece < 2 * PIECE_BYTES
-    assert whole.resting_bytes == 0 and whole.slot.optimizer > 20 * GB
-    assert half.resting_bytes == whole.slot.optimizer // 2
-    assert half.slot.optimizer == pytest.approx(whole.slot.optimizer / 2 + piece, abs=2)
-    assert none.resting_bytes == whole.slot.optimizer
-    moments = [{event.name: event.parts["off-loaded"] for event in e.host} for e in (whole, none)]
-    assert moments[1]["engines serve"] == moments[0]["engines serve"] + 8 * piece, (
-        "beside the piece the host has the same bytes"
-    )
-    moved = 2 * whole.slot.optimizer / hardware.host_bytes_per_second / hardware.link_efficiency
-    times = [e.seconds["update"] for e in (whole, half, none)]
-    assert times[2] - times[0] == pytest.approx(none.work.updates * moved, rel=1e-6)
-    assert times[1] - times[0] == pytest.approx(none.work.updates * moved / 2, rel=1e-6)
-    placed = [e.seconds["offload"] for e in (whole, none)]
-    assert placed[0] - placed[1] == pytest.approx(moved * (1 - piece / whole.slot.optimizer), rel=1e-6)
 
 
 def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:
@@ -171,26 +141,23 @@ def test_layers_without_fusions_take_longer() -> None:
     assert local["generate"] == fused["generate"]
 
 
-def test_each_module_that_is_computed_again_keeps_less() -> None:
+def test_what_is_computed_again_is_not_kept() -> None:
     facts, kept = find_facts(ModelSection(path="weights/DeepSeek-V3")), {}
-    choices = [(), ("core_attn",), ("layernorm",), ("mlp",), ("moe_act",), ("shared_experts",), ("moe",)]
-    for modules in (*choices, ("core_attn", "mlp", "moe")):
+    for recompute in ("off", "selective", "full"):
         section = TrainingSection.model_validate(
-            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": "selective", "recompute_modules": modules}
+            {"layout": {"tp": 8, "pp": 4, "ep": 8}, "recompute": recompute}
         )
-        kept[modules] = activations(
+        kept[recompute] = activations(
             facts, section, section.layout.sizes(), stage=0, tokens=8192, num_microbatches=1
         ).kept
-    off = TrainingSection.model_validate({"layout": {"tp": 8, "pp": 4, "ep": 8}})
-    most = activations(facts, off, off.layout.sizes(), stage=0, tokens=8192, num_microbatches=1).kept
     # Three dense layers and thirteen of experts, tokens over tp, and one kernel for each SwiGLU.
-    assert kept[()] == kept["core_attn", "mlp", "moe"]
-    assert most - kept["mlp",] == 3 * 8192 * 3 * 18432 // 8 * 2
-    assert most - kept["moe_act",] == 13 * 8192 // 8 * 8 * 2048 * 2
-    assert most - kept["shared_experts",] == 13 * 8192 * 3 * 2048 // 8 * 2
-    assert most - kept["layernorm",] == 16 * 2 * 8192 // 8 * 7168 * 2
-    assert kept["moe",] < kept["moe_act",] - (most - kept["shared_experts",])
-    assert kept["core_attn",] < most
+    dense, visits = 3 * 8192 * 3 * 18432 // 8, 13 * 8192 // 8 * 8
+    experts = visits * (7168 + 3 * 2048) + 13 * 8192 * 3 * 2048 // 8
+    router = 13 * 8192 // 8 * (9 * 256 + 36 * 8)
+    count = Counter(facts, section.layout.sizes(), 2, 8192, fused=True, fused_swiglu=True)
+    cores = 16 * (count.layer(0)["core"] - count.layer(0)["core_inputs"])
+    assert cores > 0 and kept["off"] - kept["selective"] == (dense + experts) * 2 + router + cores
+    assert kept["full"] == 16 * 8192 // 8 * 7168 * 2
 
 
 def test_context_parallel_ranks_share_the_activations() -> None:

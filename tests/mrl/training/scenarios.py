@@ -35,7 +35,6 @@ from mrl.training.worker import MegatronWorker
 from tests.tiny_models import random_batch
 
 TEMPERATURE = 0.7
-BIAS_RATE = 0.02
 
 
 def worker(
@@ -188,18 +187,6 @@ def hand_made_routers(
     return train(at, 2)[1]
 
 
-def loads_of_moving_biases(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int]
-) -> list[dict[str, float]]:
-    """Metrics of updates on one batch: one without anything to train on, then those that move correction biases
-    and nothing else."""
-    still = OptimizerSection(lr=1e-12, weight_decay=0.0)
-    at = worker(rank, world, port, folder, layout, router_bias_rate=BIAS_RATE, optimizer=still)
-    batch = random_batch(10, seed=1)
-    nothing = dataclasses.replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
-    return [at.update(nothing, cross_entropy, {"num_tokens": 1}), *train(at, 12)]
-
-
 def _to_two(hidden: torch.Tensor) -> torch.Tensor:
     logits = hidden.new_zeros(*hidden.shape[:2], 8)
     logits[..., :2] = 1.0
@@ -288,10 +275,9 @@ def save_then_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
-    router_bias_rate: float = 0.0,
 ) -> Any:
     """Two steps, save, two more; returns the last two's metrics."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias_rate=router_bias_rate)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     train(at, 2)
     at.save_checkpoint(Path(out, "step-00000002"), {"position": 17, "seeds": np.arange(3)})
     digest = digest_parameters(at.policy)
@@ -385,12 +371,11 @@ def resume_and_go_on(
     out: str,
     dtype: str,
     spec: str = "auto",
-    router_bias_rate: float = 0.0,
     other: str = "",
 ) -> Any:
     """Load the checkpoint into a fresh worker (of another layout or spec, perhaps; with the weights of an `other` folder by then) and
     make two steps."""
-    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec, router_bias_rate=router_bias_rate)
+    at = worker(rank, world, port, folder, layout, dtype=dtype, spec=spec)
     if other:
         at.policy.load_hf(other)
     extra = at.load_checkpoint(path)

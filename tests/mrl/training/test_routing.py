@@ -1,10 +1,9 @@
-"""The figures of a known load, and where it moves correction biases."""
+"""The figures of a known load."""
 
 import numpy as np
 import pytest
-import torch
 
-from mrl.training.router_loads import against_load, load_figures
+from mrl.training.router_loads import load_figures
 
 
 def test_even_and_collapsed_layers_have_the_extreme_figures() -> None:
@@ -32,12 +31,3 @@ def test_entropy_is_of_the_shares_over_its_largest() -> None:
 
 def test_a_model_without_routers_has_no_figures() -> None:
     assert load_figures(np.zeros((4, 8), np.int64)) == load_figures(np.zeros((0, 0), np.int64)) == {}
-
-
-def test_a_bias_moves_by_the_rate_or_not_at_all() -> None:
-    """Up below the mean load, down above it, by as much however far; where nobody was counted nothing moves."""
-    bias = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    against_load(bias, torch.tensor([0, 2, 1, 5]), 0.25)
-    assert bias.tolist() == [0.75, 0.5, 0.75, 0.25]
-    against_load(bias, torch.zeros(4, dtype=torch.int64), 0.25)
-    assert bias.tolist() == [0.75, 0.5, 0.75, 0.25]

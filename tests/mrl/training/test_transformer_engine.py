@@ -52,6 +52,13 @@ def test_long_layout(family: str, layout: dict[str, int], one_rank_of: OneRank, 
     check(family, layout, one_rank_of, tmp_path)
 
 
+@pytest.mark.slow
+def test_selective_recompute_changes_nothing(one_rank_of: OneRank, tmp_path: Path) -> None:
+    folder, expected = one_rank_of.of("qwen3_moe")
+    changes = {"spec": "transformer_engine", "recompute": "selective"}
+    check_layout({}, folder, expected, tmp_path, stand_ins=FOLDER, **changes)
+
+
 def in_bfloat16(spec: str, folder: Path, out: Path) -> dict[str, Any]:
     changes = {"spec": spec, "dtype": "bfloat16"}
     arguments = str(folder), {}, str(out / spec), changes

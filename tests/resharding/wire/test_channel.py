@@ -7,7 +7,7 @@ import pytest
 
 from mrl.resharding.wire.channel import Dialer, Listener
 from mrl.resharding.wire.messages import StillWaiting
-from tests.ranks import Rank
+from tests.resharding.wires import End
 
 
 def forget(host: str | None) -> None:
@@ -24,7 +24,7 @@ def forget(host: str | None) -> None:
 
 @pytest.mark.parametrize("host", [None, "127.0.0.1"])
 def test_ends_that_were_never_closed_are_collected_without_waiting(host: str | None) -> None:
-    process = Rank(target=forget, args=(host,), daemon=True)
+    process = End(target=forget, args=(host,), daemon=True)
     process.start()
     process.join(240)
     hung = process.is_alive()

@@ -46,11 +46,11 @@ class Pair:
 
     def write(self, value: int, size: int, bucket: int, offset: int) -> torch.Tensor:
         data = torch.full((size,), value, dtype=torch.uint8)
-        self.sender.flush(self.sender.send([Outgoing(1, data, bucket, offset)], digested=True))
+        self.sender.flush(self.sender.send([Outgoing(1, data, bucket, offset)]))
         return data
 
     def take(self, size: int) -> list[int]:
-        return self.receiver.receive([(0, self.buckets[0][:size])], digested=True)
+        return self.receiver.receive([(0, self.buckets[0][:size])])
 
 
 @pytest.fixture
