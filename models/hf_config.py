@@ -42,7 +42,7 @@ HARMLESS = frozenset({
     "output_router_logits", "torchscript", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "_attn_implementation",
     "attn_implementation", "_attn_implementation_autoset", "experts_implementation",
-    # how it was pre-trained: no loss beside the model's is computed
+    # how it was pre-trained: the losses beside the model's are training.router_aux_loss
     "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
 })  # fmt: skip
 """The keys that change nothing of what training and serving compute, whatever they say."""

@@ -223,14 +223,14 @@ def _transformer_config(
     dtype = getattr(torch, training.dtype)
     is_moe = "num_moe_experts" in fields
     if is_moe:
-        fields = fields | {"moe_router_dtype": "fp32", "moe_router_load_balancing_type": "none"}
+        fields = fields | _router_fields(training)
     if layout.pp > 1:
         fields = fields | _pipeline_fields(fields["num_layers"], layout)
     kind = MLATransformerConfig if fields.get("multi_latent_attention") else ModelConfig
     return kind(
         **{"add_bias_linear": False} | fields,
         **_recompute_fields(training, is_moe=is_moe),
-        **choice.fields(is_moe=is_moe),
+        **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
         cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
@@ -258,6 +258,14 @@ def _transformer_config(
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
     )
+
+
+def _router_fields(training: TrainingSection) -> dict[str, Any]:
+    return {
+        "moe_router_dtype": training.router_dtype,
+        "moe_router_load_balancing_type": "aux_loss" if training.router_aux_loss else "none",
+        "moe_aux_loss_coeff": training.router_aux_loss,
+    }
 
 
 def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class LayerChoice:
         every type: of the fused kernels none does."""
         return self.transformer_engine and self.dtype in FUSED_TYPES
 
-    def fields(self, *, is_moe: bool) -> dict[str, Any]:
+    def fields(self, training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
         """Megatron's settings that follow: its fusions, and how tokens travel.
 
         Gradients of Transformer Engine's weights are summed into the float32 buffers by its own products
@@ -62,7 +62,10 @@ class LayerChoice:
             fields |= {
                 "moe_grouped_gemm": self.transformer_engine,
                 "moe_permute_fusion": self.transformer_engine,
-                "moe_router_fusion": self.transformer_engine and not self.replays,
+                # the fused choice of experts is in float32
+                "moe_router_fusion": self.transformer_engine
+                and training.router_dtype == "fp32"
+                and not self.replays,
             }
         return fields
 
@@ -98,7 +101,7 @@ def _takes_flex(training: TrainingSection, *, engine: bool, on_gpu: bool) -> boo
     layout = training.layout
     if training.dispatcher == "auto":
         spreads = layout.ep * layout.etp > 1 and training.dtype == "bfloat16"
-        return engine and on_gpu and spreads and _installed("deep_ep")
+        return engine and on_gpu and spreads and training.router_dtype == "fp32" and _installed("deep_ep")
     if training.dispatcher == "flex" and not _installed("deep_ep"):
         raise ConfigError(
             "training.dispatcher = flex needs DeepEP (deep_ep), which is not installed; set alltoall or auto"

@@ -153,6 +153,7 @@ def engine_warnings(estimate: Estimate) -> list[str]:
 def expert_warnings(estimate: Estimate) -> list[str]:
     """Names what slows experts down or pulls at their routing."""
     facts, rollout = estimate.facts, estimate.config.rollout
+    aux_loss = estimate.config.training.router_aux_loss
     if not facts.num_experts:
         return []
     lines, inner = [], facts.expert_inner
@@ -162,6 +163,11 @@ def expert_warnings(estimate: Estimate) -> list[str]:
             f"the engines cut each expert's inner width of {inner} into {rollout.tp} slices of {inner // rollout.tp}: "
             "small matrix products, and every slice comes from every rank; rollout.expert_parallel=true deals out whole "
             "experts"
+        )
+    if aux_loss:
+        lines.append(
+            f"training.router_aux_loss = {aux_loss:g}: under RL the balance loss pulls against the reward; "
+            "usual is 0 with a watch on moe/load_max_over_mean_max and moe/load_entropy_min"
         )
     return lines
 

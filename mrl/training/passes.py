@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -170,6 +171,7 @@ class Passes:
         `reference` says; returns its metrics per microbatch (empty off the last stage), and what forward() returns, by the same
         weights, with 0 for tokens that are not trained on."""
         prepared = self._prepare(batch, all_tokens=False)
+        self._scale_router_loss(prepared)
         said = {} if reference is None else self._said_by(reference, batch, prepared, options.temperature)
         batch = batch.with_arrays(**said)
         self.expert_load.clear()
@@ -197,6 +199,22 @@ class Passes:
             scored[:] = True
         scored[batch.cu_seqlens[:-1]] = False
         return [self._to_device(plan, scored) for plan in plans]
+
+    def _scale_router_loss(self, prepared: list[Prepared]) -> None:
+        """Make the load-balancing loss a mean over the step's tokens.
+
+        Megatron multiplies each microbatch's loss by the tokens of all its tensor and context-parallel ranks
+        (`Router.attach_and_log_load_balancing_loss`). It leaves the division by the step's tokens to its loss
+        normalisation, which is off here: gradients are sums.
+        """
+        if not self._training.router_aux_loss:
+            return
+        total = torch.tensor(
+            [sum(item.tokens.shape[1] for item in prepared)], dtype=torch.float64, device=self._device
+        )
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        scale = 1 / (self._layout.cp * float(total.item()))  # `tokens` are a context-parallel rank's share
+        self._chunks.config.moe_aux_loss_coeff = self._training.router_aux_loss * scale
 
     def _check_lengths(self, batch: TrainBatch) -> None:
         lengths = batch.lengths()

@@ -52,7 +52,7 @@ class Replay:
         if self._config.moe_router_fusion:
             raise RoutingError(
                 "Transformer Engine's fused router chooses experts by itself and takes none: build the model for "
-                "replay (routing.replay)"
+                "replay (routing.replay), or with training.router_dtype = fp64"
             )
         _require_whole(batch)
         parts = [self._part(batch, item) for item in prepared]

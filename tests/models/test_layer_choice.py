@@ -64,23 +64,27 @@ def test_float32_has_our_own_attention_beside_transformer_engines_layers() -> No
 
 
 def test_fusions_come_with_transformer_engine() -> None:
-    fused = LayerChoice(True).fields(is_moe=True)
+    fused = LayerChoice(True).fields(TrainingSection(), is_moe=True)
     names = ("bias_activation_fusion", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
     assert all(fused[name] for name in names)
-    assert not LayerChoice(True, replays=True).fields(is_moe=True)["moe_router_fusion"]
-    local = LayerChoice(False).fields(is_moe=True)
+    assert not LayerChoice(True).fields(TrainingSection(router_dtype="fp64"), is_moe=True)[
+        "moe_router_fusion"
+    ]
+    assert not LayerChoice(True, replays=True).fields(TrainingSection(), is_moe=True)["moe_router_fusion"]
+    local = LayerChoice(False).fields(TrainingSection(), is_moe=True)
     assert not any(local[name] for name in names)
 
 
 def test_deep_ep_is_taken_where_experts_are_spread(installed: None, deep_ep: None) -> None:
     assert choose_layers(TrainingSection(layout=SPREAD), GPU).flex
-    fields = choose_layers(TrainingSection(layout=SPREAD), GPU).fields(is_moe=True)
+    fields = choose_layers(TrainingSection(layout=SPREAD), GPU).fields(TrainingSection(), is_moe=True)
     assert (fields["moe_token_dispatcher_type"], fields["moe_flex_dispatcher_backend"]) == ("flex", "deepep")
     for other in (
         TrainingSection(),
         TrainingSection(layout=SPREAD, dtype="float32"),
         TrainingSection(layout=SPREAD, dispatcher="alltoall"),
         TrainingSection(layout=SPREAD, spec="local"),
+        TrainingSection(layout=SPREAD, router_dtype="fp64"),
     ):
         assert not choose_layers(other, GPU).flex
 

@@ -125,6 +125,11 @@ class TrainingSection(Section):
     """Intra-op threads of each rank on CPU."""
     collective_seconds: float = Field(default=600.0, gt=0)
     """Longest wait of a rank for the others, in every process group of the trainer."""
+    router_dtype: Literal["fp32", "fp64"] = "fp32"
+    """Type of the router's matmul and softmax."""
+    router_aux_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss; 0 for RL. It is taken over each microbatch of each rank, so that with it the
+    result depends on microbatch_tokens and the layout."""
     optimizer: OptimizerSection = OptimizerSection()
     """The policy's optimizer."""
     lora: LoraSection | None = None

@@ -127,6 +127,7 @@ def test_what_cannot_be_split_is_said_before_anything_else(words: tuple[str, ...
             ("rollout.tp=16", "training.layout.dp=4"),
             "tp ranks of an engine lie on 2 nodes, and the two sums of each layer (48 x 2 of 2048 numbers a token) cross",
         ),
+        (("training.router_aux_loss=0.001",), "pulls against the reward"),
         (("training.layout.pp=4", "training.layout.dp=4", "training.layout.ep=16", "rollout.tp=8"),
          "rail misalignment"),
     ],

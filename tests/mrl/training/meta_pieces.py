@@ -99,8 +99,9 @@ def passes(layout: Layout, choice: LayerChoice, window: int, *, has_value_head: 
         models=[last],
         vocab_size=VOCAB - 1,
         has_value_head=has_value_head,
+        config=types.SimpleNamespace(moe_aux_loss_coeff=0.0),
     )
-    rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK)  # type: ignore[assignment]
+    rank._training = types.SimpleNamespace(logprob_chunk_tokens=CHUNK, router_aux_loss=1e-3)  # type: ignore[assignment]
     rank._head = object.__new__(OutputLayer)
     rank._head._chunks, rank._head._layout, rank._head._chunk_tokens = rank._chunks, layout, CHUNK
     rank._head._tp_group, rank._head._cp_group = types.SimpleNamespace(rank=lambda: 0), None

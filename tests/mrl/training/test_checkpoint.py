@@ -74,16 +74,6 @@ def test_another_layout_goes_on_with_equal_state(layout, folder, saved, tmp_path
     require_close(trained, expected)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_context_parallel_ranks_goes_on_with_and_without_them(folder, tmp_path) -> None:
-    layout, path = {"cp": 2, "ep": 2}, tmp_path / "step-00000002"
-    (saved, _) = run_ranks(scenarios.save_then_go_on, 2, str(folder), layout, str(tmp_path), "float32")
-    same, other = (resume(folder, each, path, tmp_path / f"of-{len(each)}")[0] for each in (layout, {}))
-    assert all(same[key] == saved[key] for key in ("digest", "metrics", "drawn"))
-    for ours, theirs in zip(other["metrics"], saved["metrics"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-5)
-
-
 def test_bfloat16_resumes_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
     """The float32 master weights come from the checkpoint, not from the rounded parameters."""
     before = run_ranks(scenarios.save_then_go_on, 1, str(folder), {}, str(tmp_path), "bfloat16")
