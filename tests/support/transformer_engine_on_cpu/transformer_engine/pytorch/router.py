@@ -44,10 +44,10 @@ def _chosen(scores: Tensor, topk: int, num_groups: int | None, group_topk: int |
 def fused_compute_score_for_moe_aux_loss(
     logits: Tensor, topk: int, score_function: str
 ) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("not used: no load-balancing loss is computed")
+    raise NotImplementedError("not used: the load-balancing loss is Megatron's")
 
 
 def fused_moe_aux_loss(
     probs: Tensor, tokens_per_expert: Tensor, total_num_tokens: int, num_experts: int, topk: int, coeff: float
 ) -> Tensor:
-    raise NotImplementedError("not used: no load-balancing loss is computed")
+    raise NotImplementedError("not used: the load-balancing loss is Megatron's")
