@@ -72,7 +72,7 @@ BREAKAGES = (
         ("tests/mrl/training/test_optimizer_steps.py", "tests/mrl/training/test_worker.py")),
     Breakage("optimizer-stays", "mrl/training/optimizer.py",
         'if self._device.type == "cpu" or self._away:', "if True:",
-        ("tests/mrl/training/test_host_copies.py",)),
+        ("tests/mrl/training/test_host_state.py",)),
     Breakage("ranks-share", "mrl/training/passes.py",
         "scale = 1 / (self._layout.cp * float(total.item()))", "scale = 1 / float(total.item())",
         ("tests/mrl/training/test_context_parallel.py::test_the_load_balancing_loss_is_over_all_ranks_tokens",)),

@@ -238,9 +238,12 @@ def _smaller(part: str, estimate: Estimate) -> str | None:
         return "training.recompute=full keeps one hidden state per layer instead of its activations"
     if part == "activations" and layout.tp < estimate.hardware.gpus_per_node:
         return f"a larger training.layout.tp (now {layout.tp}) splits activations by sequence"
-    training = config.training
-    if part == "optimizer" and training.optimizer.moments_dtype == "float32" and training.dtype == "bfloat16":
-        return "training.optimizer.moments_dtype=bfloat16 halves the optimizer's state"
+    section = config.training.optimizer
+    if part == "optimizer" and section.moments_dtype == "float32" and section.offload_fraction < 1:
+        return (
+            f"training.optimizer.offload_fraction=1 (now {section.offload_fraction:g}) rests the optimizer's state in the host's "
+            "memory"
+        )
     trained = part in ("optimizer", "gradients", "trainer weights", "critic")
     if trained and estimate.facts.num_experts > layout.ep:
         return f"a larger training.layout.ep (now {layout.ep}) or pp (now {layout.pp}) holds fewer experts per rank"

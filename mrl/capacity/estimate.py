@@ -96,7 +96,7 @@ class Estimate:
     def _critic(self) -> list[StageMemory]:
         """The critic's stages, zeros without one; it needs no activations beside the policy's."""
         if self.config.critic is None:
-            return [StageMemory(0, 0, 0, 0, 0)] * self.layout.pp
+            return [StageMemory(0, 0, 0, 0, 0, 0)] * self.layout.pp
         training = self.config.training.model_copy(update={"optimizer": self.config.critic.optimizer})
         return stage_memory(critic_facts(self.config, self.facts), training, value_head=True)
 
@@ -150,7 +150,8 @@ class Estimate:
             memory=self.hardware.host_memory_bytes,
             store=self.object_store_bytes,
             pool=pool_bytes(self.config),
-            offloaded=(slot.weights + slot.optimizer + slot.critic) * self.offloads * ranks,
+            offloaded=((slot.weights + slot.optimizer + slot.critic) * self.offloads + self.resting_bytes)
+            * ranks,
             reference=slot.weights * num_earlier_weights(self.config) * ranks,
             teachers=slot.weights * self.config.algorithm.num_teachers * ranks,
             saving=self.saving.host_bytes * saves(self.config),
@@ -215,7 +216,14 @@ class Estimate:
             training=self.config.training,
             num_microbatches=self.microbatches[1],
             exchanged_bytes=sent,
+            resting_bytes=self.resting_bytes // (1 if self.config.critic is None else 2),
         )
+
+    @property
+    def resting_bytes(self) -> int:
+        """Optimizer state of the fullest rank in the host's memory, of policy and critic."""
+        rank = self.stages[self.fullest_stage]
+        return rank.policy.resting + rank.critic.resting
 
     @property
     def sync_seconds(self) -> float:

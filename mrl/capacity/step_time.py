@@ -189,8 +189,10 @@ def training_time(
     training: TrainingSection,
     num_microbatches: int,
     exchanged_bytes: float,
+    resting_bytes: int,
 ) -> TrainingTime:
-    """The times of one step; `exchanged_bytes` is what one rank sends for one optimizer update."""
+    """The times of one step; `exchanged_bytes` is what one rank sends for one optimizer update, `resting_bytes` the state that
+    comes from its host's memory and goes back."""
     bubble = (layout.pp - 1) / (layout.vpp * num_microbatches + layout.pp - 1)
     efficiency = hardware.training_efficiency
     if hardware.kind == "gpu" and (training.spec == "local" or facts.family.own_attention):
@@ -204,7 +206,8 @@ def training_time(
     link = hardware.network_bytes_per_second if crosses_nodes else hardware.node_bytes_per_second
     return TrainingTime(
         log_probs=(work.forward_passes - beside) * forward / rate + beside * forward / full_rate,
-        update=work.epochs * factor * forward / rate,
+        update=work.epochs * factor * forward / rate
+        + work.updates * to_host_and_back(resting_bytes, hardware),
         gradient_exchange=work.updates * exchanged_bytes / (link * hardware.link_efficiency),
         bubble=bubble,
     )

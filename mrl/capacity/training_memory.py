@@ -6,8 +6,8 @@ Parameters start at multiples of 64 elements; a buffer ends at a multiple of 128
 (with the distributed optimizer; megatron.core.distributed.param_and_grad_buffer), and so does each bucket of those whose
 sums overlap the backward pass, which take no other memory: sums are made in place. Gradients are float32 and
 whole; the optimizer state (float32 master weights where parameters are not float32, two moments) is split
-over the data-parallel ranks. With bfloat16 moments the master weights are the 2 bytes that a bfloat16 parameter lacks of
-them.
+over the data-parallel ranks; what rests in the host's memory comes in pieces of PIECE_BYTES or one parameter. With bfloat16 moments the master weights are the 2 bytes that a bfloat16
+parameter lacks of them.
 
 With adapters (training.lora) only those have gradients and optimizer state; weights are frozen and lie in buffers of
 their own, without that padding. The gradient of one weight at a time, in its type, is there while it is turned into
@@ -22,7 +22,7 @@ import math
 from mrl.capacity.activations import Activations
 from mrl.capacity.step_time import Work
 from mrl.config.root import Config
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.models.adapters import adapters
 from mrl.models.facts import Facts
 from mrl.models.layout import Layout, Place
@@ -43,6 +43,9 @@ class StageMemory:
     weights: int
     gradients: int
     optimizer: int
+    """State on the device: what stays there, and the piece that is there at a time."""
+    resting: int
+    """State in the host's memory (optimizer.offload_fraction)."""
 
     @property
     def total(self) -> int:
@@ -122,6 +125,7 @@ def _adapted_memory(
         weights=frozen + trained.weights,
         gradients=trained.gradients + largest * element,
         optimizer=trained.optimizer,
+        resting=trained.resting,
     )
 
 
@@ -134,7 +138,7 @@ def _trained_memory(
     state = {"bfloat16": 6, "float32": 8 if training.dtype == "float32" else 12}[
         training.optimizer.moments_dtype
     ]
-    weights, gradients, optimizer = 0, 0, 0
+    weights, gradients, optimizer, largest = 0, 0, 0, PIECE_BYTES
     for (chunk, expert), group in sizes.items():
         replicas = layout.edp if expert else layout.dp * layout.cp
         bucket = training.summed_bucket() if place.pp == chunk == 0 else None
@@ -142,8 +146,11 @@ def _trained_memory(
         weights += padded * element
         gradients += padded * GRADIENT_BYTES
         optimizer += min(padded // replicas, sum(group)) * state
+        largest = max(largest, min(padded // replicas, max(group, default=0)) * state)
     held = sum(map(sum, sizes.values()))
-    return StageMemory(held, held, weights, gradients, optimizer)
+    resting = int(optimizer * training.optimizer.offload_fraction)
+    on_device = optimizer - resting + min(resting, largest)
+    return StageMemory(held, held, weights, gradients, on_device, resting)
 
 
 def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:

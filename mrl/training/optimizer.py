@@ -18,6 +18,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from mrl.config.sections.training import OptimizerSection
 from mrl.errors import ConfigError
+from mrl.training.host_state import HostState, own_tensors
 from mrl.training.platform.host_copies import HostCopies
 
 
@@ -100,15 +101,22 @@ class Optimizer:
         self.megatron: Any = get_megatron_optimizer(
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
-        for part in self.chained():
+        self._driven = self.chained()
+        """Megatron's optimizers, or what stands for one whose state rests in the host's memory."""
+        for part in self._driven:
             part._defer_param_sync = True  # each would gather the parameters of all
+        if (fraction := section.offload_fraction) > 0:
+            self._driven = [
+                HostState(part, fraction, device=device, prime=prime) if part in self.parts() else part
+                for part in self.chained()
+            ]
 
     def zero_grad(self) -> None:
         self.megatron.zero_grad()
 
     def take_parameters(self) -> None:
         """Copies model parameters into the float32 master weights (after loading)."""
-        for part in self.chained():
+        for part in self._driven:
             part.reload_model_params()
 
     @torch.no_grad()
@@ -128,8 +136,8 @@ class Optimizer:
             return StepResult(grad_norm=norm, skipped=True, lr=rate)
         self._clip(norm)
         gathers = []
-        for part in self.chained():
-            part.step_with_ready_grads()
+        for part, driven in zip(self.chained(), self._driven, strict=True):
+            driven.step_with_ready_grads()
             gathers += _start_gather(part)
         for gather in gathers:
             gather.wait()
@@ -169,7 +177,14 @@ class Optimizer:
         """Makes the moments exist (as zeros) before the first step: a checkpoint holds them."""
         for part in self.parts():
             for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
-                _prime(part, parameter)
+                prime(part, parameter)
+
+    def resting(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with a state's bytes: itself, or its copy where it rests in the host's memory (offload_fraction)."""
+        for part in self._driven:
+            if isinstance(part, HostState) and (found := part.resting(tensor)) is not None:
+                return found
+        return tensor
 
     def common(self) -> list[dict[str, Any]]:
         """What all ranks share of each of Megatron's optimizers: the groups' settings and the step count."""
@@ -182,10 +197,10 @@ class Optimizer:
         once per parameter: each gets its own. It finds groups by their peak and least rates too
         (param_group_identifier_keys), which are this run's and may be others than the saved run's.
         """
-        for part, own in zip(self.chained(), states, strict=True):
+        for part, driven, own in zip(self.chained(), self._driven, states, strict=True):
             for group in own.get("optimizer", {}).get("param_groups", []):
                 group |= {"max_lr": self.section.lr, "min_lr": self.section.min_lr}
-            part.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
+            driven.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
             for moments in part.optimizer.state.values():
                 if torch.is_tensor(count := moments.get("step")):
                     moments["step"] = count.clone()
@@ -209,7 +224,7 @@ class Optimizer:
             for part in self.parts()
             for group in part.optimizer.param_groups
             for parameter in group["params"]
-            for tensor in _on_device(part.optimizer, parameter)
+            for tensor in own_tensors(part.optimizer, parameter)
         ]
 
     def parts(self) -> list[Any]:
@@ -237,15 +252,7 @@ def _start_gather(part: Any) -> list[Any]:
     ]
 
 
-def _on_device(optimizer: Any, master: torch.Tensor) -> list[torch.Tensor]:
-    """A master weight and its state, as far as they are on its device in storage of their own: in float32 master weights are
-    parameters and do not count."""
-    values = [master, *optimizer.state.get(master, {}).values()]
-    tensors = [v for v in values if torch.is_tensor(v) and v.dim() and v.device == master.device]
-    return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
-
-
-def _prime(part: Any, parameter: torch.Tensor) -> None:
+def prime(part: Any, parameter: torch.Tensor) -> None:
     """Makes a parameter's moments exist, as zeros, in one of Megatron's optimizers."""
     if part.optimizer.state.get(parameter):
         return

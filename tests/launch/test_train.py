@@ -64,9 +64,10 @@ def test_two_runs_are_alike_to_the_last_bit_and_so_is_a_resumed_one(
     whole: Path, task: Path, tmp_path: Path
 ) -> None:
     """Where the trainer's memory rests changes nothing, nor on whose slots the engines are, nor a stream without age."""
-    again = ("training.offload=always", "loop.schedule=stream", "stream.max_age=0")
+    rests = "training.optimizer.offload_fraction="
+    again = ("training.offload=always", f"{rests}0.5", "loop.schedule=stream", "stream.max_age=0")
     parts = [("again", 4, again), ("parts", 2, ("training.offload=never",))]
-    for name, steps, where in (*parts, ("parts", 4, ("launch.engine_slots=2",))):
+    for name, steps, where in (*parts, ("parts", 4, ("launch.engine_slots=2", f"{rests}1"))):
         more = (f"loop.steps={steps}", *where)
         run("train", *words(task, tmp_path, name, *EXACT, *more), log=tmp_path / f"{name}-{steps}.log")
     assert [r["step"] for r in rows(whole)] == [0, 1, 2, 3, 4]

@@ -46,6 +46,11 @@ class LayoutSection(Section):
         return self.sizes().world_size
 
 
+PIECE_BYTES = 512 << 20
+"""Of an optimizer's state that rests in the host's memory, on the device at a time; or the state of one parameter, where it has
+more."""
+
+
 class OptimizerSection(Section):
     """Adam with a schedule; lr is in units of the parameter update per step."""
 
@@ -75,8 +80,16 @@ class OptimizerSection(Section):
     moments_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of Adam's two moments in memory; bfloat16 halves them and keeps of each master weight only what its
     parameter lacks: 6 bytes a parameter instead of 12. Needs Transformer Engine and training.dtype = bfloat16."""
+    offload_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Share of the optimizer's state (by bytes) that rests in the host's memory, also while the trainer runs: an update brings it
+    to the device in pieces of 512 MB and takes it back, with the same result to the last bit. Needs float32 moments."""
 
     def faults(self) -> Iterator[str]:
+        if self.offload_fraction > 0 and self.moments_dtype != "float32":
+            yield (
+                f"optimizer.offload_fraction = {self.offload_fraction} with optimizer.moments_dtype = {self.moments_dtype} is not "
+                "implemented; set moments_dtype to float32, or offload_fraction to 0"
+            )
         if self.schedule != "constant" and self.decay_steps is None:
             yield f"optimizer.schedule = {self.schedule} needs optimizer.decay_steps"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,16 +39,17 @@ def sharded_states(
     part: Any,
     places: Mapping[Tensor, Any],
     held: list[tuple[Tensor, dict[str, Tensor]]],
+    resting: Callable[[Tensor], Tensor],
 ) -> dict[str, list[ShardedTensor]]:
     """Master weights and moments that one of Megatron's distributed optimizers holds here, by their key.
 
     `places` are the parameters' own ShardedTensors and factories; `held` gets each parameter's states, for
-    restore_states() once they were loaded into.
+    restore_states() once they were loaded into; `resting` gives the tensor that has a state's bytes.
     """
     shards: dict[str, list[ShardedTensor]] = {}
     for parameter in part.model_param_gbuf_map:
         span, place = part._get_model_param_range_map(parameter)["param"], places[parameter]
-        states = _states(part, parameter)
+        states = {name: resting(state) for name, state in _states(part, parameter).items()}
         held.append((parameter, states))
         own = dataclasses.replace(place, replica_id=(*place.replica_id[:2], 0))
         for name, flat in states.items():

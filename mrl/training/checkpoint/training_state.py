@@ -38,7 +38,7 @@ class TrainingState:
         self._held = [[] for _ in parts]
         states: dict[str, list[ShardedTensor]] = {}
         for part, held in zip(parts, self._held, strict=True):
-            for key, shards in sharded_states(part, places, held).items():
+            for key, shards in sharded_states(part, places, held, self._optimizer.resting).items():
                 states.setdefault(key, []).extend(shards)
         common = self._optimizer.common()
         return _by_chunk(trained) | {"optimizer": common, "optimizer_states": states}

@@ -18,7 +18,7 @@ from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.rollout import RolloutSection
-from mrl.config.sections.training import TrainingSection
+from mrl.config.sections.training import PIECE_BYTES, TrainingSection
 from mrl.files import CONFIGS
 from mrl.models.layout import Layout
 from tests.tiny_models import random_batch
@@ -69,6 +69,36 @@ def test_bfloat16_moments_halve_the_optimizer() -> None:
         stage_memory(facts, s) for s in (section, section.model_copy(update={"optimizer": optimizer}))
     )
     assert half.optimizer * 2 == wide.optimizer and half.weights == wide.weights
+
+
+def test_state_in_the_hosts_memory_is_not_on_the_device() -> None:
+    """Of 44 GB of optimizer state: half, all, and what comes at a time."""
+    hardware, words = load_hardware("8x80gb"), ["training.optimizer.moments_dtype=float32"]
+    whole, half, none = (
+        Estimate(
+            load(
+                [CONFIGS / "qwen3_30b_a3b.yaml"], [*words, f"training.optimizer.offload_fraction={fraction}"]
+            ),
+            hardware,
+        )
+        for fraction in (0, 0.5, 1)
+    )
+    piece = none.slot.optimizer  # the state of the embedding, where a rank has a run of it
+    assert PIECE_BYTES < piece < 2 * PIECE_BYTES
+    assert whole.resting_bytes == 0 and whole.slot.optimizer > 20 * GB
+    assert half.resting_bytes == whole.slot.optimizer // 2
+    assert half.slot.optimizer == pytest.approx(whole.slot.optimizer / 2 + piece, abs=2)
+    assert none.resting_bytes == whole.slot.optimizer
+    moments = [{event.name: event.parts["off-loaded"] for event in e.host} for e in (whole, none)]
+    assert moments[1]["engines serve"] == moments[0]["engines serve"] + 8 * piece, (
+        "beside the piece the host has the same bytes"
+    )
+    moved = 2 * whole.slot.optimizer / hardware.host_bytes_per_second / hardware.link_efficiency
+    times = [e.seconds["update"] for e in (whole, half, none)]
+    assert times[2] - times[0] == pytest.approx(none.work.updates * moved, rel=1e-6)
+    assert times[1] - times[0] == pytest.approx(none.work.updates * moved / 2, rel=1e-6)
+    placed = [e.seconds["offload"] for e in (whole, none)]
+    assert placed[0] - placed[1] == pytest.approx(moved * (1 - piece / whole.slot.optimizer), rel=1e-6)
 
 
 def test_parameters_of_all_ranks_are_the_model_and_its_replicas() -> None:

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from mrl.resharding.wire.exportable import exportable_allocations
-from mrl.training.optimizer import Optimizer
 from mrl.training.platform import device_memory
 from mrl.training.platform.host_copies import HostCopies
 from mrl.training.platform.parameter_memory import ParameterMemory
-from mrl.training.trained_model import TrainedModel
 from tests.support.recorded_cuda import DEVICE, RecordedCuda
 
 
@@ -140,24 +138,6 @@ def test_parameters_that_nobody_changed_are_not_copied_again(cuda, monkeypatch) 
     memory.note_change()
     memory.offload()
     assert len(made) == 3
-
-
-@pytest.mark.parametrize("keep_parameters", [False, True])
-def test_an_off_loaded_model_leaves_nothing_but_parameters_that_are_kept(keep_parameters, cuda) -> None:
-    """Gradients, master weights and moments leave the device, and come back."""
-    master, moment, asked = torch.ones(6), torch.ones(6), []
-    inner = SimpleNamespace(param_groups=[{"params": [master]}], state={master: {"exp_avg": moment}})
-    model = TrainedModel.__new__(TrainedModel)
-    model.optimizer = own = Optimizer.__new__(Optimizer)
-    own._device, own._copies, own._away = DEVICE, HostCopies(DEVICE, keep=True), []
-    own.megatron = SimpleNamespace(optimizer=inner)
-    calls = ("free_gradients", "offload", "start_copy", "reload")
-    model.memory = SimpleNamespace(**{name: lambda name=name: asked.append(name) for name in calls})
-    model.offload(keep_parameters=keep_parameters)
-    assert [t.untyped_storage().size() for t in (master, moment)] == [0, 0]
-    model.reload()
-    assert asked == ["free_gradients" if keep_parameters else "offload", "start_copy", "reload"]
-    assert torch.equal(master, torch.ones(6)) and torch.equal(moment, torch.ones(6))
 
 
 def test_borrowed_buffers_hold_what_they_did_also_after_an_error(cuda: RecordedCuda) -> None:
