@@ -1,11 +1,12 @@
-"""Environments behind a server in OpenEnv's form, one session of a WebSocket (`/ws`) for each episode.
+"""Environments behind a server in OpenEnv's form, one session for each episode.
 
-| reset | step | answer |
-|---|---|---|
-| {"type": "reset", "data": {"seed"}} | {"type": "step", "data": action} | {"type": "observation", "data": ...} |
+| address | reset | step | answer |
+|---|---|---|---|
+| ws://, wss:// (`/ws`) | {"type": "reset", "data": {"seed"}} | {"type": "step", "data": action} | {"type": "observation", "data": ...} |
+| http://, https:// | POST `/reset` {"seed"} | POST `/step` {"action"} | ... |
 
-`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv's core/env_server. Its HTTP is not
-asked: there all who ask may have one episode.
+`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv's core/env_server. A server over
+HTTP alone may have one episode for all who ask; sessions are those of WebSockets.
 
 Only the configured address is ever asked: no redirect is followed, no proxy is used, and nothing of a row or of the policy's text
 becomes a part of it. A server that does not answer, or answers otherwise, is a fault of ours.
@@ -17,16 +18,23 @@ import contextlib
 import json
 import socket
 import ssl
+import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from mrl.agents.environment import Step, Unreachable
 from mrl.agents.tool_calls import ToolCall
 from mrl.errors import ConfigError
 from mrl.rewards.visible import visible_text
 
-_PORTS = {"ws": 80, "wss": 443}
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+class _Server(Protocol):
+    def ask(self, operation: str, content: Mapping[str, Any]) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Remote:
@@ -54,33 +62,16 @@ class Remote:
             or parts.fragment
         ):
             raise ConfigError(
-                f"agent.options.url = {url!r} is an address: ws or wss, a host, a port and a path (ws://HOST:8000/ws)"
+                f"agent.options.url = {url!r} is an address: http, https, ws or wss, a host, a port and a path"
             )
         self._parts, self._action, self._observation = parts, action, observation
         self._seconds, self._max_bytes = seconds, max_kib * 1024
-        self._opened = contextlib.ExitStack()
-        self._connection: Any = None
+        self._server: _Server | None = None
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
         """The first observation. Unreachable where there is none to be had."""
-        from websockets.sync.client import connect
-
-        parts = self._parts
-        where = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
-        secure = ssl.create_default_context() if parts.scheme == "wss" else None
-        try:
-            # Over a socket of ours no redirect can be followed.
-            opening = connect(
-                parts.geturl(),
-                sock=socket.create_connection(where, timeout=self._seconds),
-                ssl=secure,
-                proxy=None,
-                open_timeout=self._seconds,
-                max_size=self._max_bytes,
-            )
-            self._connection = self._opened.enter_context(opening)
-        except Exception as error:  # of the name, the socket, TLS or the protocol
-            raise Unreachable(f"{parts.geturl()}: {error}") from error
+        kind = _Http if self._parts.scheme.startswith("http") else _WebSocket
+        self._server = kind(self._parts, self._seconds, self._max_bytes)
         return self._shown(self._asked("reset", {"seed": seed}))
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
@@ -90,22 +81,14 @@ class Remote:
 
     def close(self) -> None:
         """Ends the session."""
-        with self._opened:
-            if self._connection is not None:
-                self._connection.send(json.dumps({"type": "close"}))
+        if self._server is not None:
+            self._server.close()
 
     def _asked(self, operation: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        url = self._parts.geturl()
-        try:
-            self._connection.send(json.dumps({"type": operation, "data": content}))
-            answer = json.loads(self._connection.recv(timeout=self._seconds))
-        except Exception as error:  # of the connection, its limits, or an answer that is no JSON
-            raise Unreachable(f"{url}: {error!r}") from error
-        if not isinstance(answer, dict) or answer.get("type") != "observation":
-            raise Unreachable(f"{url}: {str(answer)[:300]}")
-        said = answer.get("data")
+        assert self._server is not None, "reset comes first"
+        said = self._server.ask(operation, content)
         if not isinstance(said, dict) or "observation" not in said:
-            raise Unreachable(f"{url}: an answer without an observation: {str(said)[:100]}")
+            raise Unreachable(f"{self._parts.geturl()}: an answer without an observation: {str(said)[:100]}")
         return said
 
     def _shown(self, said: Mapping[str, Any]) -> str:
@@ -113,3 +96,80 @@ class Remote:
         if self._observation is not None and isinstance(seen, dict):
             seen = seen.get(self._observation)
         return seen if isinstance(seen, str) else json.dumps(seen)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *arguments: Any) -> None:
+        return None  # the answer is an HTTPError then
+
+
+class _Http:
+    def __init__(self, parts: urllib.parse.SplitResult, seconds: float, max_bytes: int) -> None:
+        self._url, self._seconds, self._max_bytes = parts.geturl().rstrip("/"), seconds, max_bytes
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+
+    def ask(self, operation: str, content: Mapping[str, Any]) -> Any:
+        body = content if operation == "reset" else {"action": content}
+        request = urllib.request.Request(
+            f"{self._url}/{operation}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+            method="POST",
+        )
+        try:
+            with self._opener.open(request, timeout=self._seconds) as response:
+                data = response.read(self._max_bytes + 1)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise Unreachable(f"{request.full_url}: {error}") from error
+        return _json(data, self._max_bytes, request.full_url)
+
+    def close(self) -> None:
+        """There is no session to end."""
+
+
+class _WebSocket:
+    def __init__(self, parts: urllib.parse.SplitResult, seconds: float, max_bytes: int) -> None:
+        from websockets.sync.client import connect
+
+        self._url, self._seconds, self._max_bytes = parts.geturl(), seconds, max_bytes
+        where = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+        self._opened = contextlib.ExitStack()
+        secure = ssl.create_default_context() if parts.scheme == "wss" else None
+        try:
+            # Over a socket of ours no redirect can be followed.
+            opening = connect(
+                self._url,
+                sock=socket.create_connection(where, timeout=seconds),
+                ssl=secure,
+                proxy=None,
+                open_timeout=seconds,
+                max_size=max_bytes,
+            )
+            self._connection = self._opened.enter_context(opening)
+        except Exception as error:  # of the name, the socket, TLS or the protocol
+            raise Unreachable(f"{self._url}: {error}") from error
+
+    def ask(self, operation: str, content: Mapping[str, Any]) -> Any:
+        try:
+            self._connection.send(json.dumps({"type": operation, "data": content}))
+            data = self._connection.recv(timeout=self._seconds)
+        except Exception as error:
+            raise Unreachable(f"{self._url}: {error!r}") from error
+        said = _json(data, self._max_bytes, self._url)
+        if not isinstance(said, dict) or said.get("type") != "observation":
+            raise Unreachable(f"{self._url}: {str(said)[:300]}")
+        return said.get("data")
+
+    def close(self) -> None:
+        """Ends the session."""
+        with self._opened:
+            self._connection.send(json.dumps({"type": "close"}))
+
+
+def _json(data: str | bytes, max_bytes: int, url: str) -> Any:
+    if len(data) > max_bytes:
+        raise Unreachable(f"{url}: an answer of more than {max_bytes} bytes")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Unreachable(f"{url}: an answer that is no JSON: {data[:80]!r}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,33 @@ def test_a_gymnasium_environment_is_played(options: dict[str, Any], turns: list[
     env.close()
 
 
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers as its path says; notes what it was asked."""
+
+    asked: list[tuple[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, body))
+        kind, _, operation = self.path[1:].rpartition("/")
+        if kind == "elsewhere":
+            self.send_response(307)
+            self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/good/{operation}")
+            self.end_headers()
+            return
+        said = {"observation": {"text": f"{operation}: {json.dumps(body)}"}, "reward": 0.5, "done": False}
+        data = {"huge": b"x" * 300_000, "text": b"not JSON", "other": b"[1]"}.get(kind) or json.dumps(
+            said
+        ).encode()
+        self.send_response(500 if kind == "broken" else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
 @contextlib.contextmanager
 def served(server: Any) -> Iterator[None]:
     """A server that answers in a thread of its own."""
@@ -69,15 +97,38 @@ def served(server: Any) -> Iterator[None]:
         thread.join(30)
 
 
+@pytest.fixture(scope="module")
+def http_server() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server, served(server):
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+def test_an_episode_over_http(http_server: str) -> None:
+    env = Remote(http_server + "/good", observation="text")
+    assert env.reset({"url": "http://elsewhere"}, 3) == 'reset: {"seed": 3}'
+    step = env.step("<think>no</think>hello", [])
+    assert step.observation == 'step: {"action": {"message": "hello"}}'
+    assert (step.reward, step.done) == (0.5, False)
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["elsewhere", "huge", "text", "other", "broken"])
+def test_a_server_that_answers_otherwise_is_unreachable(http_server: str, kind: str) -> None:
+    before = len(Answers.asked)
+    with pytest.raises(Unreachable, match=kind):
+        Remote(f"{http_server}/{kind}").reset({}, 0)
+    assert [path for path, _ in Answers.asked[before:]] == [f"/{kind}/reset"], "only the address was asked"
+
+
 @pytest.mark.parametrize(
     "url",
     [
         "file:///etc/passwd",
         "example.org",
-        "ws://",
-        "ws://me:word@host",
-        "http://host/x",
-        "ws://host/?a=b",
+        "http://",
+        "http://me:word@host",
+        "ftp://host/x",
+        "http://host/?a=b",
     ],
 )
 def test_only_an_address_is_taken(url: str) -> None:
@@ -86,20 +137,14 @@ def test_only_an_address_is_taken(url: str) -> None:
 
 
 def test_no_server_is_unreachable() -> None:
-    with pytest.raises(Unreachable):
-        Remote("ws://127.0.0.1:9/ws", seconds=5.0).reset({}, 0)
+    for url in ("http://127.0.0.1:9", "ws://127.0.0.1:9/ws"):
+        with pytest.raises(Unreachable):
+            Remote(url, seconds=5.0).reset({}, 0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sessions() -> Iterator[str]:
-    """A server whose sessions count their own steps; an action that names a fault gets it for an answer."""
-    faults = {
-        "wrong": json.dumps({"type": "error", "data": {"message": "no such action"}}),
-        "huge": "x" * 300_000,
-        "text": "not JSON",
-        "other": "[1]",
-        "bare": json.dumps({"type": "observation", "data": {}}),
-    }
+    """A server whose sessions count their own steps."""
 
     def session(connection: Any) -> None:
         steps = 0
@@ -108,54 +153,24 @@ def sessions() -> Iterator[str]:
             if said["type"] == "close":
                 return
             steps += said["type"] == "step"
-            seen = {"n": steps, "told": said["data"]}
-            data: dict[str, Any] = {"observation": seen, "reward": None, "done": steps == 2}
-            answer = json.dumps({"type": "observation", "data": data})
-            connection.send(faults.get(said["data"].get("message"), answer))
-
-    def answer(connection: Any, request: Any) -> Any:
-        if request.path == "/elsewhere":
-            moved = connection.respond(307, "")
-            moved.headers["Location"] = "/ws"
-            return moved
-        return None
+            data: dict[str, Any] = {"observation": {"n": steps}, "reward": None, "done": steps == 2}
+            wrong = said["data"].get("message") == "wrong"
+            error = {"type": "error", "data": {"message": "no such action"}}
+            connection.send(json.dumps(error if wrong else {"type": "observation", "data": data}))
 
     server: Server
-    with serve(session, "127.0.0.1", 0, process_request=answer) as server, served(server):
+    with serve(session, "127.0.0.1", 0) as server, served(server):
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}/ws"
 
 
 def test_episodes_have_sessions_of_their_own(sessions: str) -> None:
-    one, other = Remote(sessions, observation="n"), Remote(sessions)
-    assert one.reset({"url": "ws://elsewhere"}, 3) == "0"
-    assert other.reset({}, 3) == '{"n": 0, "told": {"seed": 3}}', "nothing of a row is sent"
-    assert one.step("a", []).observation == "1"
-    step = other.step("<think>no</think>hello", [])
-    assert step.observation == '{"n": 1, "told": {"message": "hello"}}'
+    one, other = Remote(sessions), Remote(sessions)
+    assert one.reset({}, 0) == other.reset({}, 0) == '{"n": 0}'
+    assert one.step("a", []).observation == other.step("a", []).observation == '{"n": 1}'
     last = one.step("b", [])
-    assert (last.observation, last.reward, last.done) == ("2", None, True)
+    assert (last.observation, last.reward, last.done) == ('{"n": 2}', None, True)
+    with pytest.raises(Unreachable, match="no such action"):
+        other.step("wrong", [])
     one.close()
     other.close()
     assert not one.replayable
-
-
-@pytest.mark.parametrize(
-    ("action", "said"),
-    [
-        ("wrong", "no such action"),
-        ("huge", "Closed"),
-        ("text", "JSON"),
-        ("other", r"\[1\]"),
-        ("bare", "without an observation"),
-    ],
-)
-def test_a_server_that_answers_otherwise_is_unreachable(sessions: str, action: str, said: str) -> None:
-    env = Remote(sessions)
-    env.reset({}, 0)
-    with pytest.raises(Unreachable, match=said):
-        env.step(action, [])
-
-
-def test_no_redirect_is_followed(sessions: str) -> None:
-    with pytest.raises(Unreachable):
-        Remote(sessions.removesuffix("/ws") + "/elsewhere").reset({}, 0)
