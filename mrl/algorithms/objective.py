@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import correction_weights, kl
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.losses import Tokens, aggregate, loss_of, policy_loss, value_loss
 from mrl.algorithms.tokens import Packed, Segments, checked
 from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection
+from mrl.config.sections.distillation import TEACHER
 
 _READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "scores")
 
@@ -46,7 +46,7 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch.
 
-        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers, unless they say something of sampled tokens alone. arrays: [N] each: loss_mask (bool), advantages,
+        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers. arrays: [N] each: loss_mask (bool), advantages,
         rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
         ref_logprobs for kl.location = loss; scores for topr and custom. denominators: num_tokens and num_sequences of the whole
@@ -159,13 +159,11 @@ class Objective:
     def _distillation_loss(
         self, tokens: Tokens, divergence: Tensor | None, denominators: Mapping[str, Any]
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
-        section = self._config.distillation_in_updates
+        section = self._config.distillation
         if section is None:
             return 0.0, {}
         if divergence is None:
-            raise ValueError(
-                f"divergence: missing, which distillation.estimator = {section.estimator} needs of the teachers"
-            )
+            raise ValueError("divergence: missing, which algorithm.distillation needs of the teachers")
         taught = tokens.segments.spread(tokens.segments.values[TEACHER]) >= 0
         term = section.coefficient * aggregate(divergence, tokens, self._config.aggregation)
         mean = tokens.token_mean(divergence) * (

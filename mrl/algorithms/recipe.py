@@ -5,7 +5,7 @@ outcomes, and the run's algorithm state. Produces: the batch with `advantages` a
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
-token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation_terms.py).
+token -> estimator -> whitening -> truncated samples leave the loss mask.
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import distillation_terms, kl
+from mrl.algorithms import kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
 from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
@@ -67,13 +67,9 @@ def shape_and_estimate(
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
         arrays["scores"] = work.rows.segments.spread(rewards)
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
-    batch = dataclasses.replace(batch, loss_mask=trained)
-    if config.distillation is not None:
-        spread["advantages"], taught = distillation_terms.join_advantages(
-            config.distillation, batch, spread["advantages"]
-        )
-        metrics |= taught
-    return batch.with_arrays(**spread), metrics
+    if config.distillation is not None and config.distillation.alone:
+        spread["advantages"] = np.zeros_like(spread["advantages"])
+    return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
 
 
 def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:

@@ -34,9 +34,9 @@ class Work:
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
     passes_before: int
-    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, teachers, values."""
+    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, values."""
     passes_in_updates: int
-    """The same in the updates' calls: the reference's of an only update, and of teachers whose distributions an update takes."""
+    """The same in the updates' calls: the reference's of an only update, and the teachers'."""
     reference: CallOfReference
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
@@ -63,16 +63,13 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     """The amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
-    taught, reference = algorithm.distillation_in_updates is not None, _call_of_reference(config)
+    taught, reference = algorithm.distillation is not None, _call_of_reference(config)
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        passes_before=algorithm.recomputes_policy
-        + (reference in ("apart", "pass"))
-        + (algorithm.distillation is not None and not taught)
-        + algorithm.needs_values,
+        passes_before=algorithm.recomputes_policy + (reference in ("apart", "pass")) + algorithm.needs_values,
         passes_in_updates=(reference == "update") + taught * algorithm.epochs,
         reference=reference,
         epochs=trained_models * algorithm.epochs,

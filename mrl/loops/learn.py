@@ -2,7 +2,7 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | log-probs of teachers, values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
+| recompute | packed batch | values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | mismatch and log-probs of the reference where there was no pass for them, new weights, metrics | trainer ranks |
 
@@ -20,11 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from mrl.algorithms.controllers import AlgorithmState
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.outcomes import policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
-from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
@@ -112,7 +111,7 @@ class Learner:
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _recompute(self, step: TrainingStep) -> None:
-        """The packed batch with log-probs of teachers, and values, by the trainer; where the policy needs a pass, also with old
+        """The packed batch with values by the trainer; where the policy needs a pass, also with old
         log-probs, the engine's distance from those, and log-probs of the reference."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
@@ -124,8 +123,6 @@ class Learner:
                 step.metrics |= self._mismatch(step, batch, policy)
             if (distillation := self._config.algorithm.distillation) is not None:
                 batch = _with_teachers(batch, step.groups, distillation)
-                if distillation.estimator == "sampled":
-                    arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
@@ -168,19 +165,9 @@ class Learner:
             policy["ref_logprobs"] = self._forward(batch, role="reference")["logprobs"]
         return batch, policy
 
-    def _forward(self, batch: TrainBatch, *, role: Role, teacher: str = "") -> dict[str, np.ndarray]:
+    def _forward(self, batch: TrainBatch, *, role: Role) -> dict[str, np.ndarray]:
         """Return what another model than the policy computes for the batch."""
-        return self._train.forward(batch, dataclasses.replace(self._plain, role=role, teacher=teacher))
-
-    def _teacher_logprobs(self, batch: TrainBatch, folders: Sequence[str]) -> np.ndarray:
-        """[N] float32 log-probs of each sample's tokens by its teacher; 0 where it has none."""
-        logprobs = np.zeros(batch.num_tokens, np.float32)
-        for number, folder in enumerate(folders):
-            own = np.flatnonzero(batch.samples[TEACHER] == number)
-            if len(own):
-                said = self._forward(batch.select(own), role="teacher", teacher=folder)
-                logprobs[batch.positions(own)] = said["logprobs"]
-        return logprobs
+        return self._train.forward(batch, dataclasses.replace(self._plain, role=role))
 
     # -- parts of phases -----------------------------------------------------------------------------------------
 

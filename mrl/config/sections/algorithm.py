@@ -174,12 +174,6 @@ class AlgorithmSection(Section):
         return self.kl.location != "off"
 
     @property
-    def distillation_in_updates(self) -> DistillationSection | None:
-        """The section, where the teachers' distributions are a term of the updates' loss."""
-        section = self.distillation
-        return None if section is None or section.estimator == "sampled" else section
-
-    @property
     def num_teachers(self) -> int:
         """Models whose log-probs are learned from."""
         return 0 if self.distillation is None else len(self.distillation.folders)
@@ -221,12 +215,6 @@ class AlgorithmSection(Section):
                 "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
             )
         alone = self.distillation is not None and self.distillation.alone
-        sampled = self.distillation is not None and self.distillation.estimator == "sampled"
-        if self.loss.name == "topr" and sampled:
-            yield (
-                "algorithm.distillation.estimator = sampled with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
-                "single tokens; choose another loss, ppo_clip for instance, or another estimator"
-            )
         if alone and self.filter is not None:
             yield (
                 "distillation.alone = true with algorithm.filter: rewards would decide which groups the teachers see; remove the "

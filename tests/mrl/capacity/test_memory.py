@@ -311,10 +311,10 @@ def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
 
 
 def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -> None:
-    """A batch with all that PPO with a teacher adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
+    """A batch with all that PPO with a custom loss adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
     names = (
-        "rollout_logprobs", "age", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages",
-        "returns", "values",
+        "rollout_logprobs", "age", "old_logprobs", "ref_logprobs", "advantages", "returns",
+        "values", "scores",
     )  # fmt: skip
     batch = random_batch(64, longest=2000)
     arrays = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
