@@ -117,7 +117,7 @@ def test_rows_are_shown_without_torch(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
     model = f"model={{path: {tmp_path}/model, new: {{tokenizer: characters}}}}"
     rows = f"data={{train: {tmp_path}/rows.jsonl, validation: null}}"
-    command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0", "--json"]
+    command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0"]
     statement = f"import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n assert not mrl.cli.main({command!r})"
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron")) == []
 

@@ -24,7 +24,10 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of writing, which do not name a file."""
 FORMER_COMMANDS = {
     "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
-    "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
+    "data --json": "removed: mrl.data.load_rows.load_data gives programs the rows",
+    "diagnose --json": "removed: mrl diagnose RUN writes diagnosis.md",
+    "plan --json": "removed: mrl.capacity.estimate.Estimate has the figures for programs; the exit code says whether it fits",
+    "plan --stream": "removed: docs/running-ahead.md says how to estimate what loop.schedule=stream gains",
     "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
     "checks its prompts",
     "sft": "renamed to tune",

@@ -4,7 +4,6 @@ import of its work."""
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from pathlib import Path
 
@@ -130,14 +129,12 @@ def _data_command(commands) -> None:
         commands, "data", _data, "rows as the policy sees them, their lengths, what is left out and why"
     )
     data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
-    data.add_argument("--json", action="store_true", help="for programs")
 
 
 def _data(options: argparse.Namespace) -> int:
     from mrl.launch.commands.data import preview
 
-    found = preview(command_config(options), rows=max(0, options.rows))
-    return print_answer(json.dumps(found.tree, indent=1) if options.json else found.text())
+    return print_answer(preview(command_config(options), rows=max(0, options.rows)).text())
 
 
 def _eval_command(commands) -> None:
@@ -258,7 +255,6 @@ def _plan_command(commands) -> None:
     text = "memory, traffic and time of a configuration, without any GPU; the exit code is 1 where it does not fit"
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
-    plan.add_argument("--json", action="store_true", help="for programs")
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -266,8 +262,7 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(command_config(options), load_hardware(options.hardware))
-    shown = json.dumps(report.tree, indent=1) if options.json else report.table()
-    return print_answer(shown) or int(not report.fits)
+    return print_answer(report.table()) or int(not report.fits)
 
 
 def _settings_command(commands) -> None:
