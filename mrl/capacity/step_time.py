@@ -115,21 +115,17 @@ def generation(
     """The share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
     samples = -(-work.samples // (config.num_engines * rollout.dp))
-    concurrent = min(samples, most_concurrent(rollout, work, engine))
+    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
+    concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
     drain = work.longest_response - work.response_tokens  # the last responses end with few beside them
     steps = math.ceil(samples * work.response_tokens / concurrent + drain)
-    step = decode_step(facts, hardware, work, rollout, engine, concurrent)
-    seconds = steps * step + samples * prefill_seconds(facts, hardware, rollout, work.prompt_tokens)
+    step = _decode_step(facts, hardware, work, rollout, engine, concurrent)
+    prefill = facts.forward_flops(work.prompt_tokens, work.prompt_tokens**2 / 2) / rollout.tp
+    seconds = steps * step + samples * prefill / (hardware.peak_flops * hardware.training_efficiency)
     return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
 
 
-def most_concurrent(rollout: RolloutSection, work: Work, engine: EngineMemory) -> int:
-    """Sequences of mean length that an engine, or a dp rank of it, decodes at one time."""
-    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
-    return max(1, min(rollout.max_num_seqs, fitting))
-
-
-def decode_step(
+def _decode_step(
     facts: Facts,
     hardware: Hardware,
     work: Work,
@@ -146,12 +142,6 @@ def decode_step(
         flops / (hardware.peak_flops * 0.5),
         hardware.decode_step_seconds,
     )
-
-
-def prefill_seconds(facts: Facts, hardware: Hardware, rollout: RolloutSection, tokens: float) -> float:
-    """Seconds in which an engine computes a context of so many tokens."""
-    flops = facts.forward_flops(tokens, tokens**2 / 2) / rollout.tp
-    return flops / (hardware.peak_flops * hardware.training_efficiency)
 
 
 def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:
