@@ -11,8 +11,6 @@ value is made of its sequence: so a token that a correction weighs with 0 gets n
 Deviations, numbered:
 1. The log ratio is bounded at +-20 before exp, so that an extreme token is finite; it passes no gradient outside.
 2. CISPO bounds are offsets from 1 as everywhere else (weight <= 1 + clip_high), not the cap itself.
-3. TOPR's positive samples are chosen by raw reward (`scores`), those above 0 and not from 0 on, which is the same for
-   rewards of +1 and -1 and also right for 1 and 0; without scores by the sign of the advantage.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Tokens(Packed):
     old_logprobs: Tensor
     advantages: Tensor
     scores: Tensor | None = None
-    """[N] raw reward of the token's sample, where there is one."""
+    """[N] raw reward of the token's sample, for a loss of the user's own."""
 
     def ratio(self) -> Tensor:
         """[N] rho per token."""
@@ -144,41 +142,12 @@ def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     )
 
 
-@register(sections.ToprLoss)
-def topr(tokens: Tokens, section: sections.ToprLoss) -> PerToken:
-    """Positive samples -A logprobs, others -sg(min(R, 1)) A logprobs (arXiv 2503.14286).
-
-    R = exp(sum of log rho) is the ratio of the whole trajectory.
-    """
-    ratio = torch.exp(tokens.sequence_log_ratio().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    scores = tokens.advantages if tokens.scores is None else tokens.scores
-    positive = scores > 0
-    weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(max=1))
-    return PerToken(
-        loss=-weight * tokens.advantages * tokens.logprobs,
-        ratio=ratio,
-        clipped_low=torch.zeros_like(positive),
-        clipped_high=~positive & (ratio > 1),
-    )
-
-
 @register(sections.ReinforceLoss)
 def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> PerToken:
     """-A logprobs; the section holds no constants."""
     never = torch.zeros_like(tokens.mask)
     loss = -tokens.advantages * tokens.logprobs
     return PerToken(loss=loss, ratio=tokens.ratio().detach(), clipped_low=never, clipped_high=never)
-
-
-@register(sections.Kimi15Loss)
-def kimi15(tokens: Tokens, section: sections.Kimi15Loss) -> PerToken:
-    """-A logprobs, plus tau / 2 (sum of log rho)^2 over each sequence's tokens together (arXiv 2501.12599, eq. 3).
-
-    A token's share of the square is tau / 2 sg(sum) log rho; its gradient is the square's, tau sg(sum).
-    """
-    plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
-    pull = section.tau * tokens.sequence_log_ratio() * (log_ratio - log_ratio.detach() / 2)
-    return dataclasses.replace(plain, loss=plain.loss + pull)
 
 
 def _clipped(tokens: Tokens, ratio: Tensor, section: Any) -> PerToken:

@@ -49,7 +49,7 @@ class Objective:
         logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers. arrays: [N] each: loss_mask (bool), advantages,
         rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
-        ref_logprobs for kl.location = loss; scores for topr and custom. denominators: num_tokens and num_sequences of the whole
+        ref_logprobs for kl.location = loss; scores for a loss of the user's own. denominators: num_tokens and num_sequences of the whole
         optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient and entropy_coefficient
         where a controller moves them, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
         """

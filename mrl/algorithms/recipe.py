@@ -1,7 +1,7 @@
 """From rewards to advantages as the configuration names it: the one call the loop makes between scoring and update.
 
 Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae), the samples'
-outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` where the loss may read them),
+outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` for a loss of the user's own),
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
@@ -63,7 +63,7 @@ def shape_and_estimate(
     left = work.rows.mask & ~work.rows.segments.spread(cut)
     trained = batch.loss_mask if left.all() else batch.loss_mask & work.rows.on_tokens(left)
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
-    if config.loss.reads_scores:
+    if config.loss.name == "custom":
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
         arrays["scores"] = work.rows.segments.spread(rewards)
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}

@@ -19,9 +19,7 @@ OPTIONS = {
     "dual_clip": {"dual_clip": 1.3},
     "gspo": {"clip_low": 0.05, "clip_high": 0.04},
     "cispo": {"clip_low": 0.1, "clip_high": 0.2},
-    "topr": {},
     "reinforce": {},
-    "kimi15": {"tau": 0.3},
 }
 """Bounds tight enough that the random batch crosses all of them."""
 
@@ -115,34 +113,9 @@ def test_cispo_gradient_is_the_weight_times_advantage(golden) -> None:
     )
 
 
-def test_topr(golden) -> None:
+def test_reinforce(golden) -> None:
     case = golden("D07")
-    case.check(per_token("topr", case), case.expected["loss"])
     case.check(per_token("reinforce", case), case.expected["vanilla"])
-    given, mask = tokens(case)
-    truncated = dataclasses.replace(given, scores=torch.zeros_like(given.logprobs))
-    case.check(
-        formula("topr", truncated).loss.reshape(mask.shape),
-        case.expected["tis variant (clamp [0,1] for all)"],
-    )
-
-
-def test_topr_splits_by_raw_score_and_not_by_advantage() -> None:
-    arguments = {
-        "logprobs": torch.tensor([[-1.0]], dtype=torch.float64),
-        "old_logprobs": torch.tensor([[-0.5]], dtype=torch.float64),
-        "advantages": torch.tensor([[-0.25]], dtype=torch.float64),
-        "loss_mask": torch.ones(1, 1),
-    }
-    by_score, _ = policy_loss("topr", scores=torch.tensor([0.5], dtype=torch.float64), **arguments)
-    by_sign, _ = policy_loss("topr", **arguments)
-    assert float(by_score) == pytest.approx(-0.25)
-    assert float(by_sign) == pytest.approx(-0.25 * 0.6065306597126334)
-
-
-def test_kimi15_squares_the_log_ratio_of_the_sequence(golden) -> None:
-    case = golden("D08")
-    case.check(per_token("kimi15", case, tau=case.params["tau"]), case.expected["loss"])
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
@@ -174,7 +147,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
     start = batch.arrays["logprobs"]
     variable = start.clone().requires_grad_()
     loss(variable).backward()
-    frozen = start if name in ("cispo", "topr", "gspo") else None
+    frozen = start if name in ("cispo", "gspo") else None
     step = 1e-6
     assert variable.grad is not None
     assert float(variable.grad.abs().max()) > 1e-3
@@ -186,13 +159,11 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
 
 
 def _detached_weight(name: str, batch, frozen: Tensor) -> Tensor:
-    """The stop-gradient factors of cispo, topr and gspo (with its clip), written out on their own."""
+    """The stop-gradient factors of cispo and gspo (with its clip), written out on their own."""
     log_ratio = (frozen - batch.arrays["old_logprobs"]) * batch.mask
     advantages, total = batch.arrays["advantages"], log_ratio.sum(1, keepdim=True)
     if name == "cispo":
         return log_ratio.exp().clamp(0.9, 1.2)
-    if name == "topr":
-        return torch.where(advantages > 0, 1.0, total.exp().clamp(0, 1))
     ratio = torch.exp(total / batch.mask.sum(1, keepdim=True).clamp(min=1))
     clipped = ((ratio > 1.04) & (advantages > 0)) | ((ratio < 0.95) & (advantages < 0))
     return ratio.expand_as(advantages).masked_fill(clipped, 0.0)

@@ -277,10 +277,10 @@ def test_a_return_is_not_added_to_the_rewards_that_it_is_the_sum_of() -> None:
     assert per_sample(plain)[0] > 0 > per_sample(plain)[1], "an estimator of outcomes has the sums"
 
 
-@pytest.mark.parametrize("loss", [{"name": "topr"}, {"name": "custom", "function": "mine:loss"}])
-def test_scores_for_losses_that_may_read_them(loss: dict[str, str]) -> None:
-    batch, _ = estimated({"loss": loss}, *FOUR)
+def test_a_loss_of_the_users_own_gets_scores() -> None:
+    batch, _ = estimated({"loss": {"name": "custom", "function": "mine:loss"}}, *FOUR)
     assert per_sample(batch, "scores") == [1, 0, 0, 0]
+    assert "scores" not in estimated({}, *FOUR)[0].arrays
 
 
 def test_plain_rewards_and_groups_agree() -> None:
