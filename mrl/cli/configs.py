@@ -68,7 +68,7 @@ def _make_command(commands) -> None:
     make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
     make.add_argument(
         "what",
-        choices=["arithmetic", "calculator", "chains", "domains", "judgements", "preferences", "tokenizer"],
+        choices=["arithmetic", "calculator", "chains", "judgements", "preferences", "tokenizer"],
     )
     make.add_argument("config", nargs="*", help=f"preferences, judgements: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
@@ -94,7 +94,7 @@ def _make_command(commands) -> None:
 def _make(options: argparse.Namespace) -> int:
     if options.what in ("preferences", "judgements"):
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, chains, domains, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, chains, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -103,7 +103,6 @@ def _make(options: argparse.Namespace) -> int:
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
         "chains": lambda: chains.write_chains(out, num_steps=options.steps),
-        "domains": lambda: domains.write_domains(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
     return print_answer(f"wrote {makers[options.what]()}")

@@ -23,7 +23,7 @@ NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
-    *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
+    *("calculator", "calculator_model", "gsm8k"),
     *("chains", "chains_model", "chains_process"),
     *("tune_dpo", "tune_judge", "tune_process_reward_model", "tune_reward_model", "quickstart_judge"),
 }

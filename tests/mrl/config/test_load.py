@@ -527,7 +527,7 @@ def test_a_former_setting_is_told_what_to_write_instead(minimal, section_name, o
 def test_a_former_command_or_option_says_what_to_do(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *option = old.split()
     with pytest.raises(SystemExit) as exit_:
-        cli.main([command, "a.yaml", *option])
+        cli.main([command, *option, "a.yaml"])
     assert exit_.value.code == 2
     assert f"{old} is {cli.FORMER_COMMANDS[old]}" in capsys.readouterr().err
 
@@ -539,7 +539,6 @@ OVER = {
     "calculator_": "calculator",
     "chains": "quickstart",
     "chains_": "chains",
-    "multi_domain_": "multi_domain",
     "quickstart_": "quickstart",
     "qwen3_30b_a3b_": "qwen3_30b_a3b",
     "tune_": "quickstart",
