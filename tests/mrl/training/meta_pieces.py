@@ -124,7 +124,7 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
     arrays = {name: random.normal(size=batch.num_tokens).astype(np.float32) for name in tokens}
     arrays["age"] = np.zeros(batch.num_tokens, np.float32)
     count = batch.num_samples
-    samples = {name: np.ones(count) for name in ("weight", "margin", "probability", "ref_logprob")}
+    samples = {name: np.ones(count) for name in ("margin", "probability", "ref_logprob")}
     samples |= {"side": np.arange(count)[::-1] % 2.0, TEACHER: np.zeros(count, np.int64)}
     return TrainBatch(
         batch.tokens,

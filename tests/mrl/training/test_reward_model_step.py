@@ -76,8 +76,8 @@ def steps_of(at: MegatronWorker, objectives: Sequence[ObjectiveSection]) -> Step
     shard = own_share(batch_of(known, range(len(known))), at)
     told = [told_of(found)]
     denominators = {
-        "num_rows": sum(row.weight for row in known),
-        "score_sum": float(sum(row.weight * found[n].sum() for n, row in enumerate(known))),
+        "num_rows": float(len(known)),
+        "score_sum": float(sum(scores.sum() for scores in found.values())),
     }
     for section in objectives:
         metrics, _ = at.accumulate(shard, RewardModelObjective(section), denominators)
