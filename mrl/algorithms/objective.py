@@ -2,7 +2,7 @@
 
 Consumes: a microbatch's new log-probs and entropies (or values), its arrays, and the step-wide denominators. Produces:
 this microbatch's share of the step's loss (shares are added over microbatches and ranks) and metrics of the same kind.
-Not its business: forward passes, gradients, optimizer, coefficients' movement (controllers.AlgorithmState).
+Not its business: forward passes, gradients, optimizer, a coefficient's movement (entropy_coefficient.py).
 
 Every objective is called with [N] tensors of one packed microbatch and its Segments. Its inputs are checked where
 they enter, all at once, so that the host waits for the device one single time; it raises NotFiniteError there.
@@ -50,8 +50,8 @@ class Objective:
         rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
         ref_logprobs for kl.location = loss; scores for a loss of the user's own. denominators: num_tokens and num_sequences of the whole
-        optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient and entropy_coefficient
-        where a controller moves them, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
+        optimizer step, num_fresh_tokens (of age 0) where there is an age, entropy_coefficient where it
+        moves, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
         """
         mask = arrays["loss_mask"]
         read = {name: arrays[name] for name in _READ if name in arrays}
@@ -148,8 +148,7 @@ class Objective:
         weighted = values
         if section.unbiased:
             weighted = values * tokens.ratio()
-        coefficient = denominators.get("kl_coefficient", section.coefficient)
-        term = coefficient * aggregate(weighted, tokens, self._config.aggregation)
+        term = section.coefficient * aggregate(weighted, tokens, self._config.aggregation)
         return term, {
             "policy/kl_reference": tokens.token_mean(values),
             "policy/kl_clamped_frac": tokens.token_mean(clamped),

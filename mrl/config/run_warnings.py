@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from mrl.config.root import Config
 
-LONGEST_PRODUCT = 256
-"""Tokens of a response beyond which a product of weights is hardly ever near 1: at 0.05 nats between engine and trainer the
-standard deviation of its logarithm is 0.8 there."""
-
 
 def warnings_of(config: Config) -> list[str]:
     """What a run's start and its capacity estimate print of a configuration."""
-    return [
-        *_quantisation_warnings(config),
-        *_learning_warnings(config),
-        *_correction_warnings(config),
-    ]
+    return [*_quantisation_warnings(config), *_learning_warnings(config)]
 
 
 def _learning_warnings(config: Config) -> list[str]:
@@ -33,17 +25,6 @@ def _learning_warnings(config: Config) -> list[str]:
             f"{config.loop.prompts_per_step}; set it to that or fewer"
         )
     return warnings
-
-
-def _correction_warnings(config: Config) -> list[str]:
-    length = config.rollout.max_response_tokens
-    if config.algorithm.correction.kind != "product" or length <= LONGEST_PRODUCT:
-        return []
-    return [
-        f"algorithm.correction.kind = product with rollout.max_response_tokens = {length}: a product over more than "
-        f"{LONGEST_PRODUCT} tokens leaves little of the gradient (policy/correction_gradient_frac); truncated, or "
-        "icepop, weighs each token by itself"
-    ]
 
 
 def _quantisation_warnings(config: Config) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mrl.algorithms.controllers import AlgorithmState
+from mrl.algorithms.entropy_coefficient import EntropyCoefficient
 from mrl.algorithms.outcomes import policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
@@ -80,11 +80,11 @@ class TrainingStep:
 
 
 class Learner:
-    """The three phases over the trainer, and the state of the algorithm that moves with them."""
+    """The three phases over the trainer, and the entropy bonus's weight, which moves with them."""
 
     def __init__(self, config: Config, train: TrainerRanks, clock: PhaseClock) -> None:
         self._config, self._train, self._clock = config, train, clock
-        self._algorithm = AlgorithmState.of(config.algorithm)
+        self._entropy = EntropyCoefficient.of(config.algorithm.entropy)
         self._plain = PassOptions(temperature=config.rollout.temperature)
         self._measuring = dataclasses.replace(
             self._plain,
@@ -103,10 +103,10 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """JSON values that `restore` takes."""
-        return self._algorithm.state()
+        return {"entropy": self._entropy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._algorithm.restore(state)
+        self._entropy.restore(state["entropy"])
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -133,9 +133,7 @@ class Learner:
         assert step.batch is not None
         given = step.batch.arrays
         with self._clock.phase("estimate"):
-            step.batch, metrics = shape_and_estimate(
-                self._config.algorithm, step.batch, step.groups, state=self._algorithm
-            )
+            step.batch, metrics = shape_and_estimate(self._config.algorithm, step.batch, step.groups)
             nan_guard.check_batch(step.batch, [name for name in step.batch.arrays if name not in given])
             step.metrics |= metrics
             if self._config.algorithm.needs_values:
@@ -151,7 +149,8 @@ class Learner:
                     rows.append(self._update_part(step, batch.select(positions)))
         names = dict.fromkeys(name for row in rows for name in row)
         metrics = {name: _over_updates(name, [row[name] for row in rows if name in row]) for name in names}
-        self._algorithm.after_update(metrics, num_samples=batch.num_samples)
+        if "policy/entropy" in metrics:
+            self._entropy.update(metrics["policy/entropy"])
         step.metrics |= metrics
 
     def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
@@ -176,7 +175,7 @@ class Learner:
         if not part.loss_mask.any():
             return {"optim/skipped": 1.0}
         metrics: dict[str, float] = {}
-        divisors = denominators(part) | self._algorithm.coefficients()
+        divisors = denominators(part) | {"entropy_coefficient": self._entropy.value}
         for role in self._updated_roles(step):
             if role == "policy" and not self._recomputes_policy(step):
                 figures = self._measured_update(step, part, divisors)

@@ -96,12 +96,7 @@ class KlSection(Section):
     kind: KlKind = "k3"
     """Estimator of the KL per token."""
     coefficient: float = Field(default=0.0, ge=0)
-    """Weight (start value where a target is given)."""
-    target: float | None = Field(default=None, gt=0)
-    """KL per token, in nats, that is held: the coefficient moves in proportion to the error (arXiv 1909.08593); null keeps
-    it fixed."""
-    horizon: int = Field(default=10_000, ge=1)
-    """Samples over which a relative error of e from the target changes the coefficient by the share e (e limited to 0.2)."""
+    """Weight."""
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
 

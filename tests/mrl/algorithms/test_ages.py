@@ -23,7 +23,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "icepop": {"kind": "icepop", "low": 0.7, "high": 1.4},
     "sequence_mask": {"kind": "sequence_mask", "low": 0.9, "high": 1.1, "token_weights": "raw"},
     "geometric": {"kind": "geometric", "high": 1.05},
-    "product": {"kind": "product", "high": 3.0},
 }
 
 

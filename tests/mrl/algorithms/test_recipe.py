@@ -6,7 +6,6 @@ import torch
 
 from mrl.algorithms import advantages, kl
 from mrl.algorithms.advantages import ESTIMATORS, OUTCOME_ESTIMATORS
-from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
@@ -61,12 +60,10 @@ def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:
     return [float(batch.arrays[name][stop - 1]) for stop in batch.cu_seqlens[1:]]
 
 
-def estimated(
-    config: dict, *samples: Sample, state: AlgorithmState | None = None, **arrays
-) -> tuple[TrainBatch, dict[str, float]]:
+def estimated(config: dict, *samples: Sample, **arrays) -> tuple[TrainBatch, dict[str, float]]:
     groups = groups_of(*samples)
     section = AlgorithmSection.model_validate(config)
-    return shape_and_estimate(section, pack(groups).with_arrays(**arrays), groups, state=state)
+    return shape_and_estimate(section, pack(groups).with_arrays(**arrays), groups)
 
 
 FOUR = [sample(1, 0, 1.0), sample(1, 1, 0.0, length=5), sample(4, 0, 0.0), sample(4, 1, 0.0)]
@@ -202,21 +199,6 @@ def test_kl_in_the_reward_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert batch.arrays["advantages"].tolist() == pytest.approx([0, 0, 2.0 - 0.1 - 0.05, 0, 2.0 - 0.1])
     assert metrics["reward/kl_reference"] == pytest.approx(0.75)
     assert metrics["reward/kl_clamped_frac"] == 0.5
-
-
-def test_an_adaptive_coefficient_is_used_and_moves() -> None:
-    config = {
-        "estimator": {"name": "reinforce_pp", "whiten": "off"},
-        "kl": {"location": "reward", "kind": "k1", "coefficient": 0.1, "target": 0.1, "horizon": 10},
-    }
-    arrays = {"old_logprobs": np.zeros(5, np.float32), "ref_logprobs": np.full(5, -1.0, np.float32)}
-    with pytest.raises(ValueError, match=r"state: required.*AlgorithmState.of"):
-        estimated(config, sample(1, 0, 1.0), **arrays)
-    state = AlgorithmState.of(AlgorithmSection.model_validate(config))
-    first, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
-    second, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
-    assert per_sample(first) == pytest.approx([0.9])
-    assert per_sample(second) == pytest.approx([1 - 0.1 * (1 + 0.2 / 10)])
 
 
 def test_gdpo_reads_the_verifiers_parts(monkeypatch: pytest.MonkeyPatch) -> None:
