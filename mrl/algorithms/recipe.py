@@ -185,9 +185,9 @@ def _parts(weights: Mapping[str, float], outcomes: Outcomes) -> Tensor:
 
 def _finish(config: AlgorithmSection, work: _Work, advantages: Tensor) -> tuple[Tensor, dict[str, float]]:
     """Whiten the advantages, and report about them."""
-    rows, weigh_by = work.rows, config.estimator.whitening
-    if weigh_by != "off":
-        white = whiten(advantages, rows.mask, rows.segments, weights=rows.weights, weigh_by=weigh_by)
+    rows = work.rows
+    if config.estimator.whitens:
+        white = whiten(advantages, rows.mask, weights=rows.weights)
         advantages = torch.where(rows.mask, white, advantages)
     weights = rows.weights.masked_fill(~rows.mask, 0.0)
     tokens = max(1.0, float(weights.sum()))

@@ -20,7 +20,7 @@ EXAMPLES = sorted(
 )
 
 SCREEN = (
-    r"data: rows: 180, validation_rows: 36, .*", r"data: read by reward functions alone: .*",
+    r"data: rows: 180, validation_rows: 36, .*",
     r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
     r"step \d/9  .*\d s  \(\d+ min left\)", r"step [012]: reward 0.\d\d",

@@ -55,16 +55,16 @@ class EstimatorSection(Section):
     scale: Literal["group", "batch", "none"] | None = None
     """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
     none)."""
-    whiten: Literal["off", "tokens", "samples"] | None = None
-    """Whitening of advantages over the batch, weighted by token or sample; null means as the estimator's
-    paper."""
+    whiten: Literal["off", "tokens"] | None = None
+    """Whitening of advantages over the tokens of the batch; null means as the estimator's paper."""
     part_weights: dict[str, float] = {}
     """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
     part."""
 
     @property
-    def whitening(self) -> Literal["off", "tokens", "samples"]:
-        return self.whiten or ("tokens" if self.name in WHITENS else "off")
+    def whitens(self) -> bool:
+        """Whether advantages are whitened over the tokens of the batch."""
+        return self.name in WHITENS if self.whiten is None else self.whiten == "tokens"
 
     def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":

@@ -273,7 +273,7 @@ def test_plain_rewards_and_groups_agree() -> None:
     assert np.array_equal(by_groups.arrays["advantages"], by_rewards.arrays["advantages"])
 
 
-WHITENED = [{}, {"whiten": "tokens"}, {"whiten": "samples"}]
+WHITENED = [{}, {"whiten": "tokens"}]
 
 
 @pytest.mark.parametrize("whitening", WHITENED)
