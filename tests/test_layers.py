@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
-from mrl.training.process_environment import CPU_ENVIRONMENT
 from tests.support import chat_tokenizers
 from tests.support.source_tree import modules
 
@@ -156,12 +155,6 @@ def test_pure_packages_import_no_engine(engines: tuple[str, ...]) -> None:
         if n == package or (n.startswith(package + ".") and layer(n) == layer(package))
     ]
     assert loaded_by("\n".join(f"import {n}" for n in inner), engines) == []
-
-
-def test_a_trainer_rank_on_cpu_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CPU_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    assert loaded_by("import mrl.training.worker", ("torch._inductor.compile_fx",)) == []
 
 
 def test_no_imports_run_in_a_circle() -> None:
