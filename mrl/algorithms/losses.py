@@ -1,11 +1,11 @@
 """The losses as formulas: of the policy by name, of the critic, and how per-token values become one number.
 
-Owns the formulas, their registry, and the only place where a loss is divided by anything. Inputs are checked before
+Owns the formulas, their table, and the only place where a loss is divided by anything. Inputs are checked before
 (tokens.checked); old log-probs, KL, entropy and corrections are the objective's.
 Notation: rho = exp(logprobs - old_logprobs), A the advantage, sg stop-gradient, |y| the sequence's tokens.
 
 A policy loss is one function `name(tokens, section)` and its constants, a section of mrl/config/sections/policy_loss.py;
-`register` ties the one to the other. A token's value passes gradient to that token's own log-prob only, also where the
+LOSSES ties the one to the other. A token's value passes gradient to that token's own log-prob only, also where the
 value is made of its sequence: so a token that a correction weighs with 0 gets none.
 
 Deviations, numbered:
@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,26 +73,9 @@ class PerToken:
 Loss = Callable[[Tokens], PerToken]
 """A policy loss with its constants; a user's own function takes them as keywords: loss(tokens, *, factor=1.0)."""
 
-LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {}
-"""Section to formula; `register` adds to it."""
-
 _FUNCTION = "algorithm.loss.function"
 _WITH, _WITHOUT = "corrected_squares", "uncorrected_squares"
 """Sums of squared derivatives by log-probs; `gradient_frac` makes one figure of them."""
-
-Formula = TypeVar("Formula", bound=Callable[..., PerToken])
-
-
-def register(section: type[sections.LossSection]) -> Callable[[Formula], Formula]:
-    """A decorator that makes a function the formula of a section. A second formula for one section is refused."""
-
-    def add(formula: Formula) -> Formula:
-        if section in LOSSES:
-            raise ValueError(f"{section.__name__} has a policy loss already: {LOSSES[section].__name__}")
-        LOSSES[section] = formula
-        return formula
-
-    return add
 
 
 def loss_of(section: sections.LossSection) -> Loss:
@@ -102,7 +85,6 @@ def loss_of(section: sections.LossSection) -> Loss:
     return functools.partial(LOSSES[type(section)], section=section)
 
 
-@register(sections.PpoClipLoss)
 def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347).
 
@@ -115,7 +97,6 @@ def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
     return dataclasses.replace(clipped, loss=torch.where(advantages < 0, bounded, clipped.loss))
 
 
-@register(sections.GspoLoss)
 def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
     """PPO clip with one ratio per sequence, s = exp(mean of log rho over its tokens) (arXiv 2507.18071, eq. 5-7).
 
@@ -130,7 +111,6 @@ def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
     return _clipped(tokens, ratio, section)
 
 
-@register(sections.CispoLoss)
 def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2506.13585, eq. 4-5)."""
     lowest, highest = 1 - section.clip_low, 1 + section.clip_high
@@ -142,12 +122,20 @@ def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     )
 
 
-@register(sections.ReinforceLoss)
 def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> PerToken:
     """-A logprobs; the section holds no constants."""
     never = torch.zeros_like(tokens.mask)
     loss = -tokens.advantages * tokens.logprobs
     return PerToken(loss=loss, ratio=tokens.ratio().detach(), clipped_low=never, clipped_high=never)
+
+
+LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {
+    sections.PpoClipLoss: ppo_clip,
+    sections.GspoLoss: gspo,
+    sections.CispoLoss: cispo,
+    sections.ReinforceLoss: reinforce,
+}
+"""Section to formula."""
 
 
 def _clipped(tokens: Tokens, ratio: Tensor, section: Any) -> PerToken:

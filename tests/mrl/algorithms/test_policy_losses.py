@@ -1,7 +1,7 @@
-"""Policy losses: golden numbers per formula, finite differences, and a loss of one's own."""
+"""Policy losses: golden numbers per formula, and finite differences."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +9,7 @@ from torch import Tensor
 
 from mrl.algorithms import losses
 from mrl.algorithms.losses import LOSSES, PerToken, Tokens
-from mrl.algorithms.objective import Objective
-from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.policy_loss import LossSection
-from tests.mrl.algorithms.padded import FORMS, NAMES, SECTIONS, aggregate, policy_loss, segments_of, tokens_of
+from tests.mrl.algorithms.padded import FORMS, NAMES, SECTIONS, aggregate, policy_loss, tokens_of
 
 OPTIONS = {
     "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28},
@@ -252,39 +249,3 @@ def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation
     assert bool(dropped.any(1).logical_and((batch.mask & (weights > 0)).any(1)).any())
     assert not bool(gradient(weights)[dropped].any())
     torch.testing.assert_close(gradient(weights), gradient(None) * weights, atol=1e-14, rtol=0)
-
-
-class HalfReinforceLoss(LossSection):
-    """A loss that is defined here alone: this section, the function below, and its registration."""
-
-    name: Literal["half_reinforce"] = "half_reinforce"
-    factor: float = 0.5
-
-
-def half_reinforce(tokens: Tokens, section: HalfReinforceLoss) -> PerToken:
-    plain = losses.reinforce(tokens)
-    return dataclasses.replace(plain, loss=section.factor * plain.loss)
-
-
-def test_a_loss_is_a_function_its_section_and_one_registration(batch) -> None:
-    def loss(section: LossSection) -> float:
-        config = AlgorithmSection().model_copy(update={"loss": section})
-        total, _ = Objective(config)(
-            logprobs=batch.arrays["logprobs"].reshape(-1),
-            entropy=batch.arrays["entropy"].reshape(-1),
-            arrays={n: batch.arrays[n].reshape(-1) for n in ("old_logprobs", "advantages")}
-            | {"loss_mask": batch.mask.reshape(-1)},
-            segments=segments_of(batch.mask),
-            denominators={"num_tokens": 50.0, "num_sequences": 11.0},
-        )
-        return float(total)
-
-    losses.register(HalfReinforceLoss)(half_reinforce)
-    try:
-        whole = loss(SECTIONS["reinforce"]())
-        assert loss(HalfReinforceLoss()) == pytest.approx(whole / 2)
-        assert loss(HalfReinforceLoss(factor=0.25)) == pytest.approx(whole / 4)
-        with pytest.raises(ValueError, match="HalfReinforceLoss has a policy loss already: half_reinforce"):
-            losses.register(HalfReinforceLoss)(half_reinforce)
-    finally:
-        del LOSSES[HalfReinforceLoss]
