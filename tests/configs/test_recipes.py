@@ -1,9 +1,6 @@
 """Every recipe and every layout beside it resolves, survives a round trip, and fits the hardware in its name."""
 
-import json
-import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,59 +12,29 @@ from mrl.config.load import dump, load
 from mrl.config.root import Config
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
-from mrl.launch.commands import engines
-from mrl.launch.commands.check import check_policy
-from mrl.models.families import family_of
-from mrl.models.hf_config import language_model
-from mrl.models.tensors import CheckpointTensor
+from mrl.launch.commands import check, engines
 from mrl.rollout.part import on_each_node
 from tests.support.recipes import NOT_FOR_NODES, RECIPES, cases, files_of
 
 
-class Folders:
-    """Model name -> a folder with its published config.json and all of its tensors, of zeros that take no room; made when first asked for."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __getitem__(self, model: str) -> Path:
-        if not (folder := self._root / model).is_dir():
-            folder.mkdir()
-            text = (CONFIGS / f"models/{model}/config.json").read_text()
-            (folder / "config.json").write_text(text)
-            hf = language_model(json.loads(text))
-            write_zeros(folder / "model.safetensors", family_of(hf).checkpoint_tensors(hf))
-        return folder
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("weights"))
-
-
-def write_zeros(path: Path, tensors: Iterable[CheckpointTensor]) -> None:
-    """A sparse safetensors file of these tensors in bfloat16."""
-    header, end = {}, 0
-    for tensor in tensors:
-        begin, end = end, end + 2 * math.prod(tensor.stored_shape)
-        shape = list(tensor.stored_shape)
-        header[tensor.name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(path, path.stat().st_size + end)
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster with GPUs, and of the published models what the recipes read: config.json, and no weights to look at."""
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
+    monkeypatch.setattr(check, "_check_weights", lambda folder, policy: None)
 
 
 def train_refuses(config: Config) -> bool:
     try:
-        check_policy(config)
+        check.check_policy(config)
     except ConfigError:
         return True
     return False
 
 
-def with_folder(files: tuple[Path, ...], folders: Folders, *words: str) -> Config:
+def with_folder(files: tuple[Path, ...], *words: str) -> Config:
     """The recipe on nodes of eight slots, its model's folder in the place of the one that nobody has here."""
-    folder = folders[Path(load(files).model.path).name]
+    folder = CONFIGS / "models" / Path(load(files).model.path).name
     return load(files, [f"model.path={folder}", "launch.slots_per_node=8", *words])
 
 
@@ -79,9 +46,8 @@ def test_every_recipe_is_among_the_cases() -> None:
 @pytest.mark.parametrize(
     ("files", "nodes", "hardware"), cases(), ids=lambda value: getattr(value, "stem", None)
 )
-def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, folders, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
-    config = with_folder(files, folders)
+def test_recipe_fits_its_hardware_and_can_be_trained(files, nodes, hardware, published) -> None:
+    config = with_folder(files)
     assert not train_refuses(config)
     numbers = [
         3 + 2 * (rank // 8) for rank in range(config.training.layout.world_size)
@@ -149,9 +115,8 @@ def test_a_recipe_whose_engines_span_nodes_says_so(recipe: str) -> None:
         ("qwen3_30b_a3b", "data.max_prompt_tokens=50000000"),
     ],
 )
-def test_what_train_refuses_does_not_fit_by_the_plan(recipe, word, folders, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "a cluster with GPUs")
-    config = with_folder((CONFIGS / f"{recipe}.yaml",), folders, "training.layout.dp=16", word)
+def test_what_train_refuses_does_not_fit_by_the_plan(recipe, word, published) -> None:
+    config = with_folder((CONFIGS / f"{recipe}.yaml",), "training.layout.dp=16", word)
     assert train_refuses(config)
     assert not capacity_report(config, load_hardware("8x141gb")).fits
 
