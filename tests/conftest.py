@@ -37,7 +37,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/nightly.py as slow.
+    """Mark the tests of tests/nightly.py as slow, and put long tests first.
 
     UsageError where a file's markers are hidden, or where the fast part imports vLLM, which each worker would wait for.
     """
@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(
                 f"{item.nodeid} is marked {hidden}: its file must say so, as mark.{hidden[0]}"
             )
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if config.option.markexpr.startswith("not integration") and "vllm" in sys.modules:
         raise pytest.UsageError(
             "a file of the fast part imports vllm: mark it integration, or import it where it is used"
