@@ -242,7 +242,7 @@ class TrainBatch:
     """B ids, for messages and dumps."""
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """Further [N] float32 arrays by their field's name: rollout_logprobs, age, old_logprobs, ref_logprobs,
-    teacher_logprobs, advantages, returns, values, scores."""
+    advantages, returns, values, scores."""
     routes: tuple[Routes, ...] | None = None
     """Of each sample, where the passes of policy and reference are to take them."""
     samples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)

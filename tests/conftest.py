@@ -36,8 +36,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of tests/nightly.py as slow; put long tests first, and those of one file, which may share a start, together."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of tests/nightly.py as slow, and put long tests first.
+
+    UsageError where a file's markers are hidden, or where the fast part imports vLLM, which each worker would wait for.
+    """
     for item in items:
         if is_nightly(item.nodeid):
             item.add_marker(pytest.mark.slow)
@@ -47,6 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 f"{item.nodeid} is marked {hidden}: its file must say so, as mark.{hidden[0]}"
             )
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    if config.option.markexpr.startswith("not integration") and "vllm" in sys.modules:
+        raise pytest.UsageError(
+            "a file of the fast part imports vllm: mark it integration, or import it where it is used"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import imports
-from mrl.training.process_environment import CPU_ENVIRONMENT
 from tests.support import chat_tokenizers
 from tests.support.source_tree import modules
 
@@ -117,7 +116,7 @@ def test_rows_are_shown_without_torch(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n')
     model = f"model={{path: {tmp_path}/model, new: {{tokenizer: characters}}}}"
     rows = f"data={{train: {tmp_path}/rows.jsonl, validation: null}}"
-    command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0", "--json"]
+    command = ["data", "configs/quickstart.yaml", model, rows, "loop.validation.every_steps=0"]
     statement = f"import contextlib, io, mrl.cli\nwith contextlib.redirect_stdout(io.StringIO()):\n assert not mrl.cli.main({command!r})"
     assert loaded_by(statement, ("torch", "ray", "vllm", "megatron")) == []
 
@@ -156,12 +155,6 @@ def test_pure_packages_import_no_engine(engines: tuple[str, ...]) -> None:
         if n == package or (n.startswith(package + ".") and layer(n) == layer(package))
     ]
     assert loaded_by("\n".join(f"import {n}" for n in inner), engines) == []
-
-
-def test_a_trainer_rank_on_cpu_loads_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CPU_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    assert loaded_by("import mrl.training.worker", ("torch._inductor.compile_fx",)) == []
 
 
 def test_no_imports_run_in_a_circle() -> None:

@@ -125,7 +125,6 @@ def test_an_installed_command_finds_recipes_and_hardware_among_strange_packages(
         assert command.returncode == 0, command.stderr
         return command.stdout
 
-    assert "rollout.tp" in mrl("settings", "rollout")
     assert "Qwen3-30B-A3B" in mrl("plan", "configs/qwen3_30b_a3b.yaml", "--hardware", "8x141gb")
     rows = f"data={{train: {ROWS}, validation: {ROWS}, max_prompt_tokens: 416}}"
     resolved = yaml.safe_load(mrl("train", "configs/gsm8k.yaml", "--dry-run", rows))

@@ -36,11 +36,6 @@ class Preview:
     notes: list[str]
     max_prompt_tokens: int
 
-    @property
-    def tree(self) -> dict[str, Any]:
-        """JSON values."""
-        return dataclasses.asdict(self)
-
     def text(self) -> str:
         """For a terminal."""
         lines = [self.report.text(), *(f"data: {note}" for note in self.notes)]

@@ -118,7 +118,7 @@ class TrainActor:
             self._objectives[options.role],
             denominators,
             options,
-            distillation=self._config.algorithm.distillation_in_updates,
+            distillation=self._config.algorithm.distillation,
         )
 
     def accumulate(
@@ -130,13 +130,13 @@ class TrainActor:
             self._objectives["policy"],
             denominators,
             options,
-            distillation=self._config.algorithm.distillation_in_updates,
+            distillation=self._config.algorithm.distillation,
         )
         return metrics, None if arrays is None else _sent(arrays)
 
     def _with_routes(self, batch: TrainBatch, role: Role) -> TrainBatch:
         """The batch with its routes, where the role takes any."""
-        if role in ("critic", "teacher"):
+        if role == "critic":
             return dataclasses.replace(batch, routes=None)
         return route_blocks.read_routes(batch, deadline_seconds=self._config.training.collective_seconds)
 

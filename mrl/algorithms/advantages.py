@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -326,26 +325,14 @@ class _Compact:
 
 
 def whiten(
-    values: Tensor,
-    mask: Tensor,
-    segments: Segments,
-    *,
-    weights: Tensor | None = None,
-    weigh_by: Literal["tokens", "samples"] = "tokens",
-    ddof: int = 1,
-    eps: float = 1e-8,
+    values: Tensor, mask: Tensor, *, weights: Tensor | None = None, ddof: int = 1, eps: float = 1e-8
 ) -> Tensor:
     """[K] (values - mean) / sqrt(variance + eps), 0 off the mask; with fewer than two entries nothing changes.
 
-    weigh_by = tokens: every masked-in row counts as often as it stands for tokens (`weights` [K]; once by default). samples: every
-    sequence counts once, with the mean of its rows, so that the sample mean becomes 0. Values are 0 off the mask.
+    Every masked-in row counts as often as it stands for tokens (`weights` [K]; once by default). Values are 0 off the mask.
     """
-    if weigh_by == "samples":
-        counted = segments.sum(mask.to(values.dtype)) > 0
-        entries, weights = segments.mean(values, mask)[counted], None
-    else:
-        entries, weights = values[mask], None if weights is None else weights[mask]
-    counts = torch.ones_like(entries) if weights is None else weights
+    entries = values[mask]
+    counts = torch.ones_like(entries) if weights is None else weights[mask]
     if (total := counts.sum()) < 2:
         return values.masked_fill(~mask, 0.0)
     mean = (entries * counts).sum() / total

@@ -6,7 +6,7 @@ they are multiplied (losses.policy_loss). Weights carry no gradient and do not c
 denominator: a token with weight 0 still counts.
 
 Choices where frameworks differ:
-1. sequence_mask measures a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product ("product").
+1. sequence_mask measures a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product.
 2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" bounds them above.
 3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w above (TIS).
 """
@@ -31,8 +31,7 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
 
     With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: min(w_t, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
-    `token_weights` none (1), raw (w_t) or truncated (min(w_t, TOKEN_HIGH)). geometric: min(W, high). product:
-    min(exp(sum), high).
+    `token_weights` none (1), raw (w_t) or truncated (min(w_t, TOKEN_HIGH)). geometric: min(W, high).
     """
     log_ratios = _log_ratios(tokens, rollout_logprobs)
     per_token = torch.exp(log_ratios)
@@ -52,8 +51,6 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
             values = kept.masked_fill(_outside(section, _geometric(log_ratios, tokens)), 0.0)
         case "geometric":
             values = _geometric(log_ratios, tokens).clamp(max=section.high)
-        case "product":
-            values = _product(log_ratios, tokens).clamp(max=section.high)
     return values.masked_fill(~tokens.mask, 0.0)
 
 
@@ -61,7 +58,7 @@ def correction_metrics(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Te
     """The difference at every granularity over the tokens of the mask, as metrics that add up (see tokens).
 
     policy/rollout_mismatch_kl: k3 of KL(engine || trainer) per token, nats. policy/rollout_difference: mean |log w|.
-    policy/rollout_weight_<token|geometric|product>: means over tokens. policy/rollout_difference_max: largest |log w|.
+    policy/rollout_weight_<token|geometric>: means over tokens. policy/rollout_difference_max: largest |log w|.
     """
     log_ratios = _log_ratios(tokens, rollout_logprobs)
     means = {
@@ -69,7 +66,6 @@ def correction_metrics(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Te
         "policy/rollout_difference": log_ratios.abs(),
         "policy/rollout_weight_token": torch.exp(log_ratios),
         "policy/rollout_weight_geometric": _geometric(log_ratios, tokens),
-        "policy/rollout_weight_product": _product(log_ratios, tokens),
     }
     metrics = {name: tokens.token_mean(values) for name, values in means.items()}
     return metrics | {"policy/rollout_difference_max": tokens.token_max(log_ratios.abs())}
@@ -87,8 +83,3 @@ def _outside(section: Any, values: Tensor) -> Tensor:
 
 def _geometric(log_ratios: Tensor, tokens: Tokens) -> Tensor:
     return tokens.segments.spread(torch.exp(tokens.segments.mean(log_ratios, tokens.mask)))
-
-
-def _product(log_ratios: Tensor, tokens: Tokens) -> Tensor:
-    total = tokens.segments.sum(log_ratios).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return tokens.segments.spread(torch.exp(total))

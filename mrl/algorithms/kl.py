@@ -1,6 +1,6 @@
 """Per-token estimates of KL(policy || reference) from the log-probs of sampled tokens.
 
-Owns the estimators and their clamp. Not the coefficient (controllers) and not where the term goes (reward: recipe,
+Owns the estimators and their clamp. Not the coefficient and not where the term goes (reward: recipe,
 loss: objective). Source: Schulman, "Approximating KL divergence" (2020); k3 as in DeepSeekMath, arXiv 2402.03300.
 
 Choices where frameworks differ:

@@ -1,18 +1,16 @@
 """The losses as formulas: of the policy by name, of the critic, and how per-token values become one number.
 
-Owns the formulas, their registry, and the only place where a loss is divided by anything. Inputs are checked before
+Owns the formulas, their table, and the only place where a loss is divided by anything. Inputs are checked before
 (tokens.checked); old log-probs, KL, entropy and corrections are the objective's.
 Notation: rho = exp(logprobs - old_logprobs), A the advantage, sg stop-gradient, |y| the sequence's tokens.
 
 A policy loss is one function `name(tokens, section)` and its constants, a section of mrl/config/sections/policy_loss.py;
-`register` ties the one to the other. A token's value passes gradient to that token's own log-prob only, also where the
+LOSSES ties the one to the other. A token's value passes gradient to that token's own log-prob only, also where the
 value is made of its sequence: so a token that a correction weighs with 0 gets none.
 
 Deviations, numbered:
 1. The log ratio is bounded at +-20 before exp, so that an extreme token is finite; it passes no gradient outside.
 2. CISPO bounds are offsets from 1 as everywhere else (weight <= 1 + clip_high), not the cap itself.
-3. TOPR's positive samples are chosen by raw reward (`scores`), those above 0 and not from 0 on, which is the same for
-   rewards of +1 and -1 and also right for 1 and 0; without scores by the sign of the advantage.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +39,7 @@ class Tokens(Packed):
     old_logprobs: Tensor
     advantages: Tensor
     scores: Tensor | None = None
-    """[N] raw reward of the token's sample, where there is one."""
+    """[N] raw reward of the token's sample, for a loss of the user's own."""
 
     def ratio(self) -> Tensor:
         """[N] rho per token."""
@@ -75,26 +73,9 @@ class PerToken:
 Loss = Callable[[Tokens], PerToken]
 """A policy loss with its constants; a user's own function takes them as keywords: loss(tokens, *, factor=1.0)."""
 
-LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {}
-"""Section to formula; `register` adds to it."""
-
 _FUNCTION = "algorithm.loss.function"
 _WITH, _WITHOUT = "corrected_squares", "uncorrected_squares"
 """Sums of squared derivatives by log-probs; `gradient_frac` makes one figure of them."""
-
-Formula = TypeVar("Formula", bound=Callable[..., PerToken])
-
-
-def register(section: type[sections.LossSection]) -> Callable[[Formula], Formula]:
-    """A decorator that makes a function the formula of a section. A second formula for one section is refused."""
-
-    def add(formula: Formula) -> Formula:
-        if section in LOSSES:
-            raise ValueError(f"{section.__name__} has a policy loss already: {LOSSES[section].__name__}")
-        LOSSES[section] = formula
-        return formula
-
-    return add
 
 
 def loss_of(section: sections.LossSection) -> Loss:
@@ -104,7 +85,6 @@ def loss_of(section: sections.LossSection) -> Loss:
     return functools.partial(LOSSES[type(section)], section=section)
 
 
-@register(sections.PpoClipLoss)
 def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (arXiv 1707.06347).
 
@@ -117,7 +97,6 @@ def ppo_clip(tokens: Tokens, section: sections.PpoClipLoss) -> PerToken:
     return dataclasses.replace(clipped, loss=torch.where(advantages < 0, bounded, clipped.loss))
 
 
-@register(sections.GspoLoss)
 def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
     """PPO clip with one ratio per sequence, s = exp(mean of log rho over its tokens) (arXiv 2507.18071, eq. 5-7).
 
@@ -132,7 +111,6 @@ def gspo(tokens: Tokens, section: sections.GspoLoss) -> PerToken:
     return _clipped(tokens, ratio, section)
 
 
-@register(sections.CispoLoss)
 def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logprobs (arXiv 2506.13585, eq. 4-5)."""
     lowest, highest = 1 - section.clip_low, 1 + section.clip_high
@@ -144,25 +122,6 @@ def cispo(tokens: Tokens, section: sections.CispoLoss) -> PerToken:
     )
 
 
-@register(sections.ToprLoss)
-def topr(tokens: Tokens, section: sections.ToprLoss) -> PerToken:
-    """Positive samples -A logprobs, others -sg(min(R, 1)) A logprobs (arXiv 2503.14286).
-
-    R = exp(sum of log rho) is the ratio of the whole trajectory.
-    """
-    ratio = torch.exp(tokens.sequence_log_ratio().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    scores = tokens.advantages if tokens.scores is None else tokens.scores
-    positive = scores > 0
-    weight = torch.where(positive, torch.ones_like(ratio), ratio.clamp(max=1))
-    return PerToken(
-        loss=-weight * tokens.advantages * tokens.logprobs,
-        ratio=ratio,
-        clipped_low=torch.zeros_like(positive),
-        clipped_high=~positive & (ratio > 1),
-    )
-
-
-@register(sections.ReinforceLoss)
 def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> PerToken:
     """-A logprobs; the section holds no constants."""
     never = torch.zeros_like(tokens.mask)
@@ -170,15 +129,13 @@ def reinforce(tokens: Tokens, section: sections.ReinforceLoss | None = None) -> 
     return PerToken(loss=loss, ratio=tokens.ratio().detach(), clipped_low=never, clipped_high=never)
 
 
-@register(sections.Kimi15Loss)
-def kimi15(tokens: Tokens, section: sections.Kimi15Loss) -> PerToken:
-    """-A logprobs, plus tau / 2 (sum of log rho)^2 over each sequence's tokens together (arXiv 2501.12599, eq. 3).
-
-    A token's share of the square is tau / 2 sg(sum) log rho; its gradient is the square's, tau sg(sum).
-    """
-    plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
-    pull = section.tau * tokens.sequence_log_ratio() * (log_ratio - log_ratio.detach() / 2)
-    return dataclasses.replace(plain, loss=plain.loss + pull)
+LOSSES: dict[type[sections.LossSection], Callable[..., PerToken]] = {
+    sections.PpoClipLoss: ppo_clip,
+    sections.GspoLoss: gspo,
+    sections.CispoLoss: cispo,
+    sections.ReinforceLoss: reinforce,
+}
+"""Section to formula."""
 
 
 def _clipped(tokens: Tokens, ratio: Tensor, section: Any) -> PerToken:

@@ -2,7 +2,7 @@
 
 Consumes: a microbatch's new log-probs and entropies (or values), its arrays, and the step-wide denominators. Produces:
 this microbatch's share of the step's loss (shares are added over microbatches and ranks) and metrics of the same kind.
-Not its business: forward passes, gradients, optimizer, coefficients' movement (controllers.AlgorithmState).
+Not its business: forward passes, gradients, optimizer, a coefficient's movement (entropy_coefficient.py).
 
 Every objective is called with [N] tensors of one packed microbatch and its Segments. Its inputs are checked where
 they enter, all at once, so that the host waits for the device one single time; it raises NotFiniteError there.
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from mrl.algorithms import correction_weights, kl
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.losses import Tokens, aggregate, loss_of, policy_loss, value_loss
 from mrl.algorithms.tokens import Packed, Segments, checked
 from mrl.config.sections.algorithm import AggregationSection, AlgorithmSection
+from mrl.config.sections.distillation import TEACHER
 
 _READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "scores")
 
@@ -46,12 +46,12 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch.
 
-        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers, unless they say something of sampled tokens alone. arrays: [N] each: loss_mask (bool), advantages,
+        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers. arrays: [N] each: loss_mask (bool), advantages,
         rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
         age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
-        ref_logprobs for kl.location = loss; scores for topr and custom. denominators: num_tokens and num_sequences of the whole
-        optimizer step, num_fresh_tokens (of age 0) where there is an age, and kl_coefficient and entropy_coefficient
-        where a controller moves them, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
+        ref_logprobs for kl.location = loss; scores for a loss of the user's own. denominators: num_tokens and num_sequences of the whole
+        optimizer step, num_fresh_tokens (of age 0) where there is an age, entropy_coefficient where it
+        moves, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
         """
         mask = arrays["loss_mask"]
         read = {name: arrays[name] for name in _READ if name in arrays}
@@ -148,8 +148,7 @@ class Objective:
         weighted = values
         if section.unbiased:
             weighted = values * tokens.ratio()
-        coefficient = denominators.get("kl_coefficient", section.coefficient)
-        term = coefficient * aggregate(weighted, tokens, self._config.aggregation)
+        term = section.coefficient * aggregate(weighted, tokens, self._config.aggregation)
         return term, {
             "policy/kl_reference": tokens.token_mean(values),
             "policy/kl_clamped_frac": tokens.token_mean(clamped),
@@ -159,13 +158,11 @@ class Objective:
     def _distillation_loss(
         self, tokens: Tokens, divergence: Tensor | None, denominators: Mapping[str, Any]
     ) -> tuple[Tensor | float, dict[str, Tensor]]:
-        section = self._config.distillation_in_updates
+        section = self._config.distillation
         if section is None:
             return 0.0, {}
         if divergence is None:
-            raise ValueError(
-                f"divergence: missing, which distillation.estimator = {section.estimator} needs of the teachers"
-            )
+            raise ValueError("divergence: missing, which algorithm.distillation needs of the teachers")
         taught = tokens.segments.spread(tokens.segments.values[TEACHER]) >= 0
         term = section.coefficient * aggregate(divergence, tokens, self._config.aggregation)
         mean = tokens.token_mean(divergence) * (

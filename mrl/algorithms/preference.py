@@ -1,6 +1,6 @@
 """Losses over pairs of a chosen and a rejected response, and over single responses with a label.
 
-Consumes: a microbatch's log-probs, and what its batch knows of each response: its side (1 chosen, 0 rejected), its weight
+Consumes: a microbatch's log-probs, and what its batch knows of each response: its side (1 chosen, 0 rejected)
 and its log-prob under the reference (float64). Produces: this microbatch's share of the step's loss, and metrics of the same
 kind (shares are added). A pair always lies in one microbatch, its chosen response first.
 
@@ -186,8 +186,8 @@ class PreferenceObjective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch; logprobs [N] with gradient, arrays: loss_mask [N].
 
-        segments.values: weight and ref_logprob, and for kto side, [B] float64. denominators: num_rows, the weights of all rows of the
-        step added up, of pairs or of labelled responses; kto_z for kto, and num_chosen, num_rejected.
+        segments.values: ref_logprob, and for kto side, [B] float64. denominators: num_rows, all pairs or labelled responses of the
+        step; kto_z for kto, and num_chosen, num_rejected.
         """
         del entropy
         mask, known = arrays["loss_mask"], segments.values
@@ -198,15 +198,13 @@ class PreferenceObjective:
             segments.sum(mask.double()).clamp(min=1),
         )
         if self._loss is None:
-            return self._labelled(whole, known["side"] > 0, known["weight"], denominators)
-        return self._paired(whole, known["weight"], denominators)
+            return self._labelled(whole, known["side"] > 0, denominators)
+        return self._paired(whole, denominators)
 
-    def _paired(
-        self, whole: Side, weight: Tensor, denominators: Mapping[str, Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _paired(self, whole: Side, denominators: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         assert self._loss is not None
         section, chosen, rejected = self._section, _of(whole, CHOSEN), _of(whole, REJECTED)
-        share = weight[CHOSEN] / denominators["num_rows"]
+        share = 1 / denominators["num_rows"]
         pair_loss = (self._loss(section, chosen, rejected) * share).sum()
         loss = pair_loss
         metrics = pair_metrics(section, chosen, rejected, share)
@@ -216,12 +214,11 @@ class PreferenceObjective:
         return loss, metrics
 
     def _labelled(
-        self, whole: Side, is_wanted: Tensor, weight: Tensor, denominators: Mapping[str, Any]
+        self, whole: Side, is_wanted: Tensor, denominators: Mapping[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        z = weight.new_full((), denominators["kto_z"])
-        losses = kto_losses(self._section, whole, is_wanted, z)
-        loss = (losses * weight).sum() / denominators["num_rows"]
-        reward = rewards(self._section, whole).detach() * weight
+        z = whole.logprob.new_full((), denominators["kto_z"])
+        loss = kto_losses(self._section, whole, is_wanted, z).sum() / denominators["num_rows"]
+        reward = rewards(self._section, whole).detach()
         metrics = {"preference/pair_loss": loss.detach()}
         for name, rows in (("chosen", is_wanted), ("rejected", ~is_wanted)):
             metrics[f"preference/reward_{name}"] = (reward * rows).sum() / max(
@@ -230,8 +227,8 @@ class PreferenceObjective:
         return loss, metrics
 
 
-def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share: Tensor) -> dict[str, Tensor]:
-    """Means over pairs, `share` [P] being each one's part of 1; to be added over microbatches."""
+def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share: float) -> dict[str, Tensor]:
+    """Means over pairs, `share` being each one's part of 1; to be added over microbatches."""
     with torch.no_grad():
         up, down = rewards(section, chosen), rewards(section, rejected)
         right = (up > down).double() + 0.5 * (up == down)

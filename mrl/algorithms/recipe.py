@@ -1,11 +1,11 @@
 """From rewards to advantages as the configuration names it: the one call the loop makes between scoring and update.
 
-Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae), the samples'
-outcomes, and the run's algorithm state. Produces: the batch with `advantages` and `returns` (and `scores` where the loss may read them),
+Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae) and the samples'
+outcomes. Produces: the batch with `advantages` and `returns` (and `scores` for a loss of the user's own),
 and metrics. Runs in the driver on the CPU, in float64.
 
 Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
-token -> estimator -> whitening -> truncated samples leave the loss mask -> teachers' terms of single tokens (distillation_terms.py).
+token -> estimator -> whitening -> truncated samples leave the loss mask.
 The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
 loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
 
@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrl.algorithms import distillation_terms, kl
+from mrl.algorithms import kl
 from mrl.algorithms.advantages import OUTCOME_ESTIMATORS, TOLERANCE, Rollouts, estimate_advantages, whiten
-from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.groups import Groups
 from mrl.algorithms.outcomes import Outcomes, policy_lengths, shape_by_domain, truncated_away
 from mrl.algorithms.reward_rows import AdvantageRows
@@ -35,25 +34,19 @@ def shape_and_estimate(
     config: AlgorithmSection,
     batch: TrainBatch,
     outcomes: Outcomes | Sequence[Group] | np.ndarray,
-    *,
-    state: AlgorithmState | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """(the batch with float32 arrays advantages and, where a critic learns them, returns; metrics).
 
     `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
     A sample without a reward (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
-    shaping.mask_truncated names gets the same after the statistics. `state` is needed by moving coefficients, and is updated;
-    without it a fresh one is used for this call.
+    shaping.mask_truncated names gets the same after the statistics.
     """
     outcomes = _outcomes(outcomes)
     if len(outcomes.rewards) != batch.num_samples:
         raise ValueError(f"outcomes: {len(outcomes.rewards)} samples, but the batch has {batch.num_samples}")
-    if state is None:
-        _require_state(config)
-        state = AlgorithmState.of(config)
     work = _Work.of(config, batch, outcomes)
     shaped, metrics = shape_by_domain(config, outcomes, lengths=torch.from_numpy(policy_lengths(batch)))
-    penalty, kl_metrics = _kl_penalty(config, batch, work, state)
+    penalty, kl_metrics = _kl_penalty(config, batch, work)
     rollouts = _rollouts(config, batch, work, outcomes, shaped, penalty)
     advantages, returns = estimate_advantages(config.estimator, rollouts)
     metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped)
@@ -63,17 +56,13 @@ def shape_and_estimate(
     left = work.rows.mask & ~work.rows.segments.spread(cut)
     trained = batch.loss_mask if left.all() else batch.loss_mask & work.rows.on_tokens(left)
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
-    if config.loss.reads_scores:
+    if config.loss.name == "custom":
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
         arrays["scores"] = work.rows.segments.spread(rewards)
     spread = {name: _on_trained(work.rows, values, trained) for name, values in arrays.items()}
-    batch = dataclasses.replace(batch, loss_mask=trained)
-    if config.distillation is not None:
-        spread["advantages"], taught = distillation_terms.join_advantages(
-            config.distillation, batch, spread["advantages"]
-        )
-        metrics |= taught
-    return batch.with_arrays(**spread), metrics
+    if config.distillation is not None and config.distillation.alone:
+        spread["advantages"] = np.zeros_like(spread["advantages"])
+    return dataclasses.replace(batch, loss_mask=trained).with_arrays(**spread), metrics
 
 
 def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:
@@ -110,18 +99,10 @@ def _outcomes(outcomes: Outcomes | Sequence[Group] | np.ndarray) -> Outcomes:
     return Outcomes.plain(outcomes) if isinstance(outcomes, np.ndarray) else Outcomes.of(outcomes)
 
 
-def _require_state(config: AlgorithmSection) -> None:
-    if config.kl.target is not None:
-        raise ValueError(
-            "state: required, because a moving KL coefficient must remember earlier steps; make one with "
-            "AlgorithmState.of(config.algorithm) at the start of the run"
-        )
-
-
 def _kl_penalty(
-    config: AlgorithmSection, batch: TrainBatch, work: _Work, state: AlgorithmState
+    config: AlgorithmSection, batch: TrainBatch, work: _Work
 ) -> tuple[Tensor | None, dict[str, float]]:
-    """[N] what is subtracted from the token rewards, and the measurement that moves the coefficient."""
+    """[N] what is subtracted from the token rewards, and how far the reference is."""
     section = config.kl
     if section.location != "reward":
         return None, {}
@@ -134,11 +115,8 @@ def _kl_penalty(
     difference = (old - reference).masked_fill(~work.rows.mask, 0.0)
     values, clamped = kl.estimate_kl(section.kind, difference)
     count = max(1, int(work.rows.mask.sum()))
-    mean, coefficient = float(values.sum()) / count, state.kl.coefficient
-    state.kl.update(mean, num_samples=int(work.has_reward.sum()))
-    return coefficient * values, {
-        "reward/kl_reference": mean,
-        "reward/kl_coefficient": coefficient,
+    return section.coefficient * values, {
+        "reward/kl_reference": float(values.sum()) / count,
         "reward/kl_clamped_frac": float(clamped.sum()) / count,
     }
 
@@ -207,9 +185,9 @@ def _parts(weights: Mapping[str, float], outcomes: Outcomes) -> Tensor:
 
 def _finish(config: AlgorithmSection, work: _Work, advantages: Tensor) -> tuple[Tensor, dict[str, float]]:
     """Whiten the advantages, and report about them."""
-    rows, weigh_by = work.rows, config.estimator.whitening
-    if weigh_by != "off":
-        white = whiten(advantages, rows.mask, rows.segments, weights=rows.weights, weigh_by=weigh_by)
+    rows = work.rows
+    if config.estimator.whitens:
+        white = whiten(advantages, rows.mask, weights=rows.weights)
         advantages = torch.where(rows.mask, white, advantages)
     weights = rows.weights.masked_fill(~rows.mask, 0.0)
     tokens = max(1.0, float(weights.sum()))

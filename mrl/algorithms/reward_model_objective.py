@@ -1,6 +1,6 @@
 """The loss of a reward model over pairs of a chosen and a rejected response.
 
-Consumes: the scores of a microbatch's responses, and what its batch knows of each pair: weight, margin, probability that the
+Consumes: the scores of a microbatch's responses, and what its batch knows of each pair: margin, probability that the
 chosen response is the better one. Produces: this microbatch's share of the step's loss, and metrics of the same kind (shares
 are added). A pair always lies in one microbatch, its chosen response first.
 
@@ -53,20 +53,20 @@ class RewardModelObjective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(loss, metrics) of one packed microbatch; values [N] with gradient, arrays: loss_mask [N], one token a response.
 
-        segments.values: weight, margin, probability, [B] float64. denominators: num_rows, the weights of all pairs of the step
-        added up; score_sum, the weighted sum of all scores of the step, where the centring couples them.
+        segments.values: margin, probability, [B] float64. denominators: num_rows, the pairs of the step; score_sum, the sum of all
+        scores of the step, where the centring couples them.
         """
         scores, known = _scores(values, arrays["loss_mask"], segments), segments.values
-        weight, margin, probability = (known[name][CHOSEN] for name in ("weight", "margin", "probability"))
+        margin, probability = (known[name][CHOSEN] for name in ("margin", "probability"))
         chosen, rejected = scores[CHOSEN], scores[REJECTED]
-        share = weight / denominators["num_rows"]
+        share = 1 / denominators["num_rows"]
         pair_loss = (pair_losses(self._section, chosen, rejected, margin, probability) * share).sum()
-        center = self._center(chosen + rejected, weight, denominators)
+        center = self._center(chosen + rejected, denominators)
         metrics = score_metrics(chosen.detach(), rejected.detach(), probability, share)
         metrics |= {"preference/pair_loss": pair_loss.detach(), "preference/center": center.detach()}
         return pair_loss + center, metrics
 
-    def _center(self, total: Tensor, weight: Tensor, denominators: Mapping[str, Any]) -> Tensor:
+    def _center(self, total: Tensor, denominators: Mapping[str, Any]) -> Tensor:
         """This microbatch's share of the centring term; total [P] = r_w + r_l.
 
         The square of a sum over the step has the gradient of a linear form whose factor is known from a pass before the
@@ -76,8 +76,8 @@ class RewardModelObjective:
         if center is None:
             return total.new_zeros(())
         if center.kind == "pair":
-            return center.weight * (total**2 * weight / num_rows).sum()
-        part = (total * weight).sum()
+            return center.weight * (total**2 / num_rows).sum()
+        part = total.sum()
         factor = center.weight * denominators["score_sum"]
         if center.kind == "batch_mean":
             factor /= (2 * num_rows) ** 2
@@ -89,8 +89,8 @@ def _scores(values: Tensor, mask: Tensor, segments: Segments) -> Tensor:
     return segments.sum(checked({"values": values}, mask, segments)["values"].double())
 
 
-def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: Tensor) -> dict[str, Tensor]:
-    """Means over pairs, `share` [P] being each one's part of 1; to be added over microbatches."""
+def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: float) -> dict[str, Tensor]:
+    """Means over pairs, `share` being each one's part of 1; to be added over microbatches."""
     difference = chosen - rejected
     found = {
         "accuracy": torch.where(  # the probability of the side that scores higher, ties half

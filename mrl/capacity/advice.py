@@ -194,16 +194,20 @@ def memory_warnings(estimate: Estimate) -> list[str]:
 
 
 def quantisation_warnings(estimate: Estimate) -> list[str]:
-    """Repeats what the configuration says of itself, and counts tensors that the trainer cuts inside blocks."""
-    config = estimate.config
+    """Repeats what the configuration says of itself, and names a tensor that the trainer cuts inside blocks: those of the first
+    layer of each kind are asked, because all layers of a kind and all stages are cut alike."""
+    config, facts = estimate.config, estimate.facts
     if config.rollout.quantization == "none":
         return warnings_of(config)
-    cut = cut_inside_blocks(trainer_rank_manifests(estimate.facts.hf, estimate.layout), BLOCK)
+    kinds = [facts.family.is_moe_layer(facts.hf, number) for number in range(facts.num_layers)]
+    few_layers = facts.hf | {"num_hidden_layers": 1 + max(map(kinds.index, set(kinds)))}
+    one_stage = dataclasses.replace(estimate.layout, pp=1, vpp=1)
+    cut = cut_inside_blocks(trainer_rank_manifests(few_layers, one_stage), BLOCK)
     if not cut:
         return warnings_of(config)
     return [
         *warnings_of(config),
-        f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts {len(cut)} tensors inside blocks "
+        f"rollout.quantization = {config.rollout.quantization}: the trainer's layout cuts tensors inside blocks "
         f"of {BLOCK} ({min(cut)}, ...): they and the rest of their modules go whole to every engine rank at every weight "
         "sync; a smaller training.layout.tp or etp avoids it",
     ]

@@ -27,7 +27,7 @@ class SlotMemory:
     activations: int
     working: int
     lessons: int
-    """What teachers leave for an update, with exact distillation: hidden states and output layers."""
+    """What teachers leave for an update: hidden states and output layers."""
     log_prob_working: int
     """What passes without gradient need, which keep no activations."""
     engine_weights: int

@@ -34,9 +34,9 @@ class Work:
     """Mean response: hardware.mean_response_fraction of the longest."""
     longest_response: int
     passes_before: int
-    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, teachers, values."""
+    """Passes without gradient over all tokens before the updates: old log-probs where they need one, reference, values."""
     passes_in_updates: int
-    """The same in the updates' calls: the reference's of an only update, and of teachers whose distributions an update takes."""
+    """The same in the updates' calls: the reference's of an only update, and the teachers'."""
     reference: CallOfReference
     epochs: int
     """Passes with gradient over all tokens, the critic's counted too."""
@@ -63,16 +63,13 @@ def work_of(config: Config, hardware: Hardware) -> Work:
     """The amounts of one step of a configuration."""
     longest, algorithm = config.rollout.max_response_tokens, config.algorithm
     trained_models = 1 + algorithm.needs_values
-    taught, reference = algorithm.distillation_in_updates is not None, _call_of_reference(config)
+    taught, reference = algorithm.distillation is not None, _call_of_reference(config)
     return Work(
         samples=config.loop.prompts_per_step * config.loop.samples_per_prompt,
         prompt_tokens=min(config.data.max_prompt_tokens, config.model.max_length - longest) / 2,
         response_tokens=longest * hardware.mean_response_fraction,
         longest_response=longest,
-        passes_before=algorithm.recomputes_policy
-        + (reference in ("apart", "pass"))
-        + (algorithm.distillation is not None and not taught)
-        + algorithm.needs_values,
+        passes_before=algorithm.recomputes_policy + (reference in ("apart", "pass")) + algorithm.needs_values,
         passes_in_updates=(reference == "update") + taught * algorithm.epochs,
         reference=reference,
         epochs=trained_models * algorithm.epochs,
@@ -118,21 +115,17 @@ def generation(
     """The share of the engine, or the dp rank, with the most samples."""
     rollout = config.rollout
     samples = -(-work.samples // (config.num_engines * rollout.dp))
-    concurrent = min(samples, most_concurrent(rollout, work, engine))
+    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
+    concurrent = max(1, min(samples, rollout.max_num_seqs, fitting))
     drain = work.longest_response - work.response_tokens  # the last responses end with few beside them
     steps = math.ceil(samples * work.response_tokens / concurrent + drain)
-    step = decode_step(facts, hardware, work, rollout, engine, concurrent)
-    seconds = steps * step + samples * prefill_seconds(facts, hardware, rollout, work.prompt_tokens)
+    step = _decode_step(facts, hardware, work, rollout, engine, concurrent)
+    prefill = facts.forward_flops(work.prompt_tokens, work.prompt_tokens**2 / 2) / rollout.tp
+    seconds = steps * step + samples * prefill / (hardware.peak_flops * hardware.training_efficiency)
     return Generation(samples=samples, concurrent=concurrent, decode_steps=steps, seconds=seconds)
 
 
-def most_concurrent(rollout: RolloutSection, work: Work, engine: EngineMemory) -> int:
-    """Sequences of mean length that an engine, or a dp rank of it, decodes at one time."""
-    fitting = int(engine.kv_cache_tokens // max(1.0, work.sample_tokens))
-    return max(1, min(rollout.max_num_seqs, fitting))
-
-
-def decode_step(
+def _decode_step(
     facts: Facts,
     hardware: Hardware,
     work: Work,
@@ -149,12 +142,6 @@ def decode_step(
         flops / (hardware.peak_flops * 0.5),
         hardware.decode_step_seconds,
     )
-
-
-def prefill_seconds(facts: Facts, hardware: Hardware, rollout: RolloutSection, tokens: float) -> float:
-    """Seconds in which an engine computes a context of so many tokens."""
-    flops = facts.forward_flops(tokens, tokens**2 / 2) / rollout.tp
-    return flops / (hardware.peak_flops * hardware.training_efficiency)
 
 
 def _weights_read(facts: Facts, rank_weights: int, rollout: RolloutSection, sequences: int) -> float:

@@ -39,10 +39,6 @@ class Traffic:
     off_rail: int
     """Bytes of network_in whose sender sits at another place in its node."""
 
-    @property
-    def between_slots(self) -> int:
-        return sum(self.node_in) + sum(self.network_in)
-
     def bound_seconds(self, hardware: Hardware) -> dict[str, float]:
         """Least time of each kind of link at its full bandwidth; memory is read and written once."""
         return {

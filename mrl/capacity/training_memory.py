@@ -156,7 +156,7 @@ def _trained_memory(
 def lessons_bytes(config: Config, facts: Facts, work: Work) -> int:
     """Bytes of lessons on a rank of the last stage: a hidden state a token of an update, and each teacher's share of the output
     layer."""
-    if config.algorithm.distillation_in_updates is None:
+    if config.algorithm.distillation is None:
         return 0
     layout = config.training.layout.sizes()
     tokens = work.samples * work.response_tokens / layout.dp / layout.cp / config.algorithm.minibatches

@@ -24,10 +24,14 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of writing, which do not name a file."""
 FORMER_COMMANDS = {
     "bench": "removed: python -m benchmarks.schedules, of the repository, measures schedules",
+    "data --json": "removed: mrl.data.load_rows.load_data gives programs the rows",
+    "diagnose --json": "removed: mrl diagnose RUN writes diagnosis.md",
     "make chains": "removed: `mrl tune` trains no model that scores steps",
+    "make domains": "removed: data.train takes a list of entries with a domain each (docs/data.md)",
     "make judgements": "removed: tune a judge on messages of its question and the verdict that is due "
     "(docs/design/rewards.md)",
-    "plan --stream": "removed: mrl plan CONFIG prints what loop.schedule=stream gains (docs/running-ahead.md)",
+    "plan --json": "removed: mrl.capacity.estimate.Estimate has the figures for programs; the exit code says whether it fits",
+    "plan --stream": "removed: docs/running-ahead.md says how to estimate what loop.schedule=stream gains",
     "replay": "removed: no schedule is recorded; loop.deterministic repeats a run to the bit, and mrl audit RUN "
     "checks its prompts",
     "sft": "renamed to tune",
@@ -35,7 +39,7 @@ FORMER_COMMANDS = {
     "watch": "removed: mrl report RUN writes a page and mrl samples RUN prints samples, also while a run goes "
     "on; logging.trackers shows curves live",
 }
-"""A former command, or a command and a former option of it -> what became of it."""
+"""A former command, or a command and a former first word or option of it -> what became of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +72,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next(iter(words), "")
-    for former in (command, *(f"{command} {word}" for word in words[1:])):
+    switches = [word for word in words[2:] if word.startswith("-")]
+    for former in (command, *(f"{command} {word}" for word in (*words[1:2], *switches))):
         if former in FORMER_COMMANDS:
             parser.error(f"{former} is {FORMER_COMMANDS[former]}")
     options, rest = parser.parse_known_args(arguments)

@@ -4,7 +4,6 @@ import of its work."""
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def _make_command(commands) -> None:
     make = commands.add_parser("make", help="make task files, pairs of responses, or a tokenizer")
     make.add_argument(
         "what",
-        choices=["arithmetic", "calculator", "domains", "preferences", "tokenizer"],
+        choices=["arithmetic", "calculator", "preferences", "tokenizer"],
     )
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
@@ -90,7 +89,7 @@ def _make_command(commands) -> None:
 def _make(options: argparse.Namespace) -> int:
     if options.what == "preferences":
         return _pairs(options)
-    from mrl.prepare import arithmetic_rows, calculator_rows, domains, tokenizer
+    from mrl.prepare import arithmetic_rows, calculator_rows, tokenizer
 
     out, files, size = options.out, options.files, options.vocab_size
     makers = {
@@ -98,7 +97,6 @@ def _make(options: argparse.Namespace) -> int:
             out, largest=options.largest, num_pairs=options.pairs
         ),
         "calculator": lambda: calculator_rows.write_calculator(out),
-        "domains": lambda: domains.write_domains(out),
         "tokenizer": lambda: f"{out}: {tokenizer.write_bpe(files, out, vocab_size=size)} tokens",
     }
     return print_answer(f"wrote {makers[options.what]()}")
@@ -119,14 +117,12 @@ def _data_command(commands) -> None:
         commands, "data", _data, "rows as the policy sees them, their lengths, what is left out and why"
     )
     data.add_argument("--rows", type=int, default=2, help="rows shown of each file; 2 by default")
-    data.add_argument("--json", action="store_true", help="for programs")
 
 
 def _data(options: argparse.Namespace) -> int:
     from mrl.launch.commands.data import preview
 
-    found = preview(command_config(options), rows=max(0, options.rows))
-    return print_answer(json.dumps(found.tree, indent=1) if options.json else found.text())
+    return print_answer(preview(command_config(options), rows=max(0, options.rows)).text())
 
 
 def _eval_command(commands) -> None:
@@ -247,7 +243,6 @@ def _plan_command(commands) -> None:
     text = "memory, traffic and time of a configuration, without any GPU; the exit code is 1 where it does not fit"
     plan = config_command(commands, "plan", _plan, text)
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file")
-    plan.add_argument("--json", action="store_true", help="for programs")
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -255,8 +250,7 @@ def _plan(options: argparse.Namespace) -> int:
     from mrl.capacity.report import capacity_report
 
     report = capacity_report(command_config(options), load_hardware(options.hardware))
-    shown = json.dumps(report.tree, indent=1) if options.json else report.table()
-    return print_answer(shown) or int(not report.fits)
+    return print_answer(report.table()) or int(not report.fits)
 
 
 def _settings_command(commands) -> None:

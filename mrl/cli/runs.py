@@ -73,25 +73,20 @@ def _diagnose_command(commands) -> None:
     text = "what is wrong with a run, since when, and what to change"
     diagnose = commands.add_parser("diagnose", help=text, description=text)
     diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
-    diagnose.add_argument("--json", action="store_true", help="for programs; writes nothing")
     diagnose.set_defaults(run=_diagnose)
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    import json
-
-    from mrl.diagnosis import diagnosis_page
     from mrl.diagnosis.diagnosed_folder import diagnose_folder
+    from mrl.diagnosis.diagnosis_page import markdown
     from mrl.files import replace_text
     from mrl.report.run_data import run_folder
 
     folder = run_folder(Path(options.folder))
     diagnosis, notes = diagnose_folder(folder)
-    if options.json:
-        return print_answer(json.dumps(diagnosis_page.tree(diagnosis, notes), indent=1))
-    name, out = folder.resolve().name, folder / "diagnosis.md"
-    replace_text(out, diagnosis_page.markdown(name, diagnosis, notes))
-    return print_answer(f"{diagnosis_page.diagnosis_text(name, diagnosis, notes)}\nwrote {out}")
+    page, out = markdown(folder.resolve().name, diagnosis, notes), folder / "diagnosis.md"
+    replace_text(out, page)
+    return print_answer(f"{page}\nwrote {out}")
 
 
 def _samples_command(commands) -> None:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from mrl.config.root import Config
 
-LONGEST_PRODUCT = 256
-"""Tokens of a response beyond which a product of weights is hardly ever near 1: at 0.05 nats between engine and trainer the
-standard deviation of its logarithm is 0.8 there."""
-UNCLIPPED = frozenset({"reinforce", "topr", "kimi15"})
-"""Losses that leave some tokens' ratio unbounded, or have none."""
-
 
 def warnings_of(config: Config) -> list[str]:
     """What a run's start and its capacity estimate print of a configuration."""
-    return [
-        *_quantisation_warnings(config),
-        *_stream_warnings(config),
-        *_learning_warnings(config),
-        *_correction_warnings(config),
-    ]
+    return [*_quantisation_warnings(config), *_learning_warnings(config)]
 
 
 def _learning_warnings(config: Config) -> list[str]:
@@ -36,27 +25,6 @@ def _learning_warnings(config: Config) -> list[str]:
             f"{config.loop.prompts_per_step}; set it to that or fewer"
         )
     return warnings
-
-
-def _correction_warnings(config: Config) -> list[str]:
-    length = config.rollout.max_response_tokens
-    if config.algorithm.correction.kind != "product" or length <= LONGEST_PRODUCT:
-        return []
-    return [
-        f"algorithm.correction.kind = product with rollout.max_response_tokens = {length}: a product over more than "
-        f"{LONGEST_PRODUCT} tokens leaves little of the gradient (policy/correction_gradient_frac); truncated, or "
-        "icepop, weighs each token by itself"
-    ]
-
-
-def _stream_warnings(config: Config) -> list[str]:
-    name, max_age = config.algorithm.loss.name, config.stream.max_age
-    if max_age <= 2 or name not in UNCLIPPED:
-        return []
-    return [
-        f"stream.max_age = {max_age} with algorithm.loss.name = {name}: nothing bounds how far tokens of earlier versions "
-        "move the policy; a clipped loss is the usual choice beyond 2"
-    ]
 
 
 def _quantisation_warnings(config: Config) -> list[str]:

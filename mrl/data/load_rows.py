@@ -21,7 +21,7 @@ from mrl.data.left_out import LeftOut
 from mrl.data.messages import with_system
 from mrl.data.prompt_stream import PromptStream, Source, validation_order
 from mrl.data.row_files import from_arrow, read_rows
-from mrl.data.row_shapes import DataRow, as_prompt, fields_of, read_row, shape_of
+from mrl.data.row_shapes import DataRow, as_prompt, read_row, shape_of
 from mrl.data.tokenise import encode_texts, opens_twice, render, template_names
 from mrl.data.unread import Unread
 from mrl.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ class LoadReport:
     too_easy: int = 0
     """Training rows left out because they are solved more often than `data.difficulty.max`."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """Sentences about columns, tools and keys that the model does not read."""
+    """Sentences about tools and keys that the model does not read, and about rows that were left out."""
 
     def text(self) -> str:
         """The counts in one line, then a line for each note."""
@@ -175,21 +175,15 @@ class _Preparation:
     def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[DataRow]:
         good: list[DataRow] = []
         bad = _Unusable(entry, left_out)
-        columns: set[str] = set()
         copies_before = self.report.duplicates
-        for place, row in self._checked(entry, columns, left_out):
+        for place, row in self._checked(entry, left_out):
             if isinstance(row, DataRow):
                 good.append(row)
-                columns |= row.unread
-                continue
-            bad.add(place, row)
+            else:
+                bad.add(place, row)
         copies = self.report.duplicates - copies_before
         self._leave_out(bad, bad.count + len(good) + copies)
         self._note_remarks(good, entry)
-        if columns:
-            self.report.notes.append(
-                f"{entry.path}: read by reward functions alone: {', '.join(sorted(columns))}"
-            )
         return good
 
     def _leave_out(self, bad: _Unusable, count: int) -> None:
@@ -215,11 +209,8 @@ class _Preparation:
                 f"{entry.path}: {len(found)} of {len(rows)} rows: {remark} (the first is {found[0]})"
             )
 
-    def _checked(
-        self, entry: DataEntry, others: set[str], left_out: LeftOut
-    ) -> Iterator[tuple[str, DataRow | DataError]]:
-        """The rows with their places, or what is wrong with them; columns that are not the loader's go into `others`. A copy of a
-        row of its file, all columns alike, is left out before anything is made of it: DAPO-Math-17k has each row a hundred times."""
+    def _checked(self, entry: DataEntry, left_out: LeftOut) -> Iterator[tuple[str, DataRow | DataError]]:
+        """The rows with their places, or what is wrong with them. A copy of a row of its file, all columns alike, is left out before anything is made of it: DAPO-Math-17k has each row a hundred times."""
         shape = entry.format
         for path in entry.paths:
             arrow, firsts = from_arrow(path), dict[bytes, DataRow]()
@@ -233,7 +224,6 @@ class _Preparation:
                     continue
                 if shape == "auto":
                     shape = shape_of(columns, place=place)
-                others |= columns.keys() - fields_of(shape, entry.columns).columns
                 row = self._row(columns, place, entry, shape, arrow)
                 if digest is not None and isinstance(row, DataRow):
                     firsts[digest] = row

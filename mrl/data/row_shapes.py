@@ -50,12 +50,6 @@ class Fields:
     tools: str = "tools"
     chat_template_kwargs: str = "chat_template_kwargs"
 
-    @functools.cached_property
-    def columns(self) -> set[str]:
-        """The top-level columns that are read."""
-        names = (self.prompt, *self.answer, self.domain, self.tag, self.tools, self.chat_template_kwargs)
-        return {name.partition(".")[0] for name in names if name}
-
 
 _ANSWERS = ("solution", "answer", "ground_truth")
 _FORMATS = {
@@ -85,8 +79,6 @@ class DataRow:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas that the chat template shows the model; None where the row has no such column."""
     chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
-    """What else of the loader's own columns goes to reward functions alone, by name."""
     content: str = ""
     """Digest of what it says (identity.py)."""
 
@@ -138,9 +130,6 @@ def read_row(
     clean = without_nulls if from_arrow else _as_it_is
     whole = _prompt(clean(_column(columns, fields.prompt, place)), fields, shape, place)
     prompt = whole if isinstance(whole, str) else _up_to_the_last_question(whole, shape, place)
-    unread = set() if shape == "ifeval" else _other_answers(columns, fields)
-    if len(prompt) < len(whole):
-        unread.add(f"the last answers of {fields.prompt}")
     if entry.system is not None:
         own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         prompt = ({"role": "system", "content": entry.system}, *own)
@@ -155,7 +144,6 @@ def read_row(
         chat_template_kwargs=read_template_arguments(
             clean(_optional(columns, fields.chat_template_kwargs)), place=place
         ),
-        unread=frozenset(unread),
     )
     refuse_half_characters((columns, row.prompt, row.tools, row.chat_template_kwargs), place)
     return row
@@ -226,11 +214,6 @@ def _ground_truth(columns: Mapping[str, Any], fields: Fields, shape: str, place:
             f"{place}: the answer of a gsm8k row ends in '#### n'; it ends in {str(value)[-60:]!r}"
         )
     return value.rpartition("####")[2].strip()
-
-
-def _other_answers(columns: Mapping[str, Any], fields: Fields) -> set[str]:
-    """The columns that could hold the ground truth behind the first, which does."""
-    return set([name for name in fields.answer if _optional(columns, name) is not None][1:])
 
 
 def _as_it_is(value: Any) -> Any:

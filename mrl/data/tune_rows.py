@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from mrl.data.row_files import from_arrow, read_rows
 from mrl.data.tune_shapes import (
     CERTAIN,
     PairLabel,
-    Responses,
     Text,
     demonstration,
     label_of,
@@ -40,7 +39,6 @@ class TuneRow:
     responses: tuple[Encoded, ...]
     """One, or a pair's two with the chosen one first; each with its prompt."""
     sides: tuple[bool, ...]
-    weight: float = 1.0
     label: PairLabel = CERTAIN
     tag: str = ""
     """Splits figures; nothing is trained by it."""
@@ -63,7 +61,7 @@ class TuneRows:
             found.update(self.probabilities.tobytes())
         for row in self.rows:
             label = () if row.label == CERTAIN else dataclasses.astuple(row.label)
-            found.update(repr((row.sides, row.weight, *label)).encode())
+            found.update(repr((row.sides, *label)).encode())
             for each in row.responses:
                 found.update(each.tokens.tobytes() + each.mask.tobytes())
         return found.hexdigest()
@@ -162,17 +160,13 @@ def _demonstrations(
 def _preferences(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
-    shape: Callable[..., Iterator[Responses]] = preferences if section.objective.takes_pairs else labelled
-    tag = str(columns.get("tag") or "")
-    for found in shape(columns, place=place):
+    is_paired, tag = section.objective.takes_pairs, str(columns.get("tag") or "")
+    for found in [preferences(columns, place=place)] if is_paired else labelled(columns, place=place):
         encoded = tuple(_encode(found.prompt, each, encoder, place) for each in found.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
-        if section.objective.is_reward_model:
-            label = label_of(columns, place=place)
-            yield TuneRow(place, encoded, found.sides, found.weight, label, tag)
-        else:
-            yield TuneRow(place, encoded, found.sides, found.weight, tag=tag)
+        label = label_of(columns, place=place) if section.objective.is_reward_model else CERTAIN
+        yield TuneRow(place, encoded, found.sides, label, tag)
 
 
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
@@ -232,7 +226,7 @@ def batch_of(
 ) -> TrainBatch:
     """The batch of rows; `numbers` [R] are theirs. `ref_logprobs`: row's number -> its responses' sums under the reference.
 
-    What is known of each response: side, weight, ref_logprob (0 without a reference), margin and probability of its pair, all
+    What is known of each response: side, ref_logprob (0 without a reference), margin and probability of its pair, all
     float64.
     """
     responses = [each for row in rows for each in row.responses]
@@ -249,7 +243,6 @@ def batch_of(
         sample_ids=tuple(f"{row.place}.{i}" for row in rows for i in range(len(row.responses))),
         samples={
             "side": np.array([side for row in rows for side in row.sides], np.float64),
-            "weight": np.repeat([row.weight for row in rows], sizes).astype(np.float64),
             "ref_logprob": np.array(known, np.float64),
             "margin": np.repeat([row.label.margin for row in rows], sizes).astype(np.float64),
             "probability": np.repeat([row.label.probability for row in rows], sizes).astype(np.float64),

@@ -10,7 +10,6 @@ Preferences:
 text          {"prompt": text or messages, "chosen": text or messages, "rejected": text or messages}
 whole         {"chosen": messages, "rejected": messages}: the prompt is what both begin with
 dialogue      {"chosen": text, "rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns
-ranked        {"context": text or messages, "completions": [{"rank": 0 is best, "completion": text or messages}]}
 labelled      {"prompt": text or messages, "completion": text or messages, "label": true or false}
 
 A pair may say more of itself, which reward models read: "margin", by how much the chosen response is better, and
@@ -20,9 +19,8 @@ A pair may say more of itself, which reward models read: "margin", by how much t
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mrl.data.messages import Messages, read_messages, read_text_or_messages
@@ -43,7 +41,6 @@ class Responses:
     responses: tuple[Text, ...]
     sides: tuple[bool, ...]
     """True for a chosen response."""
-    weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,47 +85,25 @@ def label_of(columns: Mapping[str, Any], *, place: str) -> PairLabel:
     )
 
 
-def preferences(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:
-    """The pairs of a row. DataError names the place and what is wrong."""
-    if "completions" in columns:
-        yield from _ranked(columns, place)
-        return
+def preferences(columns: Mapping[str, Any], *, place: str) -> Responses:
+    """The pair of a row. DataError names the place and what is wrong."""
     if absent := [name for name in ("chosen", "rejected") if columns.get(name) is None]:
         raise DataError(f"{place}: no column {absent[0]!r}; the row has {names_of(columns)}")
     chosen, rejected = (_text(columns[name], name, place) for name in ("chosen", "rejected"))
     prompt = _text(columns["prompt"], "prompt", place) if columns.get("prompt") is not None else None
-    yield Responses(*_split(prompt, chosen, rejected, place), (True, False))
+    return Responses(*_split(prompt, chosen, rejected, place), (True, False))
 
 
-def labelled(columns: Mapping[str, Any], *, place: str) -> Iterator[Responses]:
+def labelled(columns: Mapping[str, Any], *, place: str) -> list[Responses]:
     """The response of a row with its label, or each of a pair's by itself."""
     if "label" not in columns:
-        for pair in preferences(columns, place=place):
-            yield from (
-                Responses(pair.prompt, (response,), (side,))
-                for response, side in zip(pair.responses, pair.sides, strict=True)
-            )
-        return
+        pair = preferences(columns, place=place)
+        taken_apart = zip(pair.responses, pair.sides, strict=True)
+        return [Responses(pair.prompt, (response,), (side,)) for response, side in taken_apart]
     if not isinstance(columns["label"], bool | int) or columns["label"] not in (0, 1):
         raise DataError(f"{place}: label is true or false, not {columns['label']!r}")
     prompt, response = (_column(columns, name, place) for name in ("prompt", "completion"))
-    yield Responses(prompt, (response,), (bool(columns["label"]),))
-
-
-def _ranked(columns: Mapping[str, Any], place: str) -> Iterator[Responses]:
-    """All pairs of different ranks; together they weigh as much as one pair."""
-    prompt, completions = _column(columns, "context", place), columns["completions"]
-    try:
-        ranks = [(float(each["rank"]), each["completion"]) for each in completions]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{place}: completions are objects with rank and completion: {error!r}") from error
-    ordered = sorted(ranks, key=lambda each: each[0])
-    found = [(a[1], b[1]) for a, b in itertools.combinations(ordered, 2) if a[0] < b[0]]
-    if not found:
-        raise DataError(f"{place}: no two completions of different rank")
-    for better, worse in found:
-        pair = tuple(_text(each, "completion", place) for each in (better, worse))
-        yield Responses(prompt, pair, (True, False), 1 / len(found))
+    return [Responses(prompt, (response,), (bool(columns["label"]),))]
 
 
 def _split(prompt: Text | None, chosen: Text, rejected: Text, place: str) -> tuple[Text, tuple[Text, Text]]:

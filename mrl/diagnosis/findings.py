@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,10 +91,6 @@ class Finding:
     against: list[str]
     samples: list[str] = dataclasses.field(default_factory=list)
     """Ids in samples.jsonl."""
-
-    def tree(self) -> dict[str, Any]:
-        """JSON values."""
-        return dataclasses.asdict(self) | {"levers": [lever._asdict() for lever in self.levers]}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

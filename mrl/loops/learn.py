@@ -2,7 +2,7 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | log-probs of teachers, values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
+| recompute | packed batch | values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
 | update | minibatches | mismatch and log-probs of the reference where there was no pass for them, new weights, metrics | trainer ranks |
 
@@ -19,12 +19,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mrl.algorithms.controllers import AlgorithmState
-from mrl.algorithms.distillation_terms import TEACHER
+from mrl.algorithms.entropy_coefficient import EntropyCoefficient
 from mrl.algorithms.outcomes import policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
-from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.loops import mismatch, nan_guard, staleness
 from mrl.observe.phases import PhaseClock
 from mrl.samples import Group, Role, TrainBatch
@@ -81,11 +80,11 @@ class TrainingStep:
 
 
 class Learner:
-    """The three phases over the trainer, and the state of the algorithm that moves with them."""
+    """The three phases over the trainer, and the entropy bonus's weight, which moves with them."""
 
     def __init__(self, config: Config, train: TrainerRanks, clock: PhaseClock) -> None:
         self._config, self._train, self._clock = config, train, clock
-        self._algorithm = AlgorithmState.of(config.algorithm)
+        self._entropy = EntropyCoefficient.of(config.algorithm.entropy)
         self._plain = PassOptions(temperature=config.rollout.temperature)
         self._measuring = dataclasses.replace(
             self._plain,
@@ -104,15 +103,15 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """JSON values that `restore` takes."""
-        return self._algorithm.state()
+        return {"entropy": self._entropy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._algorithm.restore(state)
+        self._entropy.restore(state["entropy"])
 
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _recompute(self, step: TrainingStep) -> None:
-        """The packed batch with log-probs of teachers, and values, by the trainer; where the policy needs a pass, also with old
+        """The packed batch with values by the trainer; where the policy needs a pass, also with old
         log-probs, the engine's distance from those, and log-probs of the reference."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
@@ -124,8 +123,6 @@ class Learner:
                 step.metrics |= self._mismatch(step, batch, policy)
             if (distillation := self._config.algorithm.distillation) is not None:
                 batch = _with_teachers(batch, step.groups, distillation)
-                if distillation.estimator == "sampled":
-                    arrays["teacher_logprobs"] = self._teacher_logprobs(batch, distillation.folders)
             if self._config.algorithm.needs_values:
                 arrays["values"] = self._forward(batch, role="critic")["values"]
             step.batch = batch.with_arrays(**arrays)
@@ -136,9 +133,7 @@ class Learner:
         assert step.batch is not None
         given = step.batch.arrays
         with self._clock.phase("estimate"):
-            step.batch, metrics = shape_and_estimate(
-                self._config.algorithm, step.batch, step.groups, state=self._algorithm
-            )
+            step.batch, metrics = shape_and_estimate(self._config.algorithm, step.batch, step.groups)
             nan_guard.check_batch(step.batch, [name for name in step.batch.arrays if name not in given])
             step.metrics |= metrics
             if self._config.algorithm.needs_values:
@@ -154,7 +149,8 @@ class Learner:
                     rows.append(self._update_part(step, batch.select(positions)))
         names = dict.fromkeys(name for row in rows for name in row)
         metrics = {name: _over_updates(name, [row[name] for row in rows if name in row]) for name in names}
-        self._algorithm.after_update(metrics, num_samples=batch.num_samples)
+        if "policy/entropy" in metrics:
+            self._entropy.update(metrics["policy/entropy"])
         step.metrics |= metrics
 
     def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
@@ -168,19 +164,9 @@ class Learner:
             policy["ref_logprobs"] = self._forward(batch, role="reference")["logprobs"]
         return batch, policy
 
-    def _forward(self, batch: TrainBatch, *, role: Role, teacher: str = "") -> dict[str, np.ndarray]:
+    def _forward(self, batch: TrainBatch, *, role: Role) -> dict[str, np.ndarray]:
         """Return what another model than the policy computes for the batch."""
-        return self._train.forward(batch, dataclasses.replace(self._plain, role=role, teacher=teacher))
-
-    def _teacher_logprobs(self, batch: TrainBatch, folders: Sequence[str]) -> np.ndarray:
-        """[N] float32 log-probs of each sample's tokens by its teacher; 0 where it has none."""
-        logprobs = np.zeros(batch.num_tokens, np.float32)
-        for number, folder in enumerate(folders):
-            own = np.flatnonzero(batch.samples[TEACHER] == number)
-            if len(own):
-                said = self._forward(batch.select(own), role="teacher", teacher=folder)
-                logprobs[batch.positions(own)] = said["logprobs"]
-        return logprobs
+        return self._train.forward(batch, dataclasses.replace(self._plain, role=role))
 
     # -- parts of phases -----------------------------------------------------------------------------------------
 
@@ -189,7 +175,7 @@ class Learner:
         if not part.loss_mask.any():
             return {"optim/skipped": 1.0}
         metrics: dict[str, float] = {}
-        divisors = denominators(part) | self._algorithm.coefficients()
+        divisors = denominators(part) | {"entropy_coefficient": self._entropy.value}
         for role in self._updated_roles(step):
             if role == "policy" and not self._recomputes_policy(step):
                 figures = self._measured_update(step, part, divisors)

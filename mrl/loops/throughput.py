@@ -80,7 +80,7 @@ class Throughput:
         found = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
         found |= self._rate("step", step / self.num_devices, seconds)
         if "optim/grad_norm" in metrics:
-            inside = self.algorithm.reference_in_update + (self.algorithm.distillation_in_updates is not None)
+            inside = self.algorithm.reference_in_update + (self.algorithm.distillation is not None)
             update += policy * inside
         update_seconds = metrics.get("time/update_seconds", 0.0)
         return found | self._rate("update", update / self.num_trainers, update_seconds)

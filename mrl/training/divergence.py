@@ -11,8 +11,8 @@ With p and q the policy's and the teacher's distributions after one prefix, s th
 | forward | sum q (log q - log p) | -q / p |
 | jsd | s sum q (log q - log M) + (1 - s) sum p (log p - log M) | (1 - s) (log p - log M) |
 
-By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. The same
-divergences from sampled tokens alone: mrl/algorithms/distillation_terms.py.
+By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. Sources:
+on-policy distillation as the policy gradient of the reverse KL (arXiv 2306.08543); jsd as in GKD (arXiv 2306.13649), whose beta is s.
 """
 
 from __future__ import annotations

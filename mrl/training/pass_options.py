@@ -15,8 +15,6 @@ class PassOptions:
     """
 
     role: Role = "policy"
-    teacher: str = ""
-    """The folder of the teacher that runs, for the role teacher."""
     temperature: float = 1.0
     """The sampling temperature, which divides logits."""
     with_router_margins: bool = False

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.compile_cache import use_own_compile_cache
 from mrl.config.sections.critic import CriticSection
-from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.config.sections.model import ModelSection
 from mrl.config.sections.training import TrainingSection
 from mrl.errors import ConfigError
@@ -138,7 +137,7 @@ class MegatronWorker:
 
     @torch.no_grad()
     def add_teacher(self, path: str) -> None:
-        """Keeps a Hugging Face folder's weights in the host's memory: a teacher, whom forward() knows by its folder."""
+        """Keeps a Hugging Face folder's weights in the host's memory: a teacher, whom update() asks by its folder."""
         self._frozen[path] = self._kept(path, "teacher")
 
     def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:
@@ -153,14 +152,11 @@ class MegatronWorker:
 
         The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a
         segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
-        Entropies are in nats. Policy and reference take the batch's routes, if it has any; teachers choose their
-        own experts.
+        Entropies are in nats. Policy and reference take the batch's routes, if it has any.
         """
         if options.role == "critic":
             return self._trained("critic").passes.forward(batch, options)
-        if options.role == "teacher":
-            batch = dataclasses.replace(batch, routes=None)
-        with self._acting_as(options.role, options.teacher):
+        with self._acting_as(options.role):
             return self.policy.passes.forward(batch, options, reference=self._reference(options))
 
     def update(
@@ -212,7 +208,7 @@ class MegatronWorker:
         return self.policy.step(lr=lr)
 
     def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
-        """One pass of each teacher over its samples of the shard."""
+        """One pass of each teacher, which chooses its own experts, over its samples of the shard."""
         numbers, found = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):

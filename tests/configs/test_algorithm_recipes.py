@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective, ValueObjective
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.algorithms.tokens import Segments
@@ -51,13 +50,12 @@ def test_recipe_improves_rewarded_tokens(name) -> None:
     config = load([CONFIGS / "quickstart.yaml", CONFIGS / "algorithm" / f"{name}.yaml"]).algorithm
     batch = random_batch()
     rewards = np.tile([1.0, 0.0, 0.0, 1.0], 4)
-    state = AlgorithmState.of(config)
-    estimated, metrics = shape_and_estimate(config, batch, rewards, state=state)
+    estimated, metrics = shape_and_estimate(config, batch, rewards)
     assert all(np.isfinite(list(metrics.values())))
     arrays = {key: torch.from_numpy(values) for key, values in estimated.arrays.items()}
     arrays["loss_mask"] = torch.from_numpy(estimated.loss_mask)
     segments = Segments.of(batch.lengths())
-    denominators = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": 16.0} | state.coefficients()
+    denominators = {"num_tokens": float(batch.loss_mask.sum()), "num_sequences": 16.0}
     logprobs = arrays["old_logprobs"].clone().requires_grad_()
     loss, found = Objective(config)(
         logprobs=logprobs,

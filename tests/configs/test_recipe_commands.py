@@ -7,10 +7,10 @@ import pytest
 from mrl.config.load import load
 from mrl.config.sections.training import LayoutSection
 from mrl.files import CONFIGS
-from tests.support.recipes import OVER, RECIPES, files_of
+from tests.support.recipes import RECIPES, files_of
 from tests.support.source_tree import ROOT
 
-HEADS = sorted(RECIPES.keys() - OVER.keys())
+HEADS = sorted(name for name in RECIPES if len(files_of(name)) == 1)
 """Recipes whose head has the commands of a cluster."""
 
 

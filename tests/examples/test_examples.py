@@ -20,7 +20,7 @@ EXAMPLES = sorted(
 )
 
 SCREEN = (
-    r"data: rows: 180, validation_rows: 36, .*", r"data: read by reward functions alone: .*",
+    r"data: rows: 180, validation_rows: 36, .*",
     r"starting Ray, \d+ trainer ranks and \d+ engines on \d+ slots",
     r"all workers up and serving after [\d.]+ s \(.*\); logs in runs/reversed_words/logs/latest",
     r"step \d/9  .*\d s  \(\d+ min left\)", r"step [012]: reward 0.\d\d",
@@ -87,11 +87,16 @@ def test_responses_are_scored_and_a_wrong_setting_is_named(folder: Path) -> None
 
 @pytest.mark.integration
 def test_own_data_model_and_reward_are_trained_with(folder: Path) -> None:
-    """Beside files that are called as modules of Python are."""
+    """Beside files that are called as modules of Python are; by one rank and one engine, where the example has two of each."""
     write_modules_named_as_pythons(folder)
     python(folder, "examples/reversed_words/make_data.py", "work/reversed")
     python(folder, "examples/reversed_words/make_model.py", "work/reversed/model")
-    words = ("loop.steps=9", "loop.prompts_per_step=8", "loop.validation.every_steps=2")
+    words = (
+        "training.layout={ep: 1, dp: 1}",
+        "loop.steps=9",
+        "loop.prompts_per_step=8",
+        "loop.validation.every_steps=2",
+    )
     screen = python(folder, "examples/train_from_python.py", *words).splitlines()
     rows = read(folder / "runs/reversed_words/metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.forks.imports import quickstart
-from tests.forks.servers import ROOT, ForkServers, digest, python
+from tests.forks.servers import ROOT, ForkServers, digest, python, shared
 
 SECONDS = 240
 SCRIPT = """
@@ -76,6 +76,12 @@ def test_a_worker_is_forked_with_the_imports_made_as_what_its_client_was_started
     assert report["read"] == "a line" and report["threads"] == 1 and report["collects"]
     assert report["score"] == Path("/proc/self/oom_score_adj").read_text()
     assert "tests.forks.server" in psutil.Process(report["parent"]).cmdline()
+
+
+@pytest.mark.integration
+def test_a_trainer_rank_on_cpu_loads_no_compiler(tmp_path: Path) -> None:
+    imported = reported(command(shared(), "trainer"), tmp_path)["imported"]
+    assert "mrl.training.worker" in imported and "torch._inductor.compile_fx" not in imported
 
 
 def test_runs_that_would_import_something_else_have_another_digest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,15 +53,6 @@ def test_both_responses_of_a_pair_are_shown(tmp_path, words, capsys) -> None:
     assert "  prompt: 1+1=\n  response: 2<end>\n  rejected: 1<end>\n" in capsys.readouterr().out
 
 
-def test_programs_read_the_same(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *words, "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
-    assert [(file["use"], len(file["first"])) for file in tree["files"]] == [
-        ("train", 2), ("validation", 1), ("tune", 1),
-    ]  # fmt: skip
-    assert tree["files"][0]["lengths"]["histogram"] == [[4, 4, 2]] and tree["report"]["duplicates"] == 1
-
-
 @pytest.mark.parametrize(
     ("name", "row"), [("train", '{"prompt": "1+1'), ("validation", "{}"), ("sft", '{"prompt": "1"}')]
 )

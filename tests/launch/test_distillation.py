@@ -25,18 +25,12 @@ def teacher(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("estimator", "divergence"),
-    [("exact", "reverse"), pytest.param("sampled", "forward", marks=pytest.mark.slow)],
-)
-def test_a_policy_comes_nearer_to_its_teacher(estimator, divergence, task, teacher, tmp_path) -> None:
+def test_a_policy_comes_nearer_to_its_teacher(task, teacher, tmp_path) -> None:
     """Two ranks, two engines, a weight sync a step; rewards are measured and teach nothing."""
     run(
         "train",
         *words(task, tmp_path, "run"),
         f"algorithm.distillation={{teachers: {{default: {teacher}}}, alone: true}}",
-        f"algorithm.distillation.estimator={estimator}",
-        f"algorithm.distillation.divergence={divergence}",
         f"reward.path={Path(__file__).parent}/rewards.py:always_right",
         "loop.steps=6",
         "loop.prompts_per_step=32",
@@ -49,6 +43,6 @@ def test_a_policy_comes_nearer_to_its_teacher(estimator, divergence, task, teach
     rows = read(tmp_path / "run/metrics.jsonl")
     divergences = [row["distillation/divergence"] for row in rows]
     assert all(row["distillation/taught_frac"] == 1 for row in rows)
-    assert all(("distillation/loss" in row) == (estimator == "exact") for row in rows)
+    assert all("distillation/loss" in row for row in rows)
     assert all(row["reward/raw_mean"] == 1 for row in rows), "nothing but the teacher can have moved it"
     assert divergences[-1] < 0.75 * divergences[0]

@@ -48,9 +48,7 @@ def test_rows_that_are_left_out_are_counted_where_people_see_it(tmp_path, capsys
     monkeypatch.setattr("mrl.launch.commands.evaluate.one_engine", _no_engine)
     with pytest.raises(KeyboardInterrupt):
         evaluate(load([GSM8K], words))
-    said = capsys.readouterr().err
-    assert "data: rows: 0, validation_rows: 1, duplicates: 1, " in said
-    assert "read by reward functions alone: page" in said
+    assert "data: rows: 0, validation_rows: 1, duplicates: 1, " in capsys.readouterr().err
 
 
 class Counting:

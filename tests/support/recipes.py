@@ -16,23 +16,28 @@ RECIPES = {
 }
 """Recipe -> nodes and hardware of its own layout."""
 
-OVER = {"qwen3_30b_a3b_tools": "qwen3_30b_a3b"}
-"""Recipe -> the one that it goes over."""
+OVER = {
+    "calculator_": "calculator",
+    "quickstart_": "quickstart",
+    "qwen3_30b_a3b_": "qwen3_30b_a3b",
+    "tune_": "quickstart",
+}
+"""Prefix of a file that says only what differs -> the file it goes over."""
 
 NOT_FOR_NODES = {
     *("quickstart", "quickstart_dapo", "quickstart_distil", "quickstart_model", "quickstart_ppo"),
     "quickstart_reward_model",
     *("quickstart_gpu", "quickstart_gpu_model"),  # one GPU
-    *("calculator", "calculator_model", "gsm8k", "multi_domain", "multi_domain_model"),
+    *("calculator", "calculator_model", "gsm8k"),
     *("tune_dpo", "tune_reward_model"),
 }
 """What configs/ has beside them, for a laptop or one GPU."""
 
 
 def files_of(recipe: str) -> tuple[Path, ...]:
-    """What is given to `mrl train`."""
-    names = (OVER[recipe], recipe) if recipe in OVER else (recipe,)
-    return tuple(CONFIGS / f"{name}.yaml" for name in names)
+    """What is given to `mrl train`, in order."""
+    below = [name for prefix, name in OVER.items() if recipe.startswith(prefix)]
+    return tuple(CONFIGS / f"{name}.yaml" for name in (*below, recipe))
 
 
 def cases() -> list[tuple[tuple[Path, ...], int, str]]:

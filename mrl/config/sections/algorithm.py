@@ -55,16 +55,16 @@ class EstimatorSection(Section):
     scale: Literal["group", "batch", "none"] | None = None
     """What centred rewards are divided by; null means the estimator's own (grpo: group, rloo and dr_grpo:
     none)."""
-    whiten: Literal["off", "tokens", "samples"] | None = None
-    """Whitening of advantages over the batch, weighted by token or sample; null means as the estimator's
-    paper."""
+    whiten: Literal["off", "tokens"] | None = None
+    """Whitening of advantages over the tokens of the batch; null means as the estimator's paper."""
     part_weights: dict[str, float] = {}
     """gdpo: the reward parts normalised on their own, with weights; empty means the whole reward as the only
     part."""
 
     @property
-    def whitening(self) -> Literal["off", "tokens", "samples"]:
-        return self.whiten or ("tokens" if self.name in WHITENS else "off")
+    def whitens(self) -> bool:
+        """Whether advantages are whitened over the tokens of the batch."""
+        return self.name in WHITENS if self.whiten is None else self.whiten == "tokens"
 
     def faults(self) -> Iterator[str]:
         if self.part_weights and self.name != "gdpo":
@@ -96,12 +96,7 @@ class KlSection(Section):
     kind: KlKind = "k3"
     """Estimator of the KL per token."""
     coefficient: float = Field(default=0.0, ge=0)
-    """Weight (start value where a target is given)."""
-    target: float | None = Field(default=None, gt=0)
-    """KL per token, in nats, that is held: the coefficient moves in proportion to the error (arXiv 1909.08593); null keeps
-    it fixed."""
-    horizon: int = Field(default=10_000, ge=1)
-    """Samples over which a relative error of e from the target changes the coefficient by the share e (e limited to 0.2)."""
+    """Weight."""
     unbiased: bool = False
     """In the loss: multiply by the policy ratio, which makes the gradient unbiased (DeepSeek-V3.2)."""
 
@@ -174,12 +169,6 @@ class AlgorithmSection(Section):
         return self.kl.location != "off"
 
     @property
-    def distillation_in_updates(self) -> DistillationSection | None:
-        """The section, where the teachers' distributions are a term of the updates' loss."""
-        section = self.distillation
-        return None if section is None or section.estimator == "sampled" else section
-
-    @property
     def num_teachers(self) -> int:
         """Models whose log-probs are learned from."""
         return 0 if self.distillation is None else len(self.distillation.folders)
@@ -221,12 +210,6 @@ class AlgorithmSection(Section):
                 "would be trained as if the newest had sampled them; choose a correction (truncated), or old_logprobs auto"
             )
         alone = self.distillation is not None and self.distillation.alone
-        sampled = self.distillation is not None and self.distillation.estimator == "sampled"
-        if self.loss.name == "topr" and sampled:
-            yield (
-                "algorithm.distillation.estimator = sampled with loss.name = topr: topr sorts samples by their rewards, and a teacher's term is of "
-                "single tokens; choose another loss, ppo_clip for instance, or another estimator"
-            )
         if alone and self.filter is not None:
             yield (
                 "distillation.alone = true with algorithm.filter: rewards would decide which groups the teachers see; remove the "

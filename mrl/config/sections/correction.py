@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Discriminator, Field
 
 from mrl.section import Section, named
 
-CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric", "product"]
+CORRECTION_KINDS = Literal["off", "truncated", "icepop", "sequence_mask", "geometric"]
 """Every value of correction.kind."""
 
 
@@ -78,15 +78,6 @@ class GeometricCorrection(Section):
     """Largest weight of a sequence; ROLL's bound (train_infer_correction)."""
 
 
-class ProductCorrection(Section):
-    """The product of a sequence's weights, cut above, for all its tokens."""
-
-    kind: Literal["product"] = "product"
-    """Correction."""
-    high: float = Field(default=2.0, gt=0)
-    """Largest weight of a sequence; verl's for weights of sequences (usual are 2 to 10)."""
-
-
 def _with_kind(value: Any) -> Any:
     """No correction at all is off; constants without a kind and an unknown kind are refused with the known
     ones."""
@@ -100,12 +91,7 @@ def _with_kind(value: Any) -> Any:
 
 Correction = Annotated[
     Annotated[
-        NoCorrection
-        | TruncatedCorrection
-        | IcepopCorrection
-        | SequenceMaskCorrection
-        | GeometricCorrection
-        | ProductCorrection,
+        NoCorrection | TruncatedCorrection | IcepopCorrection | SequenceMaskCorrection | GeometricCorrection,
         Discriminator("kind"),
     ],
     BeforeValidator(_with_kind),

@@ -1,4 +1,4 @@
-"""Distillation on the policy's own samples: teachers that say of each token how likely it was to them."""
+"""Distillation on the policy's own samples: teachers that say at each token how likely every next one is to them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from mrl.section import Section, named
 _Divergences = Literal["reverse", "forward", "jsd"]
 Divergence = Annotated[_Divergences, BeforeValidator(named("divergence", _Divergences))]
 
+TEACHER = "teacher"
+"""Of TrainBatch.samples: [B] int64, which of DistillationSection.folders teaches the sample; -1 where none does."""
+
 
 class DistillationSection(Section):
     """Teachers of the policy, each of the same shapes and tokens; formulas stand in docs/algorithms.md."""
@@ -19,11 +22,8 @@ class DistillationSection(Section):
     teachers: dict[str, str] = Field(min_length=1)
     """Folder of the teacher of each domain (rows without one are of `default`); samples of other domains have none."""
     divergence: Divergence = "reverse"
-    """What the gradient lowers at every token. reverse: KL(policy || teacher); forward: KL(teacher || policy); jsd: the
-    generalised Jensen-Shannon divergence between the two."""
-    estimator: Literal["sampled", "exact"] = "exact"
-    """exact: the divergence over the whole vocabulary at every token, in the update; sampled: the teacher's log-prob of the sampled token, as an advantage that is added after the
-    estimator."""
+    """What an update lowers at every token, over the whole vocabulary. reverse: KL(policy || teacher); forward: KL(teacher || policy);
+    jsd: the generalised Jensen-Shannon divergence between the two."""
     teacher_share: float = Field(default=0.5, gt=0, lt=1)
     """jsd: share of the teacher in the mixture that both are compared with."""
     coefficient: float = Field(default=1.0, gt=0)

@@ -6,7 +6,7 @@ given before it (mrl/config/load.py, CHOICES).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field
 
@@ -17,8 +17,6 @@ class LossSection(Section):
     """The constants of one policy loss. A subclass in this file is a choice of `algorithm.loss`, by its name."""
 
     name: Any
-    reads_scores: ClassVar[bool] = False
-    """Whether its formula may read the samples' raw rewards."""
 
 
 class PpoClipLoss(LossSection):
@@ -57,15 +55,6 @@ class CispoLoss(LossSection):
     """The weight is at most 1 + clip_high."""
 
 
-class ToprLoss(LossSection):
-    """REINFORCE on positive samples, truncated ratio of the whole sequence on the others (arXiv
-    2503.14286)."""
-
-    name: Literal["topr"] = "topr"
-    """Loss."""
-    reads_scores: ClassVar[bool] = True
-
-
 class ReinforceLoss(LossSection):
     """Plain policy gradient; old log-probs are only measured."""
 
@@ -73,22 +62,11 @@ class ReinforceLoss(LossSection):
     """Loss."""
 
 
-class Kimi15Loss(LossSection):
-    """REINFORCE with a quadratic pull of each sequence towards the old policy (Kimi k1.5, arXiv
-    2501.12599)."""
-
-    name: Literal["kimi15"] = "kimi15"
-    """Loss."""
-    tau: float = Field(default=0.1, ge=0)
-    """Strength of the pull: tau / 2 * (log ratio of the sequence)^2."""
-
-
 class CustomLoss(LossSection):
     """A loss of the user's own, imported by path."""
 
     name: Literal["custom"] = "custom"
     """Loss."""
-    reads_scores: ClassVar[bool] = True
     function: str = Field(pattern=r"^.+:\w+$")
     """package.module:function or file.py:function, called with mrl.algorithms.losses.Tokens and the options; it returns PerToken."""
     options: dict[str, float | int | bool | str] = {}

@@ -37,8 +37,7 @@ def preference_figures(
     if loss is None:
         return found | _label_figures(section, sides[0], np.array([row.sides[0] for row in rows]))
     chosen, rejected = sides
-    weight = torch.tensor([row.weight for row in rows], dtype=torch.float64)
-    share = weight / weight.sum()
+    share = 1 / len(rows)
     found["val/loss"] = float((loss(section, chosen, rejected) * share).sum())
     found |= {
         f"val/{name}": float(value) for name, value in pair_metrics(section, chosen, rejected, share).items()
@@ -56,8 +55,7 @@ def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Sc
 
     chosen, rejected = (of(scores[n][side] for n in range(len(rows))) for side in (0, 1))
     margin, probability = of(row.label.margin for row in rows), of(row.label.probability for row in rows)
-    share = of(row.weight for row in rows)
-    share /= share.sum()
+    share = 1 / len(rows)
     metrics = score_metrics(chosen, rejected, probability, share)
     loss = (pair_losses(section, chosen, rejected, margin, probability) * share).sum()
     found = {"val/rows": float(len(rows)), "val/loss": float(loss)}

@@ -145,12 +145,11 @@ class Tuner:
         rows = [self._training.rows[number] for number in numbers]
         batch = batch_of(rows, numbers.tolist(), self._ref)
         side = batch.samples["side"]
-        weights = batch.samples["weight"]
         denominators: dict[str, Any] = {
             "num_tokens": float(batch.loss_mask.sum()),
-            "num_rows": float(sum(row.weight for row in rows)),
-            "num_chosen": float((weights * (side > 0)).sum()),
-            "num_rejected": float((weights * (side == 0)).sum()),
+            "num_rows": float(len(rows)),
+            "num_chosen": float((side > 0).sum()),
+            "num_rejected": float((side == 0).sum()),
         }
         if self._apart.rows:
             denominators["kto_z"] = self._zero_point(numbers)
@@ -174,9 +173,8 @@ class Tuner:
         return max(0.0, float(np.mean(ratios)))
 
     def _score_sum(self, rows: Sequence[TuneRow]) -> float:
-        """The weighted sum of all scores of the step, by the weights before it."""
-        found = self._scores(rows)
-        return float(sum(row.weight * found[place].sum() for place, row in enumerate(rows)))
+        """The sum of all scores of the step, by the weights before it."""
+        return float(sum(scores.sum() for scores in self._scores(rows).values()))
 
     def _scores(self, rows: Sequence[TuneRow]) -> Scores:
         return row_scores(self._worker, rows, batch_rows=self._section.batch_rows)

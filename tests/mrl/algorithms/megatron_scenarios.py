@@ -13,10 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mrl.algorithms.losses import PerToken, Tokens, kimi15
+from mrl.algorithms.losses import PerToken, Tokens, reinforce
 from mrl.algorithms.objective import Objective, cross_entropy
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.policy_loss import Kimi15Loss
 from mrl.loops.mismatch import measure_mismatch
 from mrl.samples import TrainBatch
 from mrl.training.pass_options import PassOptions
@@ -30,9 +29,11 @@ EXTRAS: dict[str, Any] = {
 }
 
 
-def kimi15_by_options(tokens: Tokens, *, tau: float) -> PerToken:
-    """A user's loss, found by its path on every rank."""
-    return kimi15(tokens, Kimi15Loss(tau=tau))
+def pulled(tokens: Tokens, *, tau: float) -> PerToken:
+    """A user's loss, found by its path on every rank: REINFORCE with a pull of each sequence towards the old policy."""
+    plain, log_ratio = reinforce(tokens), tokens.logprobs - tokens.old_logprobs
+    pull = tau * tokens.sequence_log_ratio() * log_ratio
+    return dataclasses.replace(plain, loss=plain.loss + pull)
 
 
 WITHOUT_A_PASS: list[dict[str, Any]] = [

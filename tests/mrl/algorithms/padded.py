@@ -197,8 +197,8 @@ def estimate(
     return first, second
 
 
-def whiten(values: Tensor, mask: Tensor, segment_ids: Tensor | None = None, **options: Any) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, **options: Any) -> Tensor:
     """In the shape and dtype of the values."""
     flat, kept = values.reshape(-1).double(), mask.bool().reshape(-1)
-    white = advantages.whiten(flat, kept, segments_of(mask, segment_ids), **options)
+    white = advantages.whiten(flat, kept, **options)
     return white.reshape(values.shape).to(values.dtype)

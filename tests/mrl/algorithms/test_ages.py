@@ -23,7 +23,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "icepop": {"kind": "icepop", "low": 0.7, "high": 1.4},
     "sequence_mask": {"kind": "sequence_mask", "low": 0.9, "high": 1.1, "token_weights": "raw"},
     "geometric": {"kind": "geometric", "high": 1.05},
-    "product": {"kind": "product", "high": 3.0},
 }
 
 
@@ -47,7 +46,7 @@ def case(seed: int) -> tuple[TrainBatch, np.ndarray]:
     return batch, (old + rng.normal(0, 0.1, len(old))) * mask
 
 
-def weight_of(c: Any, w: float, *, mean: float, product: float) -> float:
+def weight_of(c: Any, w: float, *, mean: float) -> float:
     match c.kind:
         case "truncated":
             return min(w, c.high)
@@ -57,8 +56,6 @@ def weight_of(c: Any, w: float, *, mean: float, product: float) -> float:
             return w if c.low <= mean <= c.high else 0.0
         case "geometric":
             return min(mean, c.high)
-        case "product":
-            return min(product, c.high)
     return 1.0
 
 
@@ -74,10 +71,10 @@ def reference(batch: TrainBatch, new: np.ndarray, section: AlgorithmSection) -> 
             for t in own
         }
         log_w = {t: old[t] - a["rollout_logprobs"][t] for t in own}
-        mean, product = math.exp(sum(log_w.values()) / len(own)), math.exp(sum(log_w.values()))
+        mean = math.exp(sum(log_w.values()) / len(own))
         for t in own:
             w = math.exp(log_w[t])
-            weight = weight_of(c, w, mean=mean, product=product)
+            weight = weight_of(c, w, mean=mean)
             ratio, advantage = math.exp(new[t] - old[t]), a["advantages"][t]
             ratios.append(ratio)
             clipped = min(max(ratio, 0.8), 1.2)

@@ -101,8 +101,8 @@ def test_terms_are_policy_times_weights_plus_kl_minus_entropy(batch) -> None:
     assert float(loss) == pytest.approx(float(policy + 0.3 * divergence - 0.2 * entropy), abs=1e-14)
     assert float(metrics["policy/entropy"]) == pytest.approx(float(entropy), abs=1e-14)
     assert float(metrics["policy/kl_reference"]) == pytest.approx(float(divergence), abs=1e-14)
-    moved, _ = run(config, packed, a["logprobs"], a["entropy"], kl_coefficient=0.0, entropy_coefficient=0.5)
-    assert float(moved) == pytest.approx(float(policy - 0.5 * entropy), abs=1e-14)
+    moved, _ = run(config, packed, a["logprobs"], a["entropy"], entropy_coefficient=0.5)
+    assert float(moved) == pytest.approx(float(policy + 0.3 * divergence - 0.5 * entropy), abs=1e-14)
 
 
 def test_old_logprob_modes(batch) -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 SPECIAL = {
     "custom": {
-        "function": "tests.mrl.algorithms.megatron_scenarios:kimi15_by_options",
+        "function": "tests.mrl.algorithms.megatron_scenarios:pulled",
         "options": {"tau": 0.5},
     },
 }

@@ -1,7 +1,7 @@
-"""Policy losses: golden numbers per formula, finite differences, and a loss of one's own."""
+"""Policy losses: golden numbers per formula, and finite differences."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -9,19 +9,14 @@ from torch import Tensor
 
 from mrl.algorithms import losses
 from mrl.algorithms.losses import LOSSES, PerToken, Tokens
-from mrl.algorithms.objective import Objective
-from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.policy_loss import LossSection
-from tests.mrl.algorithms.padded import FORMS, NAMES, SECTIONS, aggregate, policy_loss, segments_of, tokens_of
+from tests.mrl.algorithms.padded import FORMS, NAMES, SECTIONS, aggregate, policy_loss, tokens_of
 
 OPTIONS = {
     "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28},
     "dual_clip": {"dual_clip": 1.3},
     "gspo": {"clip_low": 0.05, "clip_high": 0.04},
     "cispo": {"clip_low": 0.1, "clip_high": 0.2},
-    "topr": {},
     "reinforce": {},
-    "kimi15": {"tau": 0.3},
 }
 """Bounds tight enough that the random batch crosses all of them."""
 
@@ -115,34 +110,9 @@ def test_cispo_gradient_is_the_weight_times_advantage(golden) -> None:
     )
 
 
-def test_topr(golden) -> None:
+def test_reinforce(golden) -> None:
     case = golden("D07")
-    case.check(per_token("topr", case), case.expected["loss"])
     case.check(per_token("reinforce", case), case.expected["vanilla"])
-    given, mask = tokens(case)
-    truncated = dataclasses.replace(given, scores=torch.zeros_like(given.logprobs))
-    case.check(
-        formula("topr", truncated).loss.reshape(mask.shape),
-        case.expected["tis variant (clamp [0,1] for all)"],
-    )
-
-
-def test_topr_splits_by_raw_score_and_not_by_advantage() -> None:
-    arguments = {
-        "logprobs": torch.tensor([[-1.0]], dtype=torch.float64),
-        "old_logprobs": torch.tensor([[-0.5]], dtype=torch.float64),
-        "advantages": torch.tensor([[-0.25]], dtype=torch.float64),
-        "loss_mask": torch.ones(1, 1),
-    }
-    by_score, _ = policy_loss("topr", scores=torch.tensor([0.5], dtype=torch.float64), **arguments)
-    by_sign, _ = policy_loss("topr", **arguments)
-    assert float(by_score) == pytest.approx(-0.25)
-    assert float(by_sign) == pytest.approx(-0.25 * 0.6065306597126334)
-
-
-def test_kimi15_squares_the_log_ratio_of_the_sequence(golden) -> None:
-    case = golden("D08")
-    case.check(per_token("kimi15", case, tau=case.params["tau"]), case.expected["loss"])
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
@@ -174,7 +144,7 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
     start = batch.arrays["logprobs"]
     variable = start.clone().requires_grad_()
     loss(variable).backward()
-    frozen = start if name in ("cispo", "topr", "gspo") else None
+    frozen = start if name in ("cispo", "gspo") else None
     step = 1e-6
     assert variable.grad is not None
     assert float(variable.grad.abs().max()) > 1e-3
@@ -186,13 +156,11 @@ def test_gradients_against_finite_differences(name, aggregation, batch) -> None:
 
 
 def _detached_weight(name: str, batch, frozen: Tensor) -> Tensor:
-    """The stop-gradient factors of cispo, topr and gspo (with its clip), written out on their own."""
+    """The stop-gradient factors of cispo and gspo (with its clip), written out on their own."""
     log_ratio = (frozen - batch.arrays["old_logprobs"]) * batch.mask
     advantages, total = batch.arrays["advantages"], log_ratio.sum(1, keepdim=True)
     if name == "cispo":
         return log_ratio.exp().clamp(0.9, 1.2)
-    if name == "topr":
-        return torch.where(advantages > 0, 1.0, total.exp().clamp(0, 1))
     ratio = torch.exp(total / batch.mask.sum(1, keepdim=True).clamp(min=1))
     clipped = ((ratio > 1.04) & (advantages > 0)) | ((ratio < 0.95) & (advantages < 0))
     return ratio.expand_as(advantages).masked_fill(clipped, 0.0)
@@ -281,39 +249,3 @@ def test_a_tokens_weight_scales_its_own_gradient_and_no_others(name, aggregation
     assert bool(dropped.any(1).logical_and((batch.mask & (weights > 0)).any(1)).any())
     assert not bool(gradient(weights)[dropped].any())
     torch.testing.assert_close(gradient(weights), gradient(None) * weights, atol=1e-14, rtol=0)
-
-
-class HalfReinforceLoss(LossSection):
-    """A loss that is defined here alone: this section, the function below, and its registration."""
-
-    name: Literal["half_reinforce"] = "half_reinforce"
-    factor: float = 0.5
-
-
-def half_reinforce(tokens: Tokens, section: HalfReinforceLoss) -> PerToken:
-    plain = losses.reinforce(tokens)
-    return dataclasses.replace(plain, loss=section.factor * plain.loss)
-
-
-def test_a_loss_is_a_function_its_section_and_one_registration(batch) -> None:
-    def loss(section: LossSection) -> float:
-        config = AlgorithmSection().model_copy(update={"loss": section})
-        total, _ = Objective(config)(
-            logprobs=batch.arrays["logprobs"].reshape(-1),
-            entropy=batch.arrays["entropy"].reshape(-1),
-            arrays={n: batch.arrays[n].reshape(-1) for n in ("old_logprobs", "advantages")}
-            | {"loss_mask": batch.mask.reshape(-1)},
-            segments=segments_of(batch.mask),
-            denominators={"num_tokens": 50.0, "num_sequences": 11.0},
-        )
-        return float(total)
-
-    losses.register(HalfReinforceLoss)(half_reinforce)
-    try:
-        whole = loss(SECTIONS["reinforce"]())
-        assert loss(HalfReinforceLoss()) == pytest.approx(whole / 2)
-        assert loss(HalfReinforceLoss(factor=0.25)) == pytest.approx(whole / 4)
-        with pytest.raises(ValueError, match="HalfReinforceLoss has a policy loss already: half_reinforce"):
-            losses.register(HalfReinforceLoss)(half_reinforce)
-    finally:
-        del LOSSES[HalfReinforceLoss]

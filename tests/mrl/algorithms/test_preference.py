@@ -105,7 +105,7 @@ def test_kto_is_the_published_one(case: str, weights: tuple[float, float]) -> No
 
 @pytest.mark.parametrize("case", [*SETTINGS, "sft_weight"])
 def test_shares_of_single_pairs_add_up_to_the_whole(case: str) -> None:
-    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each; weights say what a pair counts."""
+    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each."""
     settings = {"name": "dpo", "sft_weight": 0.7} if case == "sft_weight" else SETTINGS[case]
     objective = PreferenceObjective(ObjectiveSection(**settings))
     lengths, generator = np.array([4, 6, 3, 9, 5, 5]), np.random.default_rng(0)
@@ -113,7 +113,6 @@ def test_shares_of_single_pairs_add_up_to_the_whole(case: str) -> None:
     mask = torch.from_numpy(np.concatenate([np.arange(n) >= 2 for n in lengths]))
     known = {
         "side": np.array([1.0, 0] * 3),
-        "weight": np.repeat([1.0, 0.5, 2.0], 2),
         "ref_logprob": -4 * generator.random(6),
     }
 

@@ -6,7 +6,6 @@ import torch
 
 from mrl.algorithms import advantages, kl
 from mrl.algorithms.advantages import ESTIMATORS, OUTCOME_ESTIMATORS
-from mrl.algorithms.controllers import AlgorithmState
 from mrl.algorithms.objective import Objective
 from mrl.algorithms.outcomes import Outcomes, policy_lengths
 from mrl.algorithms.recipe import shape_and_estimate
@@ -61,12 +60,10 @@ def per_sample(batch: TrainBatch, name: str = "advantages") -> list[float]:
     return [float(batch.arrays[name][stop - 1]) for stop in batch.cu_seqlens[1:]]
 
 
-def estimated(
-    config: dict, *samples: Sample, state: AlgorithmState | None = None, **arrays
-) -> tuple[TrainBatch, dict[str, float]]:
+def estimated(config: dict, *samples: Sample, **arrays) -> tuple[TrainBatch, dict[str, float]]:
     groups = groups_of(*samples)
     section = AlgorithmSection.model_validate(config)
-    return shape_and_estimate(section, pack(groups).with_arrays(**arrays), groups, state=state)
+    return shape_and_estimate(section, pack(groups).with_arrays(**arrays), groups)
 
 
 FOUR = [sample(1, 0, 1.0), sample(1, 1, 0.0, length=5), sample(4, 0, 0.0), sample(4, 1, 0.0)]
@@ -204,21 +201,6 @@ def test_kl_in_the_reward_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics["reward/kl_clamped_frac"] == 0.5
 
 
-def test_an_adaptive_coefficient_is_used_and_moves() -> None:
-    config = {
-        "estimator": {"name": "reinforce_pp", "whiten": "off"},
-        "kl": {"location": "reward", "kind": "k1", "coefficient": 0.1, "target": 0.1, "horizon": 10},
-    }
-    arrays = {"old_logprobs": np.zeros(5, np.float32), "ref_logprobs": np.full(5, -1.0, np.float32)}
-    with pytest.raises(ValueError, match=r"state: required.*AlgorithmState.of"):
-        estimated(config, sample(1, 0, 1.0), **arrays)
-    state = AlgorithmState.of(AlgorithmSection.model_validate(config))
-    first, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
-    second, _ = estimated(config, sample(1, 0, 1.0), state=state, **arrays)
-    assert per_sample(first) == pytest.approx([0.9])
-    assert per_sample(second) == pytest.approx([1 - 0.1 * (1 + 0.2 / 10)])
-
-
 def test_gdpo_reads_the_verifiers_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advantages, "EPS", 1e-4)
     config = {"estimator": {"name": "gdpo", "part_weights": {"correct": 1.0, "format": 0.5}}}
@@ -277,10 +259,10 @@ def test_a_return_is_not_added_to_the_rewards_that_it_is_the_sum_of() -> None:
     assert per_sample(plain)[0] > 0 > per_sample(plain)[1], "an estimator of outcomes has the sums"
 
 
-@pytest.mark.parametrize("loss", [{"name": "topr"}, {"name": "custom", "function": "mine:loss"}])
-def test_scores_for_losses_that_may_read_them(loss: dict[str, str]) -> None:
-    batch, _ = estimated({"loss": loss}, *FOUR)
+def test_a_loss_of_the_users_own_gets_scores() -> None:
+    batch, _ = estimated({"loss": {"name": "custom", "function": "mine:loss"}}, *FOUR)
     assert per_sample(batch, "scores") == [1, 0, 0, 0]
+    assert "scores" not in estimated({}, *FOUR)[0].arrays
 
 
 def test_plain_rewards_and_groups_agree() -> None:
@@ -291,7 +273,7 @@ def test_plain_rewards_and_groups_agree() -> None:
     assert np.array_equal(by_groups.arrays["advantages"], by_rewards.arrays["advantages"])
 
 
-WHITENED = [{}, {"whiten": "tokens"}, {"whiten": "samples"}]
+WHITENED = [{}, {"whiten": "tokens"}]
 
 
 @pytest.mark.parametrize("whitening", WHITENED)

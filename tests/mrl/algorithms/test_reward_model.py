@@ -56,7 +56,6 @@ def one_token_each(
     side = np.tile([1.0, 0.0], len(scores) // 2)
     values = {
         "side": side,
-        "weight": np.ones_like(side),
         "margin": 0 * side,
         "probability": np.ones_like(side),
     }
@@ -105,18 +104,16 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_shares_of_single_pairs_add_up_to_the_whole(settings: dict[str, Any]) -> None:
-    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each; weights say what a pair counts."""
+    """Loss, gradient and metrics of one microbatch are the sums of those of one pair each."""
     objective, generator = RewardModelObjective(section(**settings)), np.random.default_rng(0)
     values = torch.from_numpy(generator.normal(size=LENGTHS.sum()))
     mask = torch.from_numpy(np.concatenate([np.arange(n) == n - 1 for n in LENGTHS]))
-    weight = np.repeat([1.0, 0.5, 2.0], 2)
     known = {
         "side": np.array([1.0, 0] * 3),
-        "weight": weight,
         "margin": np.repeat([0.0, 0.3, 1.0], 2),
         "probability": np.repeat([1.0, 0.7, 0.2], 2),
     }
-    score_sum = float((values[mask].numpy() * weight).sum())
+    score_sum = float(values[mask].sum())
 
     def share(samples: np.ndarray) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         own = torch.from_numpy(np.isin(np.repeat(np.arange(6), LENGTHS), samples))
@@ -140,5 +137,5 @@ def test_shares_of_single_pairs_add_up_to_the_whole(settings: dict[str, Any]) ->
 
 def test_accuracy_is_what_the_labels_say_of_the_higher_score() -> None:
     probability = numbers(1.0, 0.2, 0.9)
-    metrics = score_metrics(CHOSEN, REJECTED, probability, numbers(0.25, 0.25, 0.5))
-    assert metrics["preference/accuracy"].item() == pytest.approx(0.25 * 1.0 + 0.25 * 0.8 + 0.5 * 0.5)
+    metrics = score_metrics(CHOSEN, REJECTED, probability, 1 / 3)
+    assert metrics["preference/accuracy"].item() == pytest.approx((1.0 + 0.8 + 0.5) / 3)

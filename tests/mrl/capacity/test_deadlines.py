@@ -4,29 +4,29 @@ import functools
 
 import pytest
 
+from mrl.capacity.advice import advise
+from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
-from mrl.capacity.report import capacity_report
+from mrl.capacity.phase_deadlines import Wait, most_rounds
 from mrl.config.load import load
 from mrl.files import CONFIGS
 
 
-def tree(*words: str, recipe: str = "qwen3_30b_a3b"):
-    return capacity_report(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware("8x80gb")).tree
+def estimate(*words: str, recipe: str = "qwen3_30b_a3b") -> Estimate:
+    return Estimate(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware("8x80gb"))
 
 
-def wait(found: dict, name: str) -> dict:
-    return next(each for each in found["step"]["deadlines"] if each["name"] == name)
+def wait(found: Estimate, name: str) -> Wait:
+    return next(each for each in found.waits if each.name == name)
 
 
 def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() -> None:
     """Engines in bfloat16 leave a KV cache for 14 sequences."""
     recipe = "qwen3_235b_a22b"
-    wide, narrow = tree("rollout.quantization=none", recipe=recipe), tree(recipe=recipe)
-    assert any(line.startswith("one round of generate takes") for line in wide["errors"])
-    assert not wide["fits"]
-    assert narrow["fits"]
-    round_of_generate = wait(narrow, "one round of generate")
-    assert round_of_generate["seconds"] < round_of_generate["deadline"] / 2
+    wide, narrow = estimate("rollout.quantization=none", recipe=recipe), estimate(recipe=recipe)
+    assert any(line.startswith("one round of generate takes") for line in advise(wide).errors)
+    assert advise(narrow).errors == []
+    assert wait(narrow, "one round of generate").share < 0.5
 
 
 @pytest.mark.parametrize(
@@ -41,53 +41,50 @@ def test_a_round_in_bfloat16_outlasts_its_deadline_and_one_in_float8_does_not() 
     ],
 )  # fmt: skip
 def test_each_wait_near_its_deadline_is_a_warning_that_names_the_setting(words, name, setting) -> None:
-    lines = [line for line in tree(*words)["warnings"] if line.startswith(f"{name} takes")]
+    lines = [line for line in advise(estimate(*words)).warnings if line.startswith(f"{name} takes")]
     assert len(lines) == 1
     assert f"of {setting}" in lines[0]
 
 
 def test_rounds_lengthen_the_step_and_no_wait() -> None:
     """Each round has the phase's deadline for itself, as mrl/loops/collect.py waits."""
-    one, six = (tree(f"algorithm.filter.max_rounds={rounds}") for rounds in (1, 6))
-    assert one["step"]["deadlines"] == six["step"]["deadlines"]
-    generate = one["step"]["seconds"]["generate"]
-    assert one["step"]["longest_seconds"] == one["step"]["seconds"]["total"]
-    assert six["step"]["longest_seconds"] == pytest.approx(one["step"]["longest_seconds"] + 5 * generate)
-    few = tree("algorithm.filter.max_rounds=6", "loop.prompts_per_step=2048")
-    assert few["step"]["most_rounds"] == 2, "a step samples 4096 prompts at most"
+    one, six = (estimate(f"algorithm.filter.max_rounds={rounds}") for rounds in (1, 6))
+    assert one.waits == six.waits and one.seconds == six.seconds
+    assert (most_rounds(one.config), most_rounds(six.config)) == (1, 6)
+    few = estimate("algorithm.filter.max_rounds=6", "loop.prompts_per_step=2048")
+    assert most_rounds(few.config) == 2, "a step samples 4096 prompts at most"
 
 
 def test_a_run_that_never_saves_waits_for_no_checkpoint() -> None:
-    found = tree("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
-    assert [each["name"] for each in found["step"]["deadlines"] if "checkpoint" in each["name"]] == []
-    assert [moment["moment"] for moment in found["host_memory"]] == ["engines serve"]
+    found = estimate("loop.checkpoint.every_steps=0", "loop.checkpoint.at_end=false")
+    assert [each.name for each in found.waits if "checkpoint" in each.name] == []
+    assert [moment.name for moment in found.host] == ["engines serve"]
 
 
 def test_the_reference_is_waited_for_with_the_pass_that_it_is_beside() -> None:
     """That for old log-probs, or the only update; in a call of its own where it takes the routes of the first."""
     kl = "algorithm.kl={location: loss, kind: k3, coefficient: 0.01}"
-    of = functools.partial(tree, recipe="qwen3_235b_a22b")
+    of = functools.partial(estimate, recipe="qwen3_235b_a22b")
     one = ("algorithm.minibatches=1", "algorithm.epochs=1")
     plain, passed = of("algorithm.minibatches=2"), of("algorithm.minibatches=2", kl)
     assert wait(passed, "one update") == wait(plain, "one update")
-    ratio = (
-        wait(passed, "one pass for log-probs")["seconds"] / wait(plain, "one pass for log-probs")["seconds"]
-    )
+    ratio = wait(passed, "one pass for log-probs").seconds / wait(plain, "one pass for log-probs").seconds
     assert 1.9 < ratio < 2.0  # it does not drain the pipeline
     apart = of("algorithm.minibatches=2", kl, "routing.replay=trainer")
     assert wait(apart, "one pass for log-probs") == wait(plain, "one pass for log-probs")
     alone, updated = of(*one), of(*one, kl)
-    assert "one pass for log-probs" not in {each["name"] for each in updated["step"]["deadlines"]}
-    more = wait(updated, "one update")["seconds"] - wait(alone, "one update")["seconds"]
-    assert more == pytest.approx(updated["step"]["seconds"]["log_probs"])
-    assert updated["step"]["seconds"]["log_probs"] < apart["step"]["seconds"]["log_probs"] / 2
+    assert "one pass for log-probs" not in {each.name for each in updated.waits}
+    more = wait(updated, "one update").seconds - wait(alone, "one update").seconds
+    assert more == pytest.approx(updated.seconds["log_probs"])
+    assert updated.seconds["log_probs"] < apart.seconds["log_probs"] / 2
 
 
-def test_teachers_whose_distributions_an_update_takes_are_waited_for_with_it() -> None:
-    teachers = "algorithm.distillation={teachers: {default: /teacher}, estimator: ESTIMATOR}"
+def test_teachers_are_waited_for_with_the_update_that_takes_their_distributions() -> None:
     words = ("algorithm.minibatches=1", "algorithm.epochs=1")
-    sampled, exact = (tree(*words, teachers.replace("ESTIMATOR", name)) for name in ("sampled", "exact"))
-    assert wait(sampled, "one pass for log-probs")["seconds"] > 0
-    assert "one pass for log-probs" not in {each["name"] for each in exact["step"]["deadlines"]}
-    more = wait(exact, "one update")["seconds"] - wait(sampled, "one update")["seconds"]
-    assert more == pytest.approx(wait(sampled, "one pass for log-probs")["seconds"], rel=0.01)
+    alone, taught = (
+        estimate(*words),
+        estimate(*words, "algorithm.distillation={teachers: {default: /teacher}}"),
+    )
+    assert "one pass for log-probs" not in {each.name for each in taught.waits}
+    more = wait(taught, "one update").seconds - wait(alone, "one update").seconds
+    assert more == pytest.approx(taught.seconds["log_probs"]) and more > 0

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from mrl.capacity.activations import Counter, activations, in_flight
+from mrl.capacity.advice import advise
 from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
 from mrl.capacity.host_memory import RESULT_BYTES, TOKEN_BYTES, pool_bytes
 from mrl.capacity.memory_timeline import SlotMemory, timeline
 from mrl.capacity.model_facts import find_facts
-from mrl.capacity.report import capacity_report
 from mrl.capacity.rollout_memory import engine_memory
 from mrl.capacity.training_memory import buffer_elements, stage_memory
 from mrl.config.load import load
@@ -164,8 +164,7 @@ def test_fused_layers_keep_half_of_an_experts_inner_width() -> None:
 def test_layers_without_fusions_take_longer() -> None:
     words, hardware = ["training.spec=local"], load_hardware("8x80gb")
     fused, local = (
-        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], each), hardware).tree["step"]["seconds"]
-        for each in ([], words)
+        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], each), hardware).seconds for each in ([], words)
     )
     assert local["update"] == pytest.approx(fused["update"] / hardware.local_efficiency)
     assert local["generate"] == fused["generate"]
@@ -285,19 +284,18 @@ def test_a_critic_is_the_backbone_with_one_number_a_token() -> None:
 def test_ppo_counts_its_critic_on_every_rank() -> None:
     words = ["training.layout.dp=4", "algorithm.estimator.name=gae", "critic.optimizer.moments_dtype="]
     plain, ppo, wide = (
-        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb")).tree
+        Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], more), load_hardware("8x141gb"))
         for more in (words[:1], [*words[:2], words[2] + "bfloat16"], [*words[:2], words[2] + "float32"])
     )
-    for before, after in zip(plain["training"]["stages"], ppo["training"]["stages"], strict=True):
-        assert before["critic_bytes"] == 0
-        same = after["weights_bytes"] + after["gradients_bytes"] + after["optimizer_bytes"]
-        assert 0.9 * same < after["critic_bytes"] < same
-        assert after["total_bytes"] == before["total_bytes"] + after["critic_bytes"]
-    stages = [report["training"]["stages"][0]["critic_bytes"] for report in (ppo, wide)]
-    assert stages[1] - stages[0] > 10 * GB, "its moments are of its own section's type"
-    events_with_critic = {event["event"] for event in ppo["memory_timeline"] if "critic" in event["parts"]}
+    for before, after in zip(plain.stages, ppo.stages, strict=True):
+        assert before.critic.total == 0
+        assert 0.9 * after.policy.total < after.critic.total < after.policy.total
+        assert after.total == before.total + after.critic.total
+    of_critic = [report.stages[0].critic.total for report in (ppo, wide)]
+    assert of_critic[1] - of_critic[0] > 10 * GB, "its moments are of its own section's type"
+    events_with_critic = {event.name for event in ppo.timeline if "critic" in event.parts}
     assert events_with_critic == {"trainer back", "log-probs", "update", "save"}
-    assert ppo["step"]["seconds"]["update"] == pytest.approx(2 * plain["step"]["seconds"]["update"])
+    assert ppo.seconds["update"] == pytest.approx(2 * plain.seconds["update"])
 
 
 def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
@@ -308,10 +306,10 @@ def test_an_engine_that_never_sleeps_is_in_every_event() -> None:
 
 
 def test_what_a_step_moves_through_the_object_store_is_counted_by_its_arrays() -> None:
-    """A batch with all that PPO with a teacher adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
+    """A batch with all that PPO with a custom loss adds; then the routes of the 94 layers of Qwen3-235B, 8 numbers each."""
     names = (
-        "rollout_logprobs", "age", "old_logprobs", "ref_logprobs", "teacher_logprobs", "advantages",
-        "returns", "values",
+        "rollout_logprobs", "age", "old_logprobs", "ref_logprobs", "advantages", "returns",
+        "values", "scores",
     )  # fmt: skip
     batch = random_batch(64, longest=2000)
     arrays = {name: np.zeros(batch.num_tokens, np.float32) for name in names}
@@ -346,5 +344,5 @@ def test_groups_that_wait_for_their_step_lie_in_the_drivers_memory() -> None:
     assert len(plain) == 2 and kept == [parts | {"pool": groups * longest} for parts in plain]
     assert pool_bytes(load([recipe], ahead)) == groups * longest
     small = hardware.model_copy(update={"host_memory_bytes": sum(kept[0].values()) - 1})
-    errors = capacity_report(load([recipe], ahead), small).tree["errors"]
+    errors = advise(Estimate(load([recipe], ahead), small)).errors
     assert any("'engines serve'" in line and "pool 1.4 GB" in line for line in errors), errors

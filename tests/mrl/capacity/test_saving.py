@@ -2,8 +2,9 @@
 
 import pytest
 
+from mrl.capacity.advice import advise
+from mrl.capacity.estimate import Estimate
 from mrl.capacity.hardware import load_hardware
-from mrl.capacity.report import capacity_report
 from mrl.config.load import load
 from mrl.files import CONFIGS
 
@@ -11,29 +12,29 @@ QWEN = 30_532_122_624
 """Parameters of Qwen3-30B-A3B."""
 
 
-def tree(*words: str, recipe: str = "qwen3_30b_a3b", hardware: str = "8x80gb"):
-    return capacity_report(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware(hardware)).tree
+def estimate(*words: str, recipe: str = "qwen3_30b_a3b") -> Estimate:
+    return Estimate(load([CONFIGS / f"{recipe}.yaml"], words), load_hardware("8x80gb"))
 
 
 def test_a_checkpoint_is_fourteen_bytes_a_parameter_and_an_export_two() -> None:
-    found = tree()
-    assert found["checkpoint"]["num_bytes"] == 14 * QWEN
-    assert found["checkpoint"]["node_bytes"] == 14 * QWEN
-    assert found["export"]["num_bytes"] == 2 * QWEN
-    assert found["export"]["host_bytes"] == 5_000_000_000
+    found = estimate()
+    assert found.saving.num_bytes == 14 * QWEN
+    assert found.saving.node_bytes == 14 * QWEN
+    assert found.exporting.num_bytes == 2 * QWEN
+    assert found.exporting.host_bytes == 5_000_000_000
     turned = (
         128 * 2880 * 5760
     )  # a layer's gate and up projections, which gpt-oss's folder has the other way round
-    assert tree(recipe="gpt_oss_120b")["export"]["host_bytes"] == 5_000_000_000 + 2 * turned
-    rate = found["hardware"]["storage_bytes_per_second"]
-    assert found["checkpoint"]["seconds"] == 14 * QWEN / rate
-    assert found["export"]["seconds"] == 2 * 2 * QWEN / rate
-    assert tree("training.dtype=float32")["checkpoint"]["num_bytes"] == 16 * QWEN
+    assert estimate(recipe="gpt_oss_120b").exporting.host_bytes == 5_000_000_000 + 2 * turned
+    rate = found.hardware.storage_bytes_per_second
+    assert found.saving.seconds == 14 * QWEN / rate
+    assert found.exporting.seconds == 2 * 2 * QWEN / rate
+    assert estimate("training.dtype=float32").saving.num_bytes == 16 * QWEN
 
 
 def test_a_critic_is_saved_too() -> None:
     words = ["algorithm.estimator.name=gae", "critic.optimizer.lr=1e-5", "training.layout.dp=4"]
-    assert tree(*words)["checkpoint"]["num_bytes"] == 28 * QWEN
+    assert estimate(*words).saving.num_bytes == 28 * QWEN
 
 
 WIDE = "training.optimizer.moments_dtype=float32"
@@ -42,28 +43,28 @@ BESIDE = "loop.checkpoint.beside_training=true"
 
 def test_a_save_beside_training_copies_what_a_node_writes() -> None:
     """One node, no replica of an expert: all of the checkpoint; at once, nothing but a tensor."""
-    assert tree(WIDE)["checkpoint"]["host_bytes"] == 0
-    found = tree(WIDE, BESIDE)
-    assert found["checkpoint"]["host_bytes"] == found["checkpoint"]["node_bytes"] == 14 * QWEN
-    save = next(moment for moment in found["host_memory"] if moment["moment"] == "save")
-    assert save["parts"]["copied state"] == found["checkpoint"]["host_bytes"]
-    assert save["parts"].keys() == {"off-loaded", "object store", "copied state"}
-    assert save["total_bytes"] == sum(save["parts"].values())
+    assert estimate(WIDE).saving.host_bytes == 0
+    found = estimate(WIDE, BESIDE)
+    assert found.saving.host_bytes == found.saving.node_bytes == 14 * QWEN
+    save = next(moment for moment in found.host if moment.name == "save")
+    assert save.parts["copied state"] == found.saving.host_bytes
+    assert save.parts.keys() == {"off-loaded", "object store", "copied state"}
+    assert save.total == sum(save.parts.values())
 
 
 def test_narrow_moments_are_copied_as_float32() -> None:
-    found = tree("training.optimizer.moments_dtype=bfloat16")
-    held = found["training"]["stages"][0]["parameters"]
-    assert found["checkpoint"]["host_bytes"] == 8 * held * 12
+    found = estimate("training.optimizer.moments_dtype=bfloat16")
+    held = found.stages[0].policy.parameters
+    assert found.saving.host_bytes == 8 * held * 12
 
 
 def test_a_node_that_cannot_copy_is_an_error_that_names_the_moment() -> None:
     """What is off-loaded fits by itself; the copies of a save beside training do not."""
     hardware = load_hardware("8x80gb")
-    kept = next(m for m in tree(WIDE)["host_memory"] if m["moment"] == "engines serve")["total_bytes"]
+    kept = next(m for m in estimate(WIDE).host if m.name == "engines serve").total
     small = hardware.model_copy(update={"host_memory_bytes": kept + 100_000_000_000})
     reports = [
-        capacity_report(load([CONFIGS / "qwen3_30b_a3b.yaml"], words), small).tree["errors"]
+        advise(Estimate(load([CONFIGS / "qwen3_30b_a3b.yaml"], words), small)).errors
         for words in ([WIDE], [WIDE, BESIDE])
     ]
     assert reports[0] == [] and [line.partition(" needs")[0] for line in reports[1]] == ["'save'"]
@@ -71,5 +72,5 @@ def test_a_node_that_cannot_copy_is_an_error_that_names_the_moment() -> None:
 
 @pytest.mark.parametrize("every", [0, 10])
 def test_an_export_beside_the_run_takes_host_memory(every: int) -> None:
-    found = tree("loop.checkpoint.every_steps=10", f"export.every_steps={every}")
-    assert all(("export" in moment["parts"]) == bool(every) for moment in found["host_memory"])
+    found = estimate("loop.checkpoint.every_steps=10", f"export.every_steps={every}")
+    assert all(("export" in moment.parts) == bool(every) for moment in found.host)

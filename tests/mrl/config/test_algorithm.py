@@ -10,11 +10,8 @@ from pydantic import ValidationError
 from mrl.algorithms.advantages import ESTIMATORS
 from mrl.algorithms.kl import KINDS
 from mrl.algorithms.losses import LOSSES
-from mrl.config.load import load_config
-from mrl.config.run_warnings import warnings_of
 from mrl.config.sections import algorithm, policy_loss
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.files import CONFIGS
 
 
 def test_names_of_the_section_are_those_of_the_blocks() -> None:
@@ -43,7 +40,7 @@ def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
         loss = AlgorithmSection.model_validate({"loss": {"name": name}}).loss
         assert (loss.clip_low, loss.clip_high) == bounds
     corrections = {"truncated": (None, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.999, 1.001)}
-    for kind, bounds in (corrections | {"geometric": (None, 1.2), "product": (None, 2.0)}).items():
+    for kind, bounds in (corrections | {"geometric": (None, 1.2)}).items():
         section = AlgorithmSection.model_validate({"correction": {"kind": kind}}).correction
         assert (getattr(section, "low", None), getattr(section, "high", None)) == bounds
 
@@ -65,7 +62,7 @@ def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
         ({"kl": {"location": "loss"}}, "needs kl.coefficient above 0"),
         ({"kl": {"location": "reward", "coefficient": 1, "unbiased": True}},
          "unbiased is for kl.location = loss"),
-        ({"kl": {"target": 0}}, "greater than 0"),
+        ({"entropy": {"target": 0}}, "greater than 0"),
         ({"correction": {"kind": "icepop", "low": 5}}, "must be below correction.high"),
         ({"correction": {"kind": "icepop", "token_weights": "raw"}}, "Extra inputs are not permitted"),
         ({"correction": {"high": 2.0}}, "high needs a correction.kind.*: truncated, icepop"),
@@ -89,18 +86,6 @@ def test_each_loss_and_each_correction_has_its_own_default_bounds() -> None:
 def test_refusals(tree, match) -> None:
     with pytest.raises(ValidationError, match=match):
         AlgorithmSection.model_validate(tree)
-
-
-@pytest.mark.parametrize(
-    ("kind", "length", "count"), [("product", 4096, 1), ("product", 256, 0), ("icepop", 4096, 0)]
-)
-def test_a_product_of_weights_over_long_responses_is_warned_of(kind: str, length: int, count: int) -> None:
-    changes = {"algorithm": {"correction": {"kind": kind}}, "rollout": {"max_response_tokens": length}}
-    config = load_config(CONFIGS / "quickstart.yaml", "model.max_length=8192", changes)
-    warnings = warnings_of(config)
-    assert len(warnings) == count
-    if warnings:
-        assert "product with rollout.max_response_tokens = 4096" in warnings[0] and "truncated" in warnings[0]
 
 
 def test_importing_the_section_imports_no_torch() -> None:

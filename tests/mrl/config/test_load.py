@@ -22,11 +22,12 @@ from mrl.config.other_names import former_settings, words_of_others
 from mrl.config.root import Config
 from mrl.config.sections.algorithm import EstimatorSection
 from mrl.errors import ConfigError
+from mrl.files import CONFIGS
 from mrl.loops.validate import validation_sampling_of
 from mrl.rollout.request import Sampling
 from mrl.section import Section
+from tests.support.recipes import files_of
 
-ROOT = Path(__file__).parents[3]
 MINIMAL = """
 run: {name: r}
 model: {path: m}
@@ -374,7 +375,7 @@ def test_words_of_other_systems_lead_to_settings_that_are_there() -> None:
     for said in set(same.values()):
         assert all(describe(re.match(r"[\w.]+", setting)[0]) for setting in said.split(", or ")), said
     for said in unsupported.values():
-        assert re.findall(r"\b(?:training|launch|rollout)\b[\w.]*", said)[0] in plain, said
+        assert re.findall(r"\b(?:training|launch|rollout|algorithm)\b[\w.]*", said)[0] in plain, said
     assert not unsupported.keys() & (same.keys() | {path.rpartition(".")[2] for path in plain})
 
 
@@ -527,33 +528,14 @@ def test_a_former_setting_is_told_what_to_write_instead(minimal, section_name, o
 def test_a_former_command_or_option_says_what_to_do(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *option = old.split()
     with pytest.raises(SystemExit) as exit_:
-        cli.main([command, "a.yaml", *option])
+        cli.main([command, *option, "a.yaml"])
     assert exit_.value.code == 2
     assert f"{old} is {cli.FORMER_COMMANDS[old]}" in capsys.readouterr().err
 
 
-CONFIGS = Path(__file__).parents[3] / "configs"
-
-
-OVER = {
-    "calculator_": "calculator",
-    "multi_domain_": "multi_domain",
-    "quickstart_": "quickstart",
-    "qwen3_30b_a3b_": "qwen3_30b_a3b",
-    "tune_": "quickstart",
-}
-"""Prefix of a file that says only what differs -> the file it goes over."""
-
-
-def files_of(path: Path) -> tuple[Path, ...]:
-    """The files that a shipped one is used with, in order."""
-    below = [CONFIGS / f"{name}.yaml" for prefix, name in OVER.items() if path.stem.startswith(prefix)]
-    return (*below, path)
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_file_resolves(path: Path) -> None:
-    assert isinstance(load(files_of(path)), Config)
+    assert isinstance(load(files_of(path.stem)), Config)
 
 
 def test_the_quickstart_model_goes_over_the_quickstart() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from mrl.config.load import load
 from mrl.config.root import Config
-from mrl.config.run_warnings import warnings_of
 from mrl.errors import ConfigError
 from mrl.files import CONFIGS
 
@@ -80,9 +79,3 @@ def test_a_section_that_nobody_reads_and_an_unknown_schedule_are_refused() -> No
         loaded("loop.schedule=on_policy", "stream.max_age=2")
     with pytest.raises(ConfigError, match=r"unknown schedule 'async': .*known: on_policy, stream"):
         loaded("loop.schedule=async")
-
-
-def test_much_age_without_a_clip_is_warned_of() -> None:
-    words = ("algorithm={loss: {name: topr}}", "stream.max_age=4")
-    (warning,) = warnings_of(loaded(*words))
-    assert "nothing bounds how far tokens of earlier versions move the policy" in warning

@@ -15,6 +15,8 @@ from mrl.cpu.vllm_delta_net import delta_net_core
 from mrl.models.kernels.buckets import positions
 from mrl.models.kernels.delta_rule import chunk_segments, gated_delta_rule, gates, short_convolution
 
+pytestmark = pytest.mark.integration
+
 KEYS, VALUES, KEY, VALUE, WIDTH = 2, 4, 8, 12, 4
 CHANNELS = 2 * KEYS * KEY + VALUES * VALUE
 LENGTHS = {"a": 101, "b": 32, "c": 9}

@@ -8,6 +8,8 @@ from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
 from mrl.cpu.vllm_router import allow_sigmoid_without_groups
 
+pytestmark = pytest.mark.integration
+
 BIAS = torch.linspace(-0.5, 0.5, 16)
 
 

@@ -40,16 +40,11 @@ def test_held_out_rows_are_read_without_any_training_file(write_rows: Any, plain
 
 
 def test_repeated_prompts_are_dropped_and_counted(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(1), row(2), row(1), row(1, prompt=" 1+1= ")])
-    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
-    assert (data.report.rows, data.report.duplicates) == (2, 2)
-    assert load_data(DataSection(train=train, dedupe=False), MATHS, plain_tokenizer).report.rows == 4
-
-
-def test_duplicates_with_another_ground_truth_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(1), row(1), row(1, answer=3)])
+    """Those with another ground truth than the first one's apart."""
+    train = write_rows([row(1), row(2), row(1), row(1, prompt=" 1+1= "), row(1, answer=3)])
     report = load_data(DataSection(train=train), MATHS, plain_tokenizer).report
-    assert (report.rows, report.duplicates, report.contradicting) == (1, 2, 1)
+    assert (report.rows, report.duplicates, report.contradicting) == (2, 3, 1)
+    assert load_data(DataSection(train=train, dedupe=False), MATHS, plain_tokenizer).report.rows == 5
 
 
 def test_a_copy_of_a_row_is_left_out_before_it_is_read(write_rows, plain_tokenizer, monkeypatch) -> None:
@@ -82,11 +77,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(write_rows, plain_tokeniz
     assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
 
 
-def test_unusable_rows_are_left_out_and_counted_where_that_is_asked_for(write_rows, plain_tokenizer) -> None:
-    train = write_rows([row(1), row(2, answer=None), row(3)])
-    report = load_data(DataSection(train=train, unusable="filter"), MATHS, plain_tokenizer).report
-    assert (report.rows, report.unusable) == (2, 1)
-    assert any(f"{train}:2: the row has no" in note for note in report.notes)
+def test_a_file_whose_rows_are_all_unusable_is_refused_by_a_filter_too(write_rows, plain_tokenizer) -> None:
     with pytest.raises(DataError, match="1 of 1 rows"):
         load_data(
             DataSection(train=write_rows([row(1, answer=None)]), unusable="filter"), MATHS, plain_tokenizer
@@ -101,59 +92,37 @@ def test_rows_without_ground_truth_are_counted(write_rows: Any, plain_tokenizer:
     assert (report.rows, report.without_ground_truth) == (2, 1)
 
 
-def test_columns_that_only_reward_functions_read_are_named(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(1, tag="easy", level=3), row(2, source="book")])
-    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
-    assert f"{train}: read by reward functions alone: level, source" in data.report.notes
-    assert data.train[0].rows[1].metadata["source"] == "book"
-    first, second = data.report.text().splitlines()
-    assert first.startswith("data: rows: 2, validation_rows: 0, ")
-    assert second == f"data: {data.report.notes[0]}"
-
-
 @pytest.mark.parametrize(
-    ("columns", "ground_truth", "unread"),
+    ("columns", "ground_truth"),
     [
-        ({"prompt": "q", "solution": "1", "answer": "2"}, "2", "solution"),
-        ({"prompt": "q", "solution": "1", "ground_truth": "2"}, "1", "ground_truth"),
-        ({"problem": "q", "solution": "so \\boxed{1}", "answer": "2"}, "2", "solution"),
-        (
-            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "answer": "2"},
-            "2",
-            "the last answers of messages",
-        ),
+        ({"prompt": "q", "solution": "1", "answer": "2"}, "2"),
+        ({"prompt": "q", "solution": "1", "ground_truth": "2"}, "1"),
+        ({"problem": "q", "solution": "so \\boxed{1}", "answer": "2"}, "2"),
     ],
-)  # fmt: skip
-def test_an_answer_that_is_not_the_ground_truth_is_named(
-    columns: dict[str, Any], ground_truth: str, unread: str, write_rows: Any, plain_tokenizer: Any
+)
+def test_other_columns_go_to_reward_functions(columns, ground_truth, write_rows, plain_tokenizer) -> None:
+    (prompt,) = load_data(DataSection(train=write_rows([columns])), MATHS, plain_tokenizer).train[0].rows
+    assert prompt.ground_truth == ground_truth
+    assert prompt.metadata["solution"] == columns["solution"]
+
+
+def test_overlong_rows_are_filtered_or_refused_by_number_limit_and_longest(
+    write_rows, plain_tokenizer
 ) -> None:
-    train = write_rows([columns])
-    data = load_data(DataSection(train=train), MATHS, plain_tokenizer)
-    assert data.train[0].rows[0].ground_truth == ground_truth
-    assert f"{train}: read by reward functions alone: {unread}" in data.report.notes
-
-
-def test_overlong_prompts_are_filtered_or_refused(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(1), row(2, prompt="x" * 50)])
-    data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
-    assert (data.report.rows, data.report.overlong) == (1, 1)
-    with pytest.raises(
-        DataError, match=r"1 of 2 rows .* 51 tokens \(.*rows\.jsonl:2\); raise the limit or set"
-    ):
-        load_data(DataSection(train=train, max_prompt_tokens=20, overlong="refuse"), MATHS, plain_tokenizer)
-
-
-def test_overlong_rows_are_told_by_number_limit_and_longest(write_rows: Any, plain_tokenizer: Any) -> None:
     rows = [row(n, prompt="x" * n) for n in (30, 45, 5)]
     train = write_rows(rows, "long.jsonl")
-    data = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer)
+    report = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer).report
+    assert (report.rows, report.overlong) == (1, 2)
     said = f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20, the longest has 46 tokens ({train}:2)"
-    assert said in data.report.text()
+    assert said in report.text()
     none = write_rows(rows[:2], "none.jsonl")
-    with pytest.raises(
-        DataError, match=r"2 of 2 rows are longer than data.max_prompt_tokens = 20, .* 46 tokens .*:2\)"
+    for path, rule, way_out in (
+        (train, "refuse", "raise the limit or set"),
+        (none, "filter", "none is left"),
     ):
-        load_data(DataSection(train=none, max_prompt_tokens=20), MATHS, plain_tokenizer)
+        section = DataSection(train=path, max_prompt_tokens=20, overlong=rule)
+        with pytest.raises(DataError, match=rf"2 of [23] rows .* 46 tokens \(.*:2\); {way_out}"):
+            load_data(section, MATHS, plain_tokenizer)
 
 
 def test_a_source_without_rows_says_which_rules_took_them(write_rows: Any, plain_tokenizer: Any) -> None:
@@ -178,7 +147,9 @@ def test_overlap_with_validation_is_reported_dropped_or_refused(write_rows, plai
         load("refuse")
 
 
-def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -> None:
+def test_bad_rows_are_named_together_and_of_very_many_the_first(
+    write_rows: Any, plain_tokenizer: Any
+) -> None:
     train = write_rows([row(1), row(2, answer=None), row(3, answer="so \\boxed{}"), row(4, prompt="")])
     with pytest.raises(DataError) as caught:
         load_data(DataSection(train=train), MATHS, plain_tokenizer)
@@ -186,6 +157,9 @@ def test_bad_rows_are_all_named_at_once(write_rows: Any, plain_tokenizer: Any) -
     assert "3 of 4 rows" in message
     assert all(f"{train}:{line}:" in message for line in (2, 3, 4))
     assert "no ground truth" in message
+    train = write_rows([row(n, answer=None) for n in range(500)])
+    with pytest.raises(DataError, match="and 490 more"):
+        load_data(DataSection(train=train), MATHS, plain_tokenizer)
 
 
 def test_ground_truths_that_are_compared_as_text_are_counted(write_rows: Any, plain_tokenizer: Any) -> None:
@@ -196,12 +170,6 @@ def test_ground_truths_that_are_compared_as_text_are_counted(write_rows: Any, pl
         for note in notes
         if "compares its text" in note and "2 of 3 rows" in note and f"{train}:2" in note
     ]
-
-
-def test_many_bad_rows_do_not_flood_the_message(write_rows: Any, plain_tokenizer: Any) -> None:
-    train = write_rows([row(n, answer=None) for n in range(500)])
-    with pytest.raises(DataError, match="and 490 more"):
-        load_data(DataSection(train=train), MATHS, plain_tokenizer)
 
 
 DOMAINS = {

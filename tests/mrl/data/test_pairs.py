@@ -66,12 +66,8 @@ def loaded(path: Path, tokenizer: Any, *, max_length: int = 200, **changes: Any)
         {"chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
         {"prompt": ASK["content"], "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
         {"prompt": [ASK], "chosen": GOOD["content"], "rejected": BAD["content"]},
-        {
-            "context": [ASK],
-            "completions": [{"rank": 1, "completion": [BAD]}, {"rank": 0, "completion": [GOOD]}],
-        },
     ],
-    ids=["messages", "whole", "prompt and whole", "texts", "ranked"],
+    ids=["messages", "whole", "prompt and whole", "texts"],
 )
 @pytest.mark.parametrize("make", [qwen, deepseek])
 def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any, tmp_path: Path) -> None:
@@ -83,26 +79,19 @@ def test_every_shape_of_a_pair_is_the_same_tokens(row: dict[str, Any], make: Any
         assert tokenizer.decode(encoded.tokens[~encoded.mask]) == prompt
         assert tokenizer.decode(encoded.tokens[encoded.mask]) == answer["content"] + tokenizer.eos_token
         assert encoded.prompt_length == int((~encoded.mask).sum())
-    assert pair.sides == (True, False) and pair.weight == 1.0
+    assert pair.sides == (True, False)
 
 
 def test_texts_are_split_where_both_dialogues_ask_the_same() -> None:
     begin = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: sum?\n\nAssistant:"
-    (found,) = preferences({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
+    found = preferences({"chosen": begin + " 4", "rejected": begin + " 45"}, place="a:1")
     assert (found.prompt, found.responses) == (begin, (" 4", " 45"))
-
-
-def test_ranked_completions_give_all_pairs_that_weigh_as_one() -> None:
-    row = {"context": "a", "completions": [{"rank": r, "completion": str(r)} for r in (2, 0, 1)]}
-    found = list(preferences(row, place="a:1"))
-    assert [each.responses for each in found] == [("0", "1"), ("0", "2"), ("1", "2")]
-    assert sum(each.weight for each in found) == pytest.approx(1.0)
 
 
 def test_labelled_rows_and_pairs_taken_apart() -> None:
     (one,) = labelled({"prompt": "a", "completion": "b", "label": False}, place="a:1")
     assert (one.responses, one.sides) == (("b",), (False,))
-    both = list(labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1"))
+    both = labelled({"prompt": "a", "chosen": "b", "rejected": "c"}, place="a:1")
     assert [(each.responses, each.sides) for each in both] == [(("b",), (True,)), (("c",), (False,))]
 
 
@@ -114,7 +103,6 @@ def test_labelled_rows_and_pairs_taken_apart() -> None:
         ({"chosen": [ASK, GOOD], "rejected": [GOOD, ASK]}, "begin alike"),
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both text or both messages"),
         ({"chosen": "b", "rejected": "c"}, "Assistant:"),
-        ({"context": "a", "completions": [{"rank": 0, "completion": "b"}]}, "different rank"),
         ({"prompt": "", "chosen": "b", "rejected": "c"}, "prompt is empty"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`mrl diagnose RUN`: a page in the folder, a screen, JSON; and folders that are not whole."""
+"""`mrl diagnose RUN`: the page that it prints and writes; and folders that are not whole."""
 
 import json
 import shutil
@@ -30,22 +30,10 @@ def test_the_page_says_what_since_when_and_what_to_change(tmp_path, capsys) -> N
     folder = folder_of(tmp_path, "rate_times_30")
     assert main(["diagnose", str(folder)]) == 0
     said, page = capsys.readouterr().out, (folder / "diagnosis.md").read_text()
-    for text in (said, page):
-        assert "policy_collapsed" in text and "since step 10" in text
-        assert "training.optimizer.lr=0.0006 (now 0.006)" in text
-        assert "600.0" in text and "590.0" in text, "the lowest rewards of the last steps"
-    assert len(said.splitlines()) < 25 and "no_gradient" in said
-    assert page.startswith("# Diagnosis of rate_times_30")
-
-
-def test_for_programs_it_is_json_and_writes_nothing(tmp_path, capsys) -> None:
-    folder = folder_of(tmp_path, "planted_cue")
-    assert main(["diagnose", str(folder), "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
-    (finding,) = tree["findings"]
-    assert (finding["rule"], finding["since"], tree["last_step"]) == ("reward_hacked", 15, 60)
-    assert {"setting", "now", "value", "why"} == finding["levers"][0].keys()
-    assert len(finding["samples"]) == 3 and not (folder / "diagnosis.md").exists()
+    assert said == f"{page}\nwrote {folder}/diagnosis.md\n"
+    assert page.startswith("# Diagnosis of rate_times_30") and "`policy_collapsed`, since step 10." in page
+    assert "training.optimizer.lr=0.0006 (now 0.006)" in page and "`no_gradient`" in page
+    assert "600.0" in page and "590.0" in page, "the lowest rewards of the last steps"
 
 
 def test_a_folder_that_is_not_whole_is_read_as_far_as_it_goes(tmp_path, capsys) -> None:

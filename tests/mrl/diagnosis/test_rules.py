@@ -17,7 +17,7 @@ SETTINGS = {
     "training.optimizer.lr": "0.0002",
     "critic.optimizer.lr": "0.05",
     "critic.warmup_steps": "5",
-    "algorithm.correction.kind": "product",
+    "algorithm.correction.kind": "geometric",
     "sync.verify": "wire",
     "algorithm.filter": "null",
     "algorithm.kl.location": "off",
@@ -80,7 +80,7 @@ def test_a_correction_that_takes_the_gradient_is_named() -> None:
     (finding,) = diagnose(Curves(rows), SETTINGS).findings
     assert finding.rule == "correction_takes_gradient" and 40 <= finding.since <= 45
     assert "policy/correction_weight is 0.03" in finding.evidence
-    assert finding.levers[0].text.startswith("algorithm.correction.kind=truncated (now product)")
+    assert finding.levers[0].text.startswith("algorithm.correction.kind=truncated (now geometric)")
     assert names([row | {"policy/correction_gradient_frac": 0.5} for row in rows]) == []
 
 

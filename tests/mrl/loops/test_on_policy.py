@@ -222,7 +222,7 @@ SAVES = ("loop.checkpoint={every_steps: 1, keep: 9}",)
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """Surplus, controllers, the table and every row, to the last bit."""
+    """Surplus, the table and every row, to the last bit."""
     whole = TableRun(config_of(tmp_path, DAPO, "run.name=whole"))
     whole.loop.start()
     for _ in range(6):

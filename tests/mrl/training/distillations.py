@@ -10,41 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective
 from mrl.config.sections.algorithm import AlgorithmSection
-from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.loops.learn import denominators
 from mrl.training.divergence import Vocabulary, divergence
 from mrl.training.pass_options import PassOptions
-from tests.mrl.training.scenarios import TEMPERATURE, digest_parameters, shard_of, train, worker
+from tests.mrl.training.scenarios import TEMPERATURE, shard_of, worker
 from tests.tiny_models import random_batch
-
-
-def teachers_beside_a_policy(
-    rank: int, world: int, port: int, folder: str, layout: dict[str, int], teachers: list[str]
-) -> dict[str, Any]:
-    """What each teacher says of this rank's shard while the policy trains; the policy is unharmed."""
-    at = worker(rank, world, port, folder, layout)
-    for path in teachers:
-        at.add_teacher(path)
-    train(at, 1)
-    digest = digest_parameters(at.policy)
-    mine, shard = shard_of(random_batch(10, seed=1), at)
-    said = [
-        at.forward(shard, PassOptions(role="teacher", teacher=path, temperature=TEMPERATURE))
-        for path in teachers
-    ]
-    one = at.forward(
-        shard.select(np.arange(min(1, len(mine)))), PassOptions(role="teacher", teacher=teachers[0])
-    )
-    refused = ""
-    try:
-        at.forward(shard, PassOptions(role="teacher", teacher="nobody"))
-    except ValueError as error:
-        refused = str(error)
-    same = digest == digest_parameters(at.policy)
-    return {"mine": mine, "said": said, "one": one, "same": same, "refused": refused}
 
 
 def divergence_on_ranks(

@@ -17,13 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrl.algorithms import correction_weights, kl
-from mrl.algorithms.distillation_terms import TEACHER
 from mrl.algorithms.objective import Objective, ValueObjective, cross_entropy
 from mrl.algorithms.preference import PAIR_LOSSES, PreferenceObjective
 from mrl.algorithms.reward_model_objective import RewardModelObjective
 from mrl.config.sections.algorithm import AlgorithmSection
 from mrl.config.sections.correction import CORRECTION_KINDS, NoCorrection
-from mrl.config.sections.distillation import DistillationSection
+from mrl.config.sections.distillation import TEACHER, DistillationSection
 from mrl.config.sections.policy_loss import LOSS_NAMES
 from mrl.config.sections.tune import ObjectiveSection
 from mrl.models.adapters import Adapter, Half
@@ -125,7 +124,7 @@ def read(batch: TrainBatch = BATCH) -> TrainBatch:
     arrays = {name: random.normal(size=batch.num_tokens).astype(np.float32) for name in tokens}
     arrays["age"] = np.zeros(batch.num_tokens, np.float32)
     count = batch.num_samples
-    samples = {name: np.ones(count) for name in ("weight", "margin", "probability", "ref_logprob")}
+    samples = {name: np.ones(count) for name in ("margin", "probability", "ref_logprob")}
     samples |= {"side": np.arange(count)[::-1] % 2.0, TEACHER: np.zeros(count, np.int64)}
     return TrainBatch(
         batch.tokens,

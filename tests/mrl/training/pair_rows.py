@@ -26,7 +26,7 @@ def pairs(count: int = 9) -> list[TuneRow]:
         for _ in range(2):
             tokens = np.concatenate([prompt, rng.integers(0, VOCAB, rng.integers(1, 14))])
             responses.append(Encoded(tokens, np.arange(len(tokens)) >= len(prompt), len(prompt)))
-        rows.append(TuneRow(f"row {number}", tuple(responses), (True, False), 1.0 + number % 2))
+        rows.append(TuneRow(f"row {number}", tuple(responses), (True, False)))
     return rows
 
 

@@ -40,7 +40,7 @@ def preference_steps(
     shard = own_share(batch_of(rows, range(len(rows)), reference), at)
     told = [told_of(found)]
     for section in OBJECTIVES:
-        counts = {"num_rows": sum(row.weight for row in rows)}
+        counts = {"num_rows": float(len(rows))}
         metrics, _ = at.accumulate(shard, PreferenceObjective(section), counts)
         told.append(metrics | at.step(lr=0.0))
     return told

@@ -48,8 +48,8 @@ def reward_model_steps(
     shard = own_share(batch_of(known, range(len(known))), at)
     told = [told_of(found)]
     denominators = {
-        "num_rows": sum(row.weight for row in known),
-        "score_sum": float(sum(row.weight * found[n].sum() for n, row in enumerate(known))),
+        "num_rows": float(len(known)),
+        "score_sum": float(sum(scores.sum() for scores in found.values())),
     }
     for section in OBJECTIVES:
         metrics, _ = at.accumulate(shard, RewardModelObjective(section), denominators)
