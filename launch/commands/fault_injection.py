@@ -4,8 +4,8 @@ To see before it matters what a death does on a machine: how fast it is found, w
 Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
 process of engine N; there is one where rollout.tp is above 1), rollouts-N (the rollout worker of node N),
 reward, host (of the environment), guest (an episode's process), tool (a
-tool server of an episode), watcher (what cleans up after the driver), and, of a Ray that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver (agent.nodes,
-reward.nodes). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and killed a moment later.
+tool server of an episode), watcher (what cleans up after the driver), and, of a Ray that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver
+(rollout.workers: driver). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and killed a moment later.
 With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed (`kill`), asked to end (`term`: SIGTERM), stopped for
 PAUSE_SECONDS (`pause`) or for good (`stop`). The phase does not end before that. What was done is written to faults.jsonl in the run
 folder just before.

@@ -19,7 +19,7 @@ from tests.support.pretended_nodes import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-WORKERS = ("rollout.workers=node", "reward.nodes=all")
+WORKERS = ("rollout.workers=node",)
 TWO_NODES = {VARIABLE: "0,1"}
 
 
@@ -74,7 +74,7 @@ def test_a_policy_survives_the_loss_of_its_only_worker(chain: Chain) -> None:
 
 
 def test_episodes_in_workers(acting: Path, tmp_path: Path) -> None:
-    more = (*WORKERS, "agent.nodes=all", "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
+    more = (*WORKERS, "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
     run(
         "train",
         *acting_runs.words(acting, tmp_path, "run", *more),
