@@ -16,7 +16,7 @@ from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.cluster.session_watcher import GO_ON
-from mrl.launch.commands import fault_injection, started
+from mrl.launch.commands import started
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.check import check_resume
 from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
@@ -106,7 +106,7 @@ class Run:
     def _read(self) -> Generator[StepRow]:
         """The rows, of a run from its folder to its exports."""
         config, signals = self.config, self._signals
-        faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
+        folder, start = RunFolder(config.run_folder), time.monotonic()
         try:
             with signals:
                 if started.is_done(config):
@@ -126,7 +126,6 @@ class Run:
 
                 with contextlib.closing(exports):
                     with assembled(config, log_folder=logs, when_checked=write_config) as parts:
-                        fault_injection.install_faults(faults, parts.hybrid, parts.clock, folder.path)
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
                         exports.wait(should_stop=signals.reason)

@@ -1,6 +1,6 @@
 """kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by fault injection (launch/commands/fault_injection.py), whose record
+Each start resumes what the death before it left, and is then killed itself, by fault injection (benchmarks/soak/faults.py), whose record
 says which process it killed and in which phase.
 """
 
