@@ -41,7 +41,6 @@ from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
-from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import Event, PhaseClock
@@ -85,16 +84,11 @@ class Parts:
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
-        stop_rules: StopRules | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
         config, prompts, sampling = self.config, self.prompts, Sampling.of(self.config, self.lengths)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
-        more: dict[str, Any] = {
-            "should_stop": should_stop,
-            "stop_rules": stop_rules,
-            "throughput": self.throughput(),
-        }
+        more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
         if config.loop.schedule == "stream":
             self.rollouts.open_buffer(config, prompts, sampling)
             return StreamLoop(config, self.hybrid, self.rollouts, *common, **more)
