@@ -9,20 +9,23 @@ import pytest
 
 from mrl.observe import metrics_log
 from tests.mrl.observe import wandb_file
+from tests.support.once import once
 from tests.support.runs import run_python
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs, of which `followed` was killed twice."""
-    folder = tmp_path_factory.mktemp("runs")
+    """The folder of the session's runs, of which `followed` was killed twice."""
+    return once(tmp_path_factory, "followed", follow)
+
+
+def follow(folder: Path) -> None:
     done = run_python(
         "-m", "tests.mrl.observe.followed_run", str(folder), environment={"WANDB_SILENT": "true"}
     )
     assert done.returncode == 0, done.stderr
     for said in folder.glob("start-*"):
         assert "switched off" not in said.read_text(), said.read_text()
-    return folder
 
 
 def rewards(folder: Path) -> dict[int, float]:
