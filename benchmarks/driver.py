@@ -33,7 +33,6 @@ from mrl.launch.commands.assemble import in_driver, in_workers, rollout_thread
 from mrl.launch.workers.actor_group import close_all
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.placement import place
-from mrl.launch.workers.reward_group import RewardGroup
 from mrl.launch.workers.rollout_workers import RolloutWorkerGroup
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.recorder import Recorder
@@ -48,7 +47,6 @@ from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
 from mrl.trajectories.group import GroupMaker
-from mrl.trajectories.rewards import RewardWorkers
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ("time/step_seconds", "perf/driver_seconds", "perf/driver_cpu_seconds", "perf/driver_frac")
@@ -93,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=2000, help="mean of a response")
     parser.add_argument("--sigma", type=float, default=0.5, help="deviation of the logarithm of the lengths")
     parser.add_argument("--engines", type=int, default=8)
-    parser.add_argument("--reward-nodes", choices=["driver", "all"], default="driver")
     parser.add_argument("--workers", choices=["driver", "node"], default="driver", help="rollout.workers")
     parser.add_argument("--step-seconds", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=5, help="measured, after two of warm-up")
@@ -160,8 +157,7 @@ def _config(options: argparse.Namespace, folder: str) -> Config:
         [
             f"run={{name: driver, folder: {folder}}}",
             f"model={{path: {folder}/model, max_length: {most + 512}, new: {{}}}}",
-            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2, "
-            f"nodes: {'all' if options.workers == 'node' else options.reward_nodes}}}",
+            f"reward={{kind: plugin, style: native, path: '{hashed.__module__}:{hashed.__name__}', workers: 2}}",
             f"rollout.workers={options.workers}",
             "algorithm.filter=null",
             "training.layout={ep: 1, dp: 2}",
@@ -233,13 +229,8 @@ def _rollouts(
         with workers.started():
             yield in_workers(config, workers)
     else:
-        rewards: contextlib.AbstractContextManager[RewardWorkers]
-        if config.reward.nodes == "driver":
-            rewards = RewardPool(config.reward, group_size=config.loop.samples_per_prompt)
-        else:
-            rewards = RewardGroup(config, clock, **options).started(trial=[])
-        with rewards as reward_workers:
-            yield in_driver(config, cast(Hybrid, pools), reward_workers, None, None)
+        with RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as rewards:
+            yield in_driver(config, cast(Hybrid, pools), rewards, None, None)
 
 
 def _lengths(options: argparse.Namespace, config: Config) -> Lengths:

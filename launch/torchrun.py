@@ -297,7 +297,7 @@ def _listen(store: Any, news: queue.SimpleQueue[bytes], is_told: threading.Event
         if latest != word:
             word = latest
             news.put(b"")
-        time.sleep(1.0)
+        time.sleep(POLL_SECONDS)
 
 
 def _read(store: Any, key: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.soak import faults
 from benchmarks.soak.clock import Clock
 from benchmarks.soak.disk import fill, make_room
 from benchmarks.soak.life import LOOK_SECONDS, Life, SoakError, command_of, step_of
@@ -84,7 +85,8 @@ class Disturbed:
             **self._clock.environment,
         }
         self._tell("start", first=first)
-        command, log = self._recipe.command(places.disk), places.out / f"logs/life-{self._number:03d}.log"
+        command = self._recipe.command(places.disk, program=faults.__name__)
+        log = places.out / f"logs/life-{self._number:03d}.log"
         with Life(command, log=log, environment=environment(**more)) as life:
             code = life.follow(lambda: self._look(life), lambda line: self._hear(line, life))
             self._tell("exit", code=code, step=life.step)

@@ -24,7 +24,7 @@ DECK = (
     f"{CLOCK}:3600",
     f"{CLOCK}:-86400",
 )
-"""TARGET:HOW, as of launch/commands/fault_injection.py; of a clock the seconds that it jumps by. Each comes before any comes again."""
+"""TARGET:HOW, as of faults.py; of a clock the seconds that it jumps by. Each comes before any comes again."""
 JITTER = 0.3
 """Of the steps between two faults."""
 

@@ -29,9 +29,9 @@ class Recipe:
         if not (self.data / "train.jsonl").is_file():
             arithmetic_rows.write_arithmetic(self.data, largest=20, num_validation=8, num_sft=8)
 
-    def command(self, folder: Path, *more: str) -> list[str]:
+    def command(self, folder: Path, *, program: str = "mrl.cli") -> list[str]:
         """`mrl train` of the run FOLDER/run."""
-        return [sys.executable, "-m", "mrl.cli", "train", *self.words(folder, *more)]
+        return [sys.executable, "-m", program, "train", *self.words(folder)]
 
     def words(self, folder: Path, *more: str) -> list[str]:
         shape = "{num_layers: 2, hidden_size: 64, num_heads: 2, num_kv_heads: 2, head_dim: 32, num_experts: 4, expert_size: 32}"

@@ -30,9 +30,8 @@ from mrl.launch.commands.engines import asks_engine, without_gpus_of
 from mrl.launch.workers.acting import Acting
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.deaths import without_rays_words
-from mrl.launch.workers.environment_nodes import EnvironmentNodes
 from mrl.launch.workers.placement import place
-from mrl.launch.workers.reward_group import JUDGED_FOLDER, RewardGroup, check_rewards
+from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.rollout_workers import RolloutWorkerGroup
 from mrl.launch.workers.train_group import TrainGroup
@@ -42,14 +41,12 @@ from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
-from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.loops.throughput import Throughput, peak_flops
 from mrl.observe.phases import Event, PhaseClock
 from mrl.observe.settled import settle
 from mrl.observe.token_values import Pieces
 from mrl.rewards.pool.engines import RewardEngines
-from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.engine_pool import EnginePool
 from mrl.rollout.request import Lengths, Sampling
 from mrl.samples import Prompt
@@ -87,16 +84,11 @@ class Parts:
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
-        stop_rules: StopRules | None = None,
     ) -> OnPolicyLoop | StreamLoop:
         """The configured schedule at its first step."""
         config, prompts, sampling = self.config, self.prompts, Sampling.of(self.config, self.lengths)
         common = self.dataset.validation_prompts(config.loop.validation.num_prompts), recorder, checkpoints
-        more: dict[str, Any] = {
-            "should_stop": should_stop,
-            "stop_rules": stop_rules,
-            "throughput": self.throughput(),
-        }
+        more: dict[str, Any] = {"should_stop": should_stop, "throughput": self.throughput()}
         if config.loop.schedule == "stream":
             self.rollouts.open_buffer(config, prompts, sampling)
             return StreamLoop(config, self.hybrid, self.rollouts, *common, **more)
@@ -155,12 +147,11 @@ def assembled(
             assert isinstance(workers, RolloutWorkerGroup), "they were started beside"
             make = in_workers(config, workers)
         else:
-            rewards = stack.enter_context(reward_processes(config, engines, inputs.trial, clock, log_folder))
-            environments = stack.enter_context(
-                environment_processes(config, inputs.acting, clock, log_folder)
-            )
+            rewards = stack.enter_context(reward_processes(config, engines, inputs.trial))
+            acting = inputs.acting
+            environments = stack.enter_context(EnvironmentPool.of(acting.section)) if acting else None
             hybrid = stack.enter_context(hybrid_engine(config, clock, log_folder))
-            make = in_driver(config, hybrid, rewards, environments, inputs.acting)
+            make = in_driver(config, hybrid, rewards, environments, acting)
         rollouts = rollout_thread(config, make, clock)
         stack.callback(rollouts.close)
         with clock.phase("connect"):
@@ -198,30 +189,13 @@ def _starting(config: Config) -> str:
 
 
 def reward_processes(
-    config: Config, engines: RewardEngines, trial: Sequence[Prompt], clock: PhaseClock, log_folder: Path
+    config: Config, engines: RewardEngines, trial: Sequence[Prompt]
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
-    """The reward workers: on the driver's node, or on each node of the connected cluster. Waits for the engines that they ask,
-    and tries what asks these."""
-    if config.reward.nodes == "driver":
-        section = engines.ready()
-        if late := [prompt for prompt in trial if asks_engine(section, prompt)]:
-            check_rewards(section, late)
-        folder, size = str(Path(config.run_folder) / JUDGED_FOLDER), config.loop.samples_per_prompt
-        return RewardPool(section, group_size=size, folder=folder, check=engines.check)
-    group = RewardGroup(config, clock, environment=worker_environment(config), log_folder=str(log_folder))
-    return group.started(trial)
-
-
-def environment_processes(
-    config: Config, acting: Acting | None, clock: PhaseClock, log_folder: Path
-) -> contextlib.AbstractContextManager[Environments | None]:
-    """Those of the episodes, on the driver's node or on each node of the connected cluster; None without any."""
-    if acting is None:
-        return contextlib.nullcontext()
-    if acting.section.nodes == "driver":
-        return EnvironmentPool.of(acting.section)
-    environment = worker_environment(config)
-    return EnvironmentNodes(config, clock, environment=environment, log_folder=str(log_folder)).pool()
+    """The reward workers on the driver's node. Waits for the engines that they ask, and tries what asks these."""
+    section = engines.ready()
+    if late := [prompt for prompt in trial if asks_engine(section, prompt)]:
+        check_rewards(section, late)
+    return reward_pool(config, section, check=engines.check)
 
 
 def in_driver(

@@ -28,7 +28,7 @@ from mrl.launch.commands.engines import asks_engine, check_engines
 from mrl.launch.commands.teachers import check_domains, check_teachers
 from mrl.launch.slots import smaller
 from mrl.launch.workers.acting import Acting, look_at, require_known_domains
-from mrl.launch.workers.reward_group import check_rewards
+from mrl.launch.workers.reward_workers import check_rewards
 from mrl.loops import resuming
 from mrl.models.families import family_of, require_trainable
 from mrl.observe import trackers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mrl.own_code import search_path
-from mrl.rewards.kinds.reward_section import KindPart, RewardSection, RewardSpec
+from mrl.rewards.kinds.reward_section import KindPart, RewardSection
 from mrl.training.checkpoint.checkpoint_folder import digests, file_digest
 
 _OF_A_TOKENIZER = frozenset({".json", ".jinja", ".txt", ".model", ".py"})
@@ -20,15 +20,6 @@ def model_digest(path: str) -> str:
     return _folder_digest(Path(path), [file.name for file in Path(path).iterdir() if file.is_file()])
 
 
-def reward_contents(section: RewardSection) -> dict[str, Any]:
-    """Return the settings as JSON values, with a digest of what it holds in the place of each file and folder that they name."""
-    tree = _parts_contents(section)
-    tree["domains"] = {name: _parts_contents(spec) for name, spec in section.domains.items()}
-    for name, folder in engine_contents(section).items():
-        tree["engines"][name]["model"] = folder
-    return tree
-
-
 def engine_contents(section: RewardSection) -> dict[str, str]:
     """Return the digest of each engine's model; the path of one that is not there, as whoever starts it will say."""
     return {
@@ -37,13 +28,9 @@ def engine_contents(section: RewardSection) -> dict[str, str]:
     }
 
 
-def _parts_contents(spec: RewardSpec) -> dict[str, Any]:
-    """Of one domain."""
-    return part_contents(spec) | {"parts": [part_contents(part) for part in spec.parts]}
-
-
-def part_contents(part: KindPart, include: set[str] | None = None) -> dict[str, Any]:
-    """The same of one verifier, or of some of its settings."""
+def part_contents(part: KindPart, include: set[str]) -> dict[str, Any]:
+    """Return some settings of a verifier as JSON values, with a digest of what it holds in the place of each file and folder that they
+    name."""
     tree = part.model_dump(mode="json", include=include)
     if part.kind == "plugin" and "path" in tree:
         place, _, name = str(part.path).rpartition(":")

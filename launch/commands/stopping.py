@@ -17,9 +17,6 @@ from mrl.observe.streams import say
 REQUEUE_EXIT_CODE = 99
 """The batch script puts the job back in the queue for this code."""
 ONE_REQUEST_SECONDS = 1.0
-RULE_EXIT_CODE = 3
-"""A rule of loop.stop ended the run; whoever looks decides what comes next."""
-
 NOTHING_LEARNED_EXIT_CODE = 4
 """All steps are done, and no step had a gradient."""
 

@@ -16,15 +16,14 @@ from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.files import highest_number
 from mrl.launch.cluster.node_facts import installed_versions
 from mrl.launch.cluster.session_watcher import GO_ON
-from mrl.launch.commands import fault_injection, started
+from mrl.launch.commands import started
 from mrl.launch.commands.assemble import Parts, assembled
 from mrl.launch.commands.check import check_resume
-from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, RULE_EXIT_CODE, StopSignals
+from mrl.launch.commands.stopping import NOTHING_LEARNED_EXIT_CODE, StopSignals
 from mrl.launch.workers.actor_log import last_words
 from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.exports import Exports
 from mrl.loops.recorder import Recorder
-from mrl.loops.stop_rules import StopRules
 from mrl.observe import metrics_log
 from mrl.observe.metric_curves import Curves
 from mrl.observe.phases import PhaseClock
@@ -69,15 +68,13 @@ class Run:
         self.ended = ""
         """Empty until it has; then "done", the reason it was stopped for, or the error."""
         self._signals = StopSignals()
-        self._ended_by_rule, self._learned_nothing = False, False
+        self._learned_nothing = False
         self._rows: Generator[StepRow] | None = None
 
     @property
     def exit_code(self) -> int:
-        """Of the command, where no error ended the run: 0; 3 where a rule of loop.stop did; 4 if all its steps are done and it
-        learned nothing; or what the signal that stopped it asks for (128 + its number, 99 to be queued again)."""
-        if self._ended_by_rule:
-            return RULE_EXIT_CODE
+        """Of the command, where no error ended the run: 0; 4 if all its steps are done and it learned nothing; or what
+        the signal that stopped it asks for (128 + its number, 99 to be queued again)."""
         if self.ended == "done":
             return NOTHING_LEARNED_EXIT_CODE if self._learned_nothing else 0
         return self._signals.exit_code
@@ -106,7 +103,7 @@ class Run:
     def _read(self) -> Generator[StepRow]:
         """The rows, of a run from its folder to its exports."""
         config, signals = self.config, self._signals
-        faults, folder, start = fault_injection.requested(), RunFolder(config.run_folder), time.monotonic()
+        folder, start = RunFolder(config.run_folder), time.monotonic()
         try:
             with signals:
                 if started.is_done(config):
@@ -126,7 +123,6 @@ class Run:
 
                 with contextlib.closing(exports):
                     with assembled(config, log_folder=logs, when_checked=write_config) as parts:
-                        fault_injection.install_faults(faults, parts.hybrid, parts.clock, folder.path)
                         yield from self._steps(parts, folder, start, exports)
                     if self.ended == "done":  # the workers are gone: no GPU waits for the last folder
                         exports.wait(should_stop=signals.reason)
@@ -158,9 +154,8 @@ class Run:
         first_step = int(state["next_step"]) if state else 0
         folder.write_hardware(train.device_names())
         recorder = Recorder(config, folder, parts.clock, first_step=first_step, pieces=parts.pieces)
-        rules = StopRules(config, folder.metrics, recorder.progress.message)
         checkpoints = Checkpoints(config, folder, exports)
-        loop = parts.loop(recorder, checkpoints, should_stop=signals.reason, stop_rules=rules)
+        loop = parts.loop(recorder, checkpoints, should_stop=signals.reason)
         if state:
             loop.restore(state)
             recorder.progress.message(f"resuming at step {loop.next_step} from {saved}")
@@ -177,7 +172,6 @@ class Run:
             for number in loop.steps():
                 yield StepRow(number, recorder.last_row)
             ended = loop.ended
-            self._ended_by_rule = ended == rules.reason()
         except MrlError as error:
             if isinstance(error, WorkerLost) and (lost := train.lost_nodes()):
                 error = WorkerLost(f"{', '.join(lost)} lost: {error}")

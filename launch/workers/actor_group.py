@@ -7,9 +7,8 @@ reported before the errors that follow from it.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -37,8 +36,6 @@ class Actor(Protocol):
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound=Sized)
-T = TypeVar("T", bound=Sized)
 
 
 class ActorGroup[A: Actor]:
@@ -94,10 +91,6 @@ class ActorGroup[A: Actor]:
         self._make = make
         self._log_folder = Path(log_folder)
         self.actors = [make(number) for number in range(len(places))]
-        self._owed = [0] * len(self.actors)
-        self._lock = threading.Lock()
-        """Of what is owed: shares are handed out in one thread and results pulled in another."""
-        self._pulls: dict[int, ObjectRef[Any]] = {}
 
     def runtime_env(self, variables: Mapping[str, str]) -> dict[str, Any]:
         """Return how Ray starts the process of an actor with these variables."""
@@ -166,37 +159,6 @@ class ActorGroup[A: Actor]:
         another is given."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
-
-    def hand_out(self, function: Callable[[A, T], None], shares: Mapping[int, T]) -> None:
-        """Gives actors their shares, by number; each owes as many results as its share is long. Returns when
-        all have theirs."""
-        with self._lock:
-            for number, share in shares.items():
-                self._owed[number] += len(share)
-        self.wait({self.name(n): self.start_on(n, function, share) for n, share in shares.items()})
-
-    def pull(self, function: Callable[[A], S], timeout_seconds: float) -> list[S]:
-        """Results of actors that owe some; waits for the first ones at most `timeout_seconds`.
-
-        One call of `function` runs on each of them at a time, also from one pull to the next.
-        """
-        import ray
-
-        for number, owed in enumerate(self._owed):
-            if owed and number not in self._pulls:
-                self._pulls[number] = self.start_on(number, function)
-        if not self._pulls:
-            return []
-        with self._clock.waiting():
-            done, _ = ray.wait(list(self._pulls.values()), num_returns=1, timeout=timeout_seconds)
-        ended = {number: call for number, call in self._pulls.items() if call in done}
-        results = []
-        for number, call in ended.items():
-            del self._pulls[number]
-            results += self.wait({self.name(number): call}).values()
-            with self._lock:
-                self._owed[number] -= len(results[-1])
-        return results
 
 
 def wait_all[R](

@@ -151,14 +151,6 @@ def _on_bundle(group: Any, bundle: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
-def node_strategies() -> list[Any]:
-    """Scheduling strategies that put one actor on each node of the cluster, in the nodes' order."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    numbers = _node_numbers()
-    return [NodeAffinitySchedulingStrategy(n, soft=False) for n in sorted(numbers, key=lambda n: numbers[n])]
-
-
 def _node_numbers() -> dict[str, int]:
     """The launcher's number of each node that has slots, by Ray's name of the node."""
     import ray

@@ -11,8 +11,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mrl import errors
 from mrl.config.root import Config
@@ -24,11 +24,11 @@ from mrl.launch.workers.fleet import Fleet, RankFacts, Start
 from mrl.launch.workers.headless_actor import HeadlessActor, HeadlessGroup
 from mrl.launch.workers.placement import Placement
 from mrl.launch.workers.rollout_actor import EngineRank, RolloutActor
+from mrl.loops.rollout_thread import RolloutThread
 from mrl.models.families import family_of
 from mrl.observe.memory_use import tightest
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner.agreement import as_one_rank, require_agreement
-from mrl.rollout.engine_client import Address
 from mrl.rollout.part import schedulers
 from mrl.training.hf.hf_folder import read_config
 
@@ -39,29 +39,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-
-class EngineConnections(Protocol):
-    """What generates over the engines (mrl/loops/rollout_thread.py); an engine here is a dp rank, by number."""
-
-    @property
-    def num_started_over(self) -> int: ...
-
-    def connect(self, number: int, address: Address) -> None: ...
-
-    def give_up(self, number: int, why: str) -> None: ...
-
-    def take_lost(self) -> Mapping[int, tuple[str, str]]:
-        """Return, once, the engines whose connections ended: why, and the class of the error that they named."""
-        ...
-
-    def resume_engines(self) -> None:
-        """Let every connected engine step."""
-        ...
-
-    def late(self, seconds: float) -> Sequence[int]:
-        """Return the engines that have had requests and made no step for so long."""
-        ...
 
 
 class RolloutGroup(ActorGroup[RolloutActor]):
@@ -91,7 +68,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         self._sleeps, self._num_engines = sleeps, len(self.actors) // self._dp
         self.secret = secrets.token_bytes(32)
         """What the driver proves to know when it connects to an engine."""
-        self._rollouts: EngineConnections | None = None
+        self._rollouts: RolloutThread | None = None
         self.workers: ActorGroup[Any] | None = None
         """The rollout workers of the engines' nodes, if there are any (rollout_workers.py)."""
         self.worker_metrics: Callable[[], dict[str, float]] = dict
@@ -136,7 +113,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def attach(self, rollouts: EngineConnections) -> None:
+    def attach(self, rollouts: RolloutThread) -> None:
         """Connect all engines to what generates over them."""
         self._rollouts = rollouts
         for number, address in zip(self.numbers(), self.on_all(RolloutActor.door), strict=True):
@@ -196,7 +173,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             raise WorkerLost(f"{others} kept others waiting in phase {self._clock.current}: {why}")
         self._lose(number, f"{self.name(number)} failed in phase {self._clock.current}: {why}")
 
-    def _lose_late(self, rollouts: EngineConnections) -> None:
+    def _lose_late(self, rollouts: RolloutThread) -> None:
         seconds = self._config.rollout.step_deadline_seconds
         for number in rollouts.late(seconds):
             self._lose(

@@ -23,7 +23,7 @@ from mrl.errors import ConfigError, MrlError, WorkerLost
 from mrl.launch.workers.acting import Acting, look_at
 from mrl.launch.workers.actor_group import GRACE_SECONDS, ActorGroup, close_all, first_line, is_death
 from mrl.launch.workers.deaths import why
-from mrl.launch.workers.reward_group import check_rewards, pool_of_node
+from mrl.launch.workers.reward_workers import check_rewards, reward_pool
 from mrl.launch.workers.rollout_actor import RolloutActor
 from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.loops.worker_thread import WorkerThread
@@ -121,10 +121,14 @@ class RolloutWorkerActor:
         """
         config, place = self._config, self._place
         check_rewards(config.reward, trial)
-        self._rewards = self._stack.enter_context(pool_of_node(config, place.node))
-        acting, environments = self._acting(described), None
-        if acting is not None:
-            environments = self._stack.enter_context(EnvironmentPool.of(acting.section))
+        self._rewards = self._stack.enter_context(
+            reward_pool(config, config.reward, place=f"node-{place.node}")
+        )
+        acting, environments = None, None
+        if config.agent is not None:
+            acting = look_at(config, tokenizer_of(config.model))
+            require_described(acting, described)
+            environments = self._stack.enter_context(EnvironmentPool.of(config.agent))
         self._worker = WorkerThread(
             self._listener,
             secret,
@@ -137,16 +141,6 @@ class RolloutWorkerActor:
         )
         settle()
         return self._listener.getsockname()[:2]
-
-    def _acting(self, described: Mapping[str, Any]) -> Acting | None:
-        if self._config.agent is None:
-            return None
-        acting = look_at(self._config, tokenizer_of(self._config.model))
-        assert acting is not None, "there is a section agent"
-        for key, said in descriptions(acting).items():
-            if said != described[key]:
-                raise ConfigError(f"the environment {key!r} is another one than on the driver's node")
-        return acting
 
     def begin(self, groups: Sequence[GroupStart]) -> None:
         """Begin groups."""
@@ -169,6 +163,13 @@ def descriptions(acting: Acting | None) -> dict[str, Any]:
     if acting is None:
         return {}
     return {key: (dict(rules.tools), rules.replayable) for key, (rules, _) in acting.rules.items()}
+
+
+def require_described(acting: Acting | None, described: Mapping[str, Any]) -> None:
+    """ConfigError for an environment that says other things of itself here than on the driver's node (`described`)."""
+    for key, said in descriptions(acting).items():
+        if said != described[key]:
+            raise ConfigError(f"the environment {key!r} is another one than on the driver's node")
 
 
 class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):

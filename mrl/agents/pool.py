@@ -3,11 +3,10 @@
 consumes      open, step and close of episodes, from one thread
 produces      poll(timeout) -> [Answer], each open and step exactly one, in order of completion
 waits for     answers, in `poll` alone, with a time-out; `describe` waits too, with a deadline
-unblocked by  hosts: one process for each environment in each place, with a forked guest for each episode
+unblocked by  hosts: one process for each environment, with a forked guest for each episode
 
 No thread, and no environment's code in this process. Deadlines are kept by the hosts, so that a caller who is away for minutes
-finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us. Places are
-this machine, or nodes (launch/workers/environment_nodes.py); one where no host can be started is given up.
+finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import json
 import logging
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,8 +29,8 @@ from mrl.agents.environment_registry import EnvironmentSpec
 from mrl.agents.host_messages import call_message, opening_message
 from mrl.agents.tool_calls import ToolCall
 from mrl.config.sections.agent import AgentSection
-from mrl.errors import ConfigError, RolloutError, WorkerLost
-from mrl.processes.channel import Line, read_some
+from mrl.errors import ConfigError, RolloutError
+from mrl.processes.channel import read_some
 from mrl.processes.framing import BadReply
 from mrl.processes.worker_process import WorkerProcess
 from mrl.rewards.causes import CauseLog
@@ -58,18 +57,6 @@ class Description:
         return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
 
-Place = Callable[[EnvironmentSpec, Deadlines], Line]
-"""Starts a host; WorkerLost where none can be started any more."""
-
-
-def here(spec: EnvironmentSpec, deadlines: Deadlines) -> Line:
-    """On this machine."""
-    opening = opening_message(spec, deadlines)
-    process = WorkerProcess("mrl.agents.host")
-    process.send_bytes(opening)
-    return process
-
-
 @dataclasses.dataclass(slots=True)
 class _Open:
     """An episode: its host, its turns so far, and what was asked of it and when."""
@@ -88,9 +75,8 @@ class _Open:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Host:
-    process: Line
+    process: WorkerProcess
     environment: str
-    place: str
     is_ready: bool = False
     quiet_since: float | None = None
     """When it was first found to owe an answer and to say nothing; None since it said something."""
@@ -106,28 +92,25 @@ class EnvironmentPool:
         deadlines: Deadlines | None = None,
         *,
         host_seconds: float = 60.0,
-        places: Mapping[str, Place] | None = None,
     ) -> None:
         """`environments` by the name that `open` is given; `host_seconds`: of silence, by the clock, before a host that owes answers
-        is given up; `places` by what people call them: an episode is opened where the fewest are."""
+        is given up."""
         self._specs, self._deadlines, self._host_seconds = (
             dict(environments),
             deadlines or Deadlines(),
             host_seconds,
         )
-        self._places = {"this machine": here} if places is None else dict(places)
-        self._hosts: dict[tuple[str, str], _Host] = {}
-        """By environment and place."""
-        self._shares: collections.Counter[str] = collections.Counter()
-        """Open episodes of each place."""
+        self._hosts: dict[str, _Host] = {}
+        """By environment."""
         self._episodes: dict[str, _Open] = {}
         self._answers: collections.deque[EnvironmentAnswer] = collections.deque()
         self._causes = CauseLog(_log)
-        self._descriptions: dict[str, Any] = {}
+        self._said: dict[str, Any] | None = None
+        """What a guest that was asked for it says of its environment."""
         self._faults: collections.Counter[EnvironmentFault] = collections.Counter()
 
     @classmethod
-    def of(cls, section: AgentSection, places: Mapping[str, Place] | None = None) -> EnvironmentPool:
+    def of(cls, section: AgentSection) -> EnvironmentPool:
         """The configured ones."""
         deadlines = Deadlines(
             reset_seconds=section.reset_seconds,
@@ -136,43 +119,31 @@ class EnvironmentPool:
         )
         environments = section.environments()
         specs = {key: EnvironmentSpec(str(e.environment), e.options) for key, e in environments.items()}
-        return cls(specs, deadlines, places=places)
+        return cls(specs, deadlines)
 
     def describe(self, environment: str) -> Description:
-        """Its tools and whether it is replayable, asked of an object made for it in each place. ConfigError where it cannot be made, says
-        other things of itself elsewhere, or its tools are no schemas."""
-        hosts = {place: self._host(environment, place) for place in self._places}
-        for host in hosts.values():
-            host.process.send_bytes(call_message(_DESCRIBING, 0, "describe", b'["describe"]'))
+        """Its tools and whether it is replayable, asked of an object made for it. ConfigError where it cannot be made, or its tools
+        are no schemas."""
+        host, self._said = self._host(environment), None
+        host.process.send_bytes(call_message(_DESCRIBING, 0, "describe", b'["describe"]'))
         deadline = time.monotonic() + _START_SECONDS + self._deadlines.reset_seconds
         named = f"agent.environment = {environment!r}"
-        while waiting := [place for place in hosts if place not in self._descriptions]:
+        while self._said is None:
             if time.monotonic() > deadline:
-                raise ConfigError(f"{named} says nothing of itself on {waiting[0]}")
-            self._receive([hosts[place] for place in waiting], 1.0)
-            if lost := [place for place in waiting if not self._is_alive(hosts[place])]:
-                raise ConfigError(f"{named}: its process on {lost[0]} ended")
-        said, self._descriptions = self._descriptions, {}
-        for place in hosts:
-            if "fault" in said[place]:
-                raise ConfigError(f"{named} cannot be made on {place}: {said[place]['reason']}")
-        found = {place: _description(environment, said[place]) for place in hosts}
-        first = next(iter(hosts))
-        for place in hosts:
-            if found[place] != found[first]:
-                raise ConfigError(
-                    f"{named} says other things of itself on {place} than on {first}; have the same there"
-                )
-        return found[first]
+                raise ConfigError(f"{named} says nothing of itself")
+            self._receive([host], 1.0)
+            if not self._is_alive(host):
+                raise ConfigError(f"{named}: its process ended")
+        if "fault" in self._said:
+            raise ConfigError(f"{named} cannot be made: {self._said['reason']}")
+        return _description(environment, self._said)
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
-        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON; WorkerLost where
-        no place is left."""
+        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON."""
         if key in self._episodes:
             raise RolloutError(f"episode {key} is open already")
         payload = _encoded(key, "open", dict(task), seed)
-        self._episodes[key] = _Open(host := self._host_with_room(environment))
-        self._shares[host.place] += 1
+        self._episodes[key] = _Open(self._host(environment))
         self._ask(key, "open", payload)
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
@@ -187,10 +158,8 @@ class EnvironmentPool:
 
     def close(self, key: str) -> None:
         """Ends an episode, whatever it is at; what it has not answered is not answered. Nothing for one that is not open."""
-        if (episode := self._episodes.pop(key, None)) is not None:
-            self._shares[episode.host.place] -= 1
-            if self._is_alive(episode.host):
-                episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
+        if (episode := self._episodes.pop(key, None)) is not None and self._is_alive(episode.host):
+            episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
     def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
@@ -207,7 +176,7 @@ class EnvironmentPool:
     def descriptors(self) -> list[int]:
         """Return what becomes readable when a host says something, or ends."""
         lines = (host.process for host in self._hosts.values())
-        return [fd for line in lines for fd in (line.replies, line.errors) if fd is not None]
+        return [fd for line in lines for fd in (line.replies, line.errors)]
 
     @property
     def has_unsent(self) -> bool:
@@ -247,28 +216,18 @@ class EnvironmentPool:
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
-    def _host(self, environment: str, place: str) -> _Host:
+    def _host(self, environment: str) -> _Host:
         if environment not in self._specs:
             raise RolloutError(f"no environment {environment!r}; there are {sorted(self._specs)}")
-        if (environment, place) not in self._hosts:
-            process = self._places[place](self._specs[environment], self._deadlines)
-            self._hosts[environment, place] = _Host(process, environment, place)
-        return self._hosts[environment, place]
-
-    def _host_with_room(self, environment: str) -> _Host:
-        """Where the fewest episodes are open."""
-        while True:
-            place = min(self._places, key=self._shares.__getitem__)
-            try:
-                return self._host(environment, place)
-            except WorkerLost as lost:
-                if len(self._places) == 1:
-                    raise WorkerLost(f"{lost}; no place is left for environments") from lost
-                _log.warning("%s; no more episodes there", lost)
-                del self._places[place]
+        if environment not in self._hosts:
+            opening = opening_message(self._specs[environment], self._deadlines)
+            process = WorkerProcess("mrl.agents.host")
+            process.send_bytes(opening)
+            self._hosts[environment] = _Host(process, environment)
+        return self._hosts[environment]
 
     def _is_alive(self, host: _Host) -> bool:
-        return self._hosts.get((host.environment, host.place)) is host
+        return self._hosts.get(host.environment) is host
 
     def _ask(self, key: str, operation: str, payload: bytes) -> None:
         episode = self._episodes[key]
@@ -282,8 +241,8 @@ class EnvironmentPool:
 
     def _lose(self, host: _Host, reason: str) -> None:
         """A host that has died or has to: all that wait for it are answered."""
-        del self._hosts[host.environment, host.place]
-        words = f"{reason} on {host.place}: {host.process.end()}"
+        del self._hosts[host.environment]
+        words = f"{reason}: {host.process.end()}"
         _log.warning("environment %s: its host is lost: %s", host.environment, words)
         for key, episode in self._episodes.items():
             if episode.host is host and episode.waits_since is not None:
@@ -293,8 +252,7 @@ class EnvironmentPool:
 
     def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> list[_Host]:
         """Reads what hosts say; waits for the first word. Those that said something."""
-        both = ((h, fd) for h in hosts for fd in (h.process.replies, h.process.errors))
-        by_descriptor = {fd: host for host, fd in both if fd is not None}
+        by_descriptor = {fd: h for h in hosts for fd in (h.process.replies, h.process.errors)}
         unsent = [host for host in by_descriptor.values() if host.process.has_unsent]
         for host in unsent:
             host.process.flush()
@@ -322,13 +280,13 @@ class EnvironmentPool:
     def _heard(self, host: _Host, reply: dict[str, Any]) -> None:
         if "broken" in reply:
             self._lose(host, "its environment cannot be had")
-            raise ConfigError(f"{reply['broken']} (on {host.place})")
+            raise ConfigError(str(reply["broken"]))
         if "ready" in reply:
             host.is_ready = True
             return
         key = str(reply["key"])
         if key == _DESCRIBING:
-            self._descriptions[host.place] = reply
+            self._said = reply
             return
         episode = self._episodes.get(key)
         if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:

@@ -2,8 +2,8 @@
 
 Owns exit codes; the commands' arguments are in `runs` and `configs`, and the work of each is in the package it
 belongs to, imported when called.
-Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 3 stopped by a rule of
-loop.stop, 4 all steps done and nothing learned, 99 stopped to be queued again.
+Exit codes: 0 done, 2 bad input (configuration, data), 1 failed while running, 4 all steps done
+and nothing learned, 99 stopped to be queued again.
 """
 
 from __future__ import annotations

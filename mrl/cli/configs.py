@@ -129,9 +129,7 @@ def _eval_command(commands) -> None:
     evaluate = config_command(
         commands, "eval", _eval, "mean greedy reward, avg@k and pass@k of model.path on data.validation"
     )
-    evaluate.add_argument(
-        "--out", help="folder for samples.jsonl and summary.json; one that was begun is gone on with"
-    )
+    evaluate.add_argument("--out", help="new folder for samples.jsonl and summary.json")
 
 
 def _eval(options: argparse.Namespace) -> int:

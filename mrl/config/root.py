@@ -198,11 +198,8 @@ class Config(Section):
 
     def _worker_faults(self) -> Iterator[str]:
         without = {
-            "reward.nodes = driver: rewards are computed where the workers are; set all": (
-                self.reward.nodes == "driver"
-            ),
-            "agent.nodes = driver: environments are where the workers are; set all": (
-                self.agent is not None and self.agent.nodes == "driver"
+            "reward.engines, which answer on the driver's machine alone; start the server yourself and give its path": (
+                bool(self.reward.engines)
             ),
             "routing.replay = engine: handles of routes do not pass through workers; set trainer or off": (
                 self.routing.replay == "engine"

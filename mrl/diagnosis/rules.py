@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mrl.diagnosis import learning_rules, parts_rules
@@ -125,11 +125,10 @@ RULES = {
 """The likeliest cause first: what stands below may follow from what stands above."""
 
 
-def diagnose(curves: Curves, settings: Mapping[str, str], rules: Collection[str] = tuple(RULES)) -> Diagnosis:
-    """The findings of these rules at the last row."""
+def diagnose(curves: Curves, settings: Mapping[str, str]) -> Diagnosis:
+    """The findings of all rules at the last row."""
     run, findings, cannot_tell = DiagnosedRun(curves, settings), [], {}
-    for name in (name for name in RULES if name in rules):
-        rule = RULES[name]
+    for name, rule in RULES.items():
         if not len(curves) or (rule.only_with and not curves.has(rule.only_with)):
             continue
         if missing := [ADVICE.get(metric, metric) for metric in rule.needs if not run.measures(metric)]:

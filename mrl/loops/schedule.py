@@ -19,7 +19,6 @@ from mrl.loops.checkpoints import Checkpoints
 from mrl.loops.learn import Learner, TrainerRanks, TrainingStep
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread
-from mrl.loops.stop_rules import StopRules
 from mrl.loops.validate import validate
 from mrl.observe.ledger_log import Standing
 from mrl.samples import Group, Prompt
@@ -52,7 +51,7 @@ class Supply(Protocol):
 
 
 class Schedule(abc.ABC):
-    """Runs steps until the configured number, or until `should_stop` or a stop rule names a reason."""
+    """Runs steps until the configured number, or until `should_stop` names a reason."""
 
     def __init__(
         self,
@@ -65,7 +64,6 @@ class Schedule(abc.ABC):
         checkpoints: Checkpoints,
         *,
         should_stop: Callable[[], str | None] = lambda: None,
-        stop_rules: StopRules | None = None,
         throughput: Callable[
             [np.ndarray, Mapping[str, float]], dict[str, float]
         ] = lambda lengths, metrics: {},
@@ -73,7 +71,7 @@ class Schedule(abc.ABC):
         self._config, self._engines, self._train = config, engines, engines.train
         self._rollouts, self._validation_prompts, self._source = rollouts, validation_prompts, supply
         self._recorder, self._clock, self._should_stop = recorder, recorder.clock, should_stop
-        self._checkpoints, self._throughput, self._stop_rules = checkpoints, throughput, stop_rules
+        self._checkpoints, self._throughput = checkpoints, throughput
         self._learner = Learner(config, self._train, self._clock)
         self.on_batch: Callable[[Sequence[Group]], None] = lambda groups: None
         """Called with each step's groups; for measurements."""
@@ -110,7 +108,7 @@ class Schedule(abc.ABC):
         while self.next_step <= self._config.loop.steps:
             self.step()
             yield self.version
-            if reason := self._reason_to_stop():
+            if reason := self._should_stop():
                 self._leave_engines()
                 with self._clock.phase("save"):
                     self._save_checkpoint({}, goes_on=False)
@@ -201,8 +199,6 @@ class Schedule(abc.ABC):
     def _write_row(self, number: int, metrics: dict[str, float]) -> None:
         start = time.monotonic()
         self._recorder.row(number, metrics)
-        if self._stop_rules is not None:
-            self._stop_rules.look({**metrics, "step": number})
         self._checkpoints.export_due()
         self._row_seconds = time.monotonic() - start
 
@@ -210,12 +206,7 @@ class Schedule(abc.ABC):
 
     def _save_due(self, number: int) -> bool:
         section = self._config.loop.checkpoint
-        asked = self._stop_rules is not None and self._stop_rules.take_save()
-        return asked or self._due(number, section.every_steps, at_end=section.at_end)
-
-    def _reason_to_stop(self) -> str | None:
-        by_rule = self._stop_rules.reason() if self._stop_rules is not None else None
-        return self._should_stop() or by_rule
+        return self._due(number, section.every_steps, at_end=section.at_end)
 
     def _validation_due(self, number: int) -> bool:
         section = self._config.loop.validation

@@ -16,7 +16,6 @@ from mrl.errors import RewardError
 from mrl.loops import nan_guard
 from mrl.loops.alikeness import alikeness
 from mrl.loops.episode_metrics import episode_metrics
-from mrl.loops.missing_rewards import MissingRewards
 from mrl.loops.staleness import newest_version, oldest
 from mrl.loops.witnesses import Witnesses
 from mrl.observe.ledger_log import Standing
@@ -65,7 +64,6 @@ class Screen:
         self._tests = config.algorithm.filter or FilterSection()
         """The filter's tests, whose decisions are counted where a run keeps all groups too."""
         self._booked: list[Group] = []
-        self._missing = MissingRewards()
         self._witnesses = Witnesses(config.reward)
         self._account = filtering.Account()
         self.dropped: dict[int, GroupEnd] = {}
@@ -130,7 +128,7 @@ class Screen:
                 "reward/no_reward_frac": no_reward,
                 "rollout/groups": float(len(chosen)),
             }
-            | self._compare(judged)
+            | self._agreement(judged)
             | oldest(chosen, version)
         )
         self._check_budget(len(chosen), metrics, effort)
@@ -138,17 +136,11 @@ class Screen:
         self._booked, self._account = [], filtering.Account()
         return metrics
 
-    def _compare(self, judged: Sequence[Group]) -> dict[str, float]:
-        metrics, found = self._missing.look(judged)
-        if found:
-            log.error(
-                "samples without a reward are unlike the others, so what is trained on is another mixture: %s",
-                "; ".join(found),
-            )
+    def _agreement(self, judged: Sequence[Group]) -> dict[str, float]:
         agreement, fallen = self._witnesses.look(judged)
         if fallen:
             log.error("%s: look at what the newest responses say, and try mrl rewards check", fallen)
-        return metrics | agreement
+        return agreement
 
     def _check_rewards(self, no_reward: float) -> None:
         limit = self._config.loop.max_no_reward_fraction
@@ -188,6 +180,10 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
         return counts
     rewards = np.array([s.verdict.value for s in scored if s.verdict is not None])
     lengths = np.array([s.num_policy_tokens for s in scored])
+    ended = (Status.FINISHED, Status.TRUNCATED)
+    others = [s.num_policy_tokens for s in samples if not s.has_reward and s.status in ended]
+    if others:
+        counts["reward/no_reward_length_ratio"] = float(np.mean(others) / max(lengths.mean(), 1e-9))
     high, low = rewards.max(), rewards.min()
     return {
         "reward/mean": float(rewards.mean()),

@@ -1,4 +1,4 @@
-"""Both ends of what lies between a worker and who started it, pipes or a socket, and bytes that wait for it to take them."""
+"""Both ends of the pipes between a worker and who started it, and bytes that wait for them to take them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ErrorTail:
 
 
 class Line(abc.ABC):
-    """The end of who started a worker, wherever that is: messages to it, and the bytes of what it replies."""
+    """The end of who started a worker: messages to it, and the bytes of what it replies."""
 
     def __init__(self, requests: int, replies: int, *, limit: int = MAX_REPLY_BYTES) -> None:
         """Descriptors that do not block from now on; `limit`: bytes of a reply."""
@@ -110,15 +110,6 @@ class Line(abc.ABC):
         if data is None:
             raise EOFError
         yield from map(parse_reply, self._buffer.feed(data))
-
-    @property
-    def errors(self) -> int | None:
-        """Another descriptor, where what the worker writes to standard error comes here."""
-        return None
-
-    def read_errors(self) -> bool:
-        """Keeps the end of that; False where no more will come."""
-        return False
 
     @abc.abstractmethod
     def finish(self) -> None:

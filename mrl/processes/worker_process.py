@@ -74,6 +74,7 @@ class WorkerProcess(Line):
 
     @property
     def errors(self) -> int:
+        """The descriptor of what the process writes to its standard error."""
         return self._tail.descriptor
 
     def read_errors(self) -> bool:

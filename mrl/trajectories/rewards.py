@@ -27,7 +27,7 @@ _Batch = tuple[list[tuple[Sample, Prompt]], set[int]]
 
 
 class RewardWorkers(Protocol):
-    """The verifiers of a run: one pool (mrl/rewards/pool), or one on each node."""
+    """The verifiers of a run (mrl/rewards/pool)."""
 
     def deliver_to(self, deliver: Deliver) -> None:
         """Hand every verdict to `deliver` from here on, as it comes."""

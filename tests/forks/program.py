@@ -1,14 +1,19 @@
-"""`mrl` with workers that the tests' fork servers start, on pretended nodes if a test asks for them; the
-rest of it is a user's."""
+"""`mrl` with workers that the tests' fork servers start, on pretended nodes and under faults if a test asks for
+them; the rest of it is a user's."""
 
 import os
 import sys
 
+from benchmarks.soak import faults
 from mrl.cli import main
 from tests.forks import servers
 from tests.support import pretended_nodes
 
 if __name__ == "__main__":
     nodes = [int(node) for node in os.environ.pop(pretended_nodes.VARIABLE, "").split(",") if node]
-    with servers.starting_workers(os.environ.pop(servers.VARIABLE)), pretended_nodes.slots_on(nodes):
+    with (
+        servers.starting_workers(os.environ.pop(servers.VARIABLE)),
+        pretended_nodes.slots_on(nodes),
+        faults.injected(faults.requested()),
+    ):
         sys.exit(main())

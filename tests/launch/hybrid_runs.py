@@ -7,6 +7,8 @@ import concurrent.futures
 import contextlib
 import math
 import os
+import random
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 from mrl.algorithms.recipe import shape_and_estimate
 from mrl.config.root import Config
+from mrl.config.sections.loop import LoopSection
 from mrl.errors import MrlError
 from mrl.launch.commands.assemble import hybrid_engine, in_driver, rollout_thread
 from mrl.launch.workers.colocated import Hybrid
@@ -28,9 +31,10 @@ from mrl.models.layout import Layout
 from mrl.observe.phases import PhaseClock
 from mrl.resharding.planner import engine_manifests
 from mrl.resharding.planner.manifest import DTYPE_BYTES
+from mrl.rewards.pool.reward_pool import RewardPool
 from mrl.rollout.engine_pool import Interrupted
 from mrl.rollout.request import Completion, GenerationRequest, Sampling
-from mrl.samples import Group, Prompt, Sample, TrainBatch
+from mrl.samples import Group, Prompt, Sample, TrainBatch, Verdict
 from mrl.training.batch import ages, pack
 from mrl.training.hf import export_folder
 from mrl.training.hf.hf_folder import read_config
@@ -92,6 +96,50 @@ class ChangingRewards:
         self.workers.flush_groups(prompts)
 
     def check(self) -> None: ...
+
+
+class ShuffledRewards:
+    """Verdicts of the real verifiers, dealt out at random, but in each run alike, among the samples of a round."""
+
+    def __init__(self, pool: RewardPool, section: LoopSection, *, validated: int = 0) -> None:
+        """`validated`: prompts of a validation."""
+        self._pool, self._random, self._lock = pool, random.Random(0), threading.Lock()
+        self._validated = validated
+        self._size = section.prompts_per_step * section.samples_per_prompt
+        self._held: list[tuple[str, Verdict]] = []
+        self.submit_all, self.flush_groups, self.check = pool.submit_all, pool.flush_groups, pool.check
+
+    def deliver_to(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._pool.deliver_to(self._hold)
+
+    def _hold(self, name: str, verdict: Verdict) -> None:
+        """Deal out once the round is whole; a validation's prompts have negative indices."""
+        with self._lock:
+            self._held.append((name, verdict))
+            if len(self._held) < (self._validated if name.startswith("-") else self._size):
+                return
+            held, self._held = (
+                sorted(self._held, key=lambda named: named[0]),
+                [],
+            )  # not in the order of arrival
+            values = [v for _, v in held]
+            self._random.shuffle(values)
+        for (each, _), value in zip(held, values, strict=True):
+            self._deliver(each, value)
+
+
+class LazyEngines:
+    """The hybrid engine, except that one weight sync never happens."""
+
+    def __init__(self, hybrid: Hybrid, *, skipped: int) -> None:
+        self._hybrid, self.train, self._skipped = hybrid, hybrid.train, skipped
+
+    def rest(self) -> None:
+        self._hybrid.rest()
+
+    def sync(self, version: int) -> dict[str, float]:
+        return {} if version == self._skipped else self._hybrid.sync(self._hybrid.version + 1)
 
 
 @contextlib.contextmanager

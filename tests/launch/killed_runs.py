@@ -1,4 +1,4 @@
-"""Starts of one run, one after the other, each ended by a fault (launch/commands/fault_injection.py), and what is promised of each."""
+"""Starts of one run, one after the other, each ended by a fault (benchmarks/soak/faults.py), and what is promised of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mrl.launch.commands.fault_injection import SIGNALS
+from benchmarks.soak.faults import SIGNALS
 from mrl.observe.metrics_log import read, without_volatile
 from mrl.report.audit import audit, audit_text
 from tests.launch.command import Command

@@ -12,6 +12,7 @@ from mrl.config.root import Config
 from mrl.data.load_rows import load_data
 from mrl.errors import ConfigError
 from mrl.launch.workers.acting import look_at, require_known_domains
+from mrl.launch.workers.rollout_workers import descriptions, require_described
 from tests.support import chat_tokenizers
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,14 @@ def test_what_an_environment_says_of_itself() -> None:
     assert rules is not None and set(rules.tools) == {"calculator"} and rules.replayable
     assert (rules.limits.max_context, rules.limits.max_tokens) == (64, 6)
     assert look_at(load([ROOT / "configs/quickstart.yaml"]), None) is None
+
+
+def test_an_environment_that_is_another_one_on_a_workers_node_is_refused() -> None:
+    found = look_at(acting("calculator"), chat_tokenizers.qwen())
+    said = descriptions(found)
+    require_described(found, said)
+    with pytest.raises(ConfigError, match="'calculator' is another one than on the driver's node"):
+        require_described(found, {key: ({}, is_replayable) for key, (_, is_replayable) in said.items()})
 
 
 SMOLLM = chat_tokenizers.CHATML.replace("{%- if tools %}", "{%- if false %}")

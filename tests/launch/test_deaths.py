@@ -112,7 +112,6 @@ from mrl.errors import WorkerLost
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.deaths import without_rays_words
-from mrl.launch.workers.placement import node_strategies
 from mrl.observe.phases import PhaseClock
 
 class Actor:
@@ -122,7 +121,7 @@ class Actor:
 config = load_config("configs/quickstart.yaml")
 with cluster(config.launch, num_slots=1), without_rays_words():
     group = ActorGroup(
-        Actor, config, PhaseClock(), strategies=node_strategies(), slot_share=0.0, gpus=0.0, environment={}, log_folder="."
+        Actor, config, PhaseClock(), strategies=["DEFAULT"], slot_share=0.0, gpus=0.0, environment={}, log_folder="."
     )
     seconds = 3 if WAY == "others" else 120
     call = group.start_on(

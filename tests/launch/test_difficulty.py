@@ -99,6 +99,23 @@ def test_a_digest_of_rewards_is_of_what_files_hold(tmp_path: Path) -> None:
     assert digest("b.txt", asked) == first != digest("a.txt", f"{asked}?")
 
 
+@pytest.mark.parametrize("where", ["file", "module"])
+def test_a_digest_of_a_plug_in_is_of_what_its_file_holds(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(folder: str, value: float) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "scores.py").write_text(f"def score(request):\n    return {value}\n")
+        path = f"{tmp_path}/{folder}/scores.py" if where == "file" else f"{folder}.scores"
+        return reward_digest(
+            load([GSM8K], [f"reward={{kind: plugin, parts: [], path: '{path}:score'}}"]).reward
+        )
+
+    monkeypatch.chdir(tmp_path)
+    first = digest("first", 1.0)
+    assert digest("second", 1.0) == first != digest("second", 0.0)
+
+
 class Coins:
     """Groups of prompts that are solved with known rates, by coins that a prompt's index alone seeds."""
 

@@ -105,95 +105,20 @@ def test_a_measurement_says_how_far_it_is(measuring, monkeypatch, capsys) -> Non
     assert all(re.match(*pair) for pair in zip(expected, lines, strict=True)), lines
 
 
-@pytest.mark.parametrize("most", [0, 3, 5, 7])
-def test_an_ended_measurement_goes_on_with_what_is_missing(most, measuring, tmp_path) -> None:
-    """Killed while it wrote: what is left of a prompt's samples is measured again. How fast it is measured may be another."""
+def test_samples_are_written_as_they_are_judged_and_the_summary_at_the_end(measuring, tmp_path) -> None:
     out = tmp_path / "out"
-    measuring()
-    whole, metrics = (out / "samples.jsonl").read_bytes(), json.loads((out / "summary.json").read_text())
-    shutil.rmtree(out)
-    with pytest.raises(KeyboardInterrupt):
-        measuring(most=most)
-    assert "metrics" not in json.loads((out / "summary.json").read_text())
-    written = (out / "samples.jsonl").read_bytes() if most else b""
-    assert whole.startswith(written)
-    (out / "samples.jsonl").write_bytes(whole[: len(written) + 30])
-    model = measuring("rollout.max_num_seqs=3")
-    order = [(-1 - n, size) for size in (1, 3) for n in range(5)]
-    assert model.asked == order[most:] and (out / "samples.jsonl").read_bytes() == whole
-    again = json.loads((out / "summary.json").read_text())
-    assert again["metrics"] == metrics["metrics"] and again["metrics"]["val/reward"] > 0.4
-
-
-@pytest.mark.parametrize("damage", [b"\xff", b'{"score": "x"}\n', b"[]\n"])
-def test_a_damaged_line_is_put_aside_and_measured_again(damage, measuring, tmp_path, caplog) -> None:
-    out = tmp_path / "out"
-    measuring()
-    whole = (out / "samples.jsonl").read_bytes()
-    shutil.rmtree(out)
     with pytest.raises(KeyboardInterrupt):
         measuring(most=7)
-    lines = (out / "samples.jsonl").read_bytes().splitlines(keepends=True)
-    (out / "samples.jsonl").write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
+    assert "metrics" not in json.loads((out / "summary.json").read_text())
+    begun = (out / "samples.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="exists and is not empty; choose a new folder"):
+        measuring()
+    assert (out / "samples.jsonl").read_bytes() == begun
+    shutil.rmtree(out)
     model = measuring()
-    assert (out / "samples.jsonl").read_bytes() == whole and model.asked[0] == (-3, 1)
-    assert (out / "samples.jsonl.damaged").read_bytes().startswith(damage.removesuffix(b"\n"))
-    assert "samples.jsonl: lines that are no rows are now in samples.jsonl.damaged" in caplog.text
-
-
-def test_a_damaged_summary_is_named(measuring: Callable[..., Counting], tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        measuring(most=2)
-    for data in (b"\xff", b"{", b"[]"):
-        (tmp_path / "out/summary.json").write_bytes(data)
-        with pytest.raises(ConfigError, match=r"summary\.json is damaged .*; choose a new folder"):
-            measuring()
-
-
-def test_the_same_model_and_rows_go_on_under_other_paths_and_on_another_day(
-    measuring: Callable[..., Counting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The template writes the date, which stays that of the first call."""
-    make_tokenizer().save_pretrained(str(tmp_path / "model"))
-    (tmp_path / "model/chat_template.jinja").write_text(
-        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
-    before = "model.chat_template_date=2020-01-01"
-    kept = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    with pytest.raises(KeyboardInterrupt):
-        measuring(before, most=3)
-    shutil.copytree(tmp_path / "model", tmp_path / "moved")
-    (tmp_path / "moved.jsonl").write_text("\n".join(json.dumps(row) for row in kept))
-    moved = [f"model.path={tmp_path}/moved", f"data.validation={tmp_path}/moved.jsonl"]
-    assert len(measuring(*moved).asked) == 7
-    rows = [json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()]
-    assert {row["prompt"][:4] for row in rows} == {"2020"}
-
-
-REWARD = "def score(request):\n    return 1.0\n"
-
-
-@pytest.mark.parametrize("where", ["file", "module"])
-def test_a_reward_is_the_same_by_what_its_file_holds(
-    where: str, measuring: Callable[..., Counting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def place(name: str) -> str:
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "scores.py").write_text(REWARD)
-        path = f"{tmp_path}/{name}/scores.py" if where == "file" else f"{name}.scores"
-        return f"reward={{kind: plugin, parts: [], path: '{path}:score'}}"
-
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        measuring(place("first"), most=3)
-    moved = place("second")
-    with pytest.raises(KeyboardInterrupt):
-        measuring(moved, most=4)
-    (tmp_path / "second/scores.py").write_text(REWARD.replace("1.0", "0.0"))
-    with pytest.raises(
-        ConfigError, match=r"begun with reward\.path = [0-9a-f]{64}:score, this is [0-9a-f]{64}:score"
-    ):
-        measuring(moved)
+    assert model.asked == [(-1 - n, size) for size in (1, 3) for n in range(5)]
+    assert len(begun.splitlines()) == 11 and (out / "samples.jsonl").read_bytes().startswith(begun)
+    assert json.loads((out / "summary.json").read_text())["metrics"]["val/reward"] > 0.4
 
 
 def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> None:
@@ -204,36 +129,6 @@ def test_two_measurements_do_not_write_into_one_folder(measuring, tmp_path) -> N
         measuring()
     measuring()
     assert not (tmp_path / "out.lock").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ("rollout.temperature=0.5", r"begun with rollout\.temperature = 1\.0, this is 0\.5"),
-        ("loop.validation.num_samples=2", r"begun with loop\.validation\.num_samples = 3, this is 2"),
-        ("model", "begun with sha256 = "),
-        ("rows", r"begun with ground_truth .*'3'.* in samples\.jsonl, this is .*'7'"),
-        ("ended", "has a measurement that has ended"),
-        ("other", "exists and is not empty"),
-    ],
-)
-def test_a_folder_of_another_measurement_is_refused(more, reason, measuring, tmp_path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        measuring(most=4)
-    written = (tmp_path / "out/samples.jsonl").read_bytes()
-    if more == "model":
-        (tmp_path / "model/more").write_text("a")
-    elif more == "rows":
-        rows = (tmp_path / "rows.jsonl").read_text()
-        (tmp_path / "rows.jsonl").write_text(rows.replace("#### 3", "#### 7"))
-    elif more == "ended":
-        measuring()
-        written = (tmp_path / "out/samples.jsonl").read_bytes()
-    elif more == "other":
-        (tmp_path / "out/summary.json").unlink()
-    with pytest.raises(ConfigError, match=reason):
-        measuring(*([more] if "=" in more else []))
-    assert (tmp_path / "out/samples.jsonl").read_bytes() == written
 
 
 def test_a_models_digest_is_of_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by fault injection (launch/commands/fault_injection.py), whose record
+Each start resumes what the death before it left, and is then killed itself, by fault injection (benchmarks/soak/faults.py), whose record
 says which process it killed and in which phase.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,13 +41,13 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """A vLLM worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
-    chain.killed("sync", "train-1")
-    chain.killed("generate", "engine-0")
-    last = chain.steps_saved() + 3
-    chain.finish(f"loop.steps={last}", fault="reward:reward:2")
-    record = chain.injected()[-1]
-    assert (record["target"], record["during"]) == ("reward", "reward")
+    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker: test_rollout_workers.py; a vLLM
+    worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
+    chain.ended("reward:reward:1,sync:train-1:2")
+    done = [(record["target"], record["during"]) for record in chain.injected()]
+    assert done == [("reward", "reward"), ("train-1", "sync")]
+    last = chain.steps_saved() + 2
+    chain.finish(f"loop.steps={last}")
     rows = chain.rows()
     assert [row["step"] for row in rows] == list(range(1, last + 1))
     assert all(row["reward/no_reward_frac"] == 0 and row["optim/grad_norm"] > 0 for row in rows)
@@ -74,6 +75,20 @@ def test_deaths_in_each_phase_change_nothing(phases, chain, undisturbed) -> None
     last = chain.steps_saved() + 1
     chain.finish(f"loop.steps={last}")
     assert len(chain.rows()) == last and chain.rows() == undisturbed[:last]
+
+
+@pytest.mark.slow
+def test_two_interrupts_end_a_run_whose_rank_stands_still(chain: Chain) -> None:
+    """No step can end, and so nothing is finished."""
+    with chain.start("loop.steps=1000") as command:
+        command.wait_for("step 2/1000", seconds=400)
+        command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
+        command.send(signal.SIGINT)
+        command.wait_for("once more leaves now", seconds=400)
+        command.send(signal.SIGINT)
+        assert command.wait(seconds=400) == 128 + signal.SIGINT
+        chain.assert_nothing_left(command)
+    assert "SIGINT again: leaving now" in command.output
 
 
 @pytest.mark.slow

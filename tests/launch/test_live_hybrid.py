@@ -15,7 +15,7 @@ import pytest
 from mrl.config.root import Config
 from mrl.config.sections.launch import LaunchSection
 from mrl.data.load_rows import load_data
-from mrl.errors import RolloutError
+from mrl.errors import RolloutError, WeightSyncError
 from mrl.launch.cluster.cluster import cluster
 from mrl.launch.workers.colocated import Hybrid
 from mrl.launch.workers.rollout_actor import RolloutActor
@@ -36,6 +36,8 @@ from mrl.training.batch import ages, first_versions, pack
 from mrl.training.pass_options import PassOptions
 from tests.launch.hybrid_runs import (
     ChangingRewards,
+    LazyEngines,
+    ShuffledRewards,
     asked,
     come,
     groups_of,
@@ -80,11 +82,21 @@ def live(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]
         yield config, hybrid, rewards
 
 
-def run(live: Live, folder: Path, reward: str, *, steps: int, **loop: object) -> list[dict[str, float]]:
+def run(
+    live: Live,
+    folder: Path,
+    reward: str,
+    *,
+    steps: int,
+    shuffled: bool = False,
+    skipped: int = -1,
+    **loop: object,
+) -> list[dict[str, float]]:
     """So many steps of the real loop, from the version that engines serve, with a reward of rewards.py and changed loop settings;
-    its metrics rows."""
+    its metrics rows. `skipped`: the step whose weight sync does not happen."""
     config, hybrid, rewards = live
     hybrid.rest()
+    engines = LazyEngines(hybrid, skipped=hybrid.version + skipped)
     loop |= {"steps": hybrid.version + steps}
     reward = RewardSection.model_validate(
         {"kind": "plugin", "style": "verl", "path": f"{REWARDS}:{reward}", "workers": 1}
@@ -103,16 +115,23 @@ def run(live: Live, folder: Path, reward: str, *, steps: int, **loop: object) ->
         Recorder(config, run_folder, rollouts.clock, first_step=0),
         Checkpoints(config, run_folder),
     )
-    made = OnPolicyLoop(config, hybrid, rollouts, supply, [], recorder, checkpoints)
+    made = OnPolicyLoop(config, engines, rollouts, supply, [], recorder, checkpoints)
     made.next_step = hybrid.version + 1
     with (
         RewardPool(config.reward, group_size=config.loop.samples_per_prompt) as pool,
-        rewards.using(pool),
+        rewards.using(ShuffledRewards(pool, config.loop) if shuffled else pool),
         contextlib.closing(run_folder),
         contextlib.closing(recorder),
     ):
         made.run()
     return metrics_log.read(run_folder.metrics)
+
+
+def unfiltered(live: Live, **algorithm: object) -> Live:
+    """The same with all groups trained on, and changed settings of the algorithm."""
+    config, hybrid, rewards = live
+    changed = config.algorithm.model_dump() | {"filter": None} | algorithm
+    return Config.model_validate(config.model_dump() | {"algorithm": changed}), hybrid, rewards
 
 
 def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live: Live, tmp_path: Path) -> None:
@@ -126,11 +145,8 @@ def test_a_step_whose_groups_are_all_filtered_trains_nothing_and_goes_on(live: L
 
 def test_a_rank_without_samples_takes_part(live: Live, tmp_path: Path) -> None:
     """One prompt, one sample: the group teaches nothing by itself, and one of two ranks has nothing at all."""
-    config, hybrid, rewards = live
-    plain = config.algorithm.model_dump() | {"filter": None, "estimator": {"name": "reinforce_pp"}}
-    unfiltered = Config.model_validate(config.model_dump() | {"algorithm": plain})
     rows = run(
-        (unfiltered, hybrid, rewards),
+        unfiltered(live, estimator={"name": "reinforce_pp"}),
         tmp_path,
         "even_digits",
         steps=2,
@@ -169,6 +185,38 @@ def test_a_loop_learns_after_all_that(live: Live, tmp_path: Path) -> None:
     assert all(row["optim/grad_norm"] > 0 and row["policy/rollout_logprob_diff_max"] < 1e-5 for row in rows)
     assert all(row["policy/rollout_logprob_near_ties"] == row["routing/rows_missing"] == 0 for row in rows)
     assert all(row["routing/agreement"] > 0.99 for row in rows)
+
+
+LEARNING_STEPS = 16
+MARGIN = 0.1
+"""Least gain of a reward that is a share."""
+
+
+def test_rewards_teach_and_shuffled_rewards_do_not(live: Live, tmp_path: Path) -> None:
+    """More even digits from random weights on, and not where the same verdicts are dealt out at random. The quickstart's task: benchmarks/learning.py."""
+    (config, hybrid, _), gains = live, {}
+    for shuffled in (False, True):
+        hybrid.rest()
+        hybrid.train.on_all(lambda actor, path=config.model.path: actor.worker.policy.load_hf(path))
+        hybrid.sync(hybrid.version + 1)
+        size = {"prompts_per_step": 8, "samples_per_prompt": 8}
+        rows = run(
+            unfiltered(live),
+            tmp_path / str(shuffled),
+            "even_digits",
+            steps=LEARNING_STEPS,
+            shuffled=shuffled,
+            **size,
+        )
+        means = [row["reward/mean"] for row in rows]
+        gains[shuffled] = np.mean(means[-4:]) - np.mean(means[:4])
+    assert gains[False] > MARGIN and gains[True] < MARGIN / 2, gains
+
+
+def test_a_skipped_weight_sync_is_caught_by_the_mismatch_check(live: Live, tmp_path: Path) -> None:
+    with pytest.raises(WeightSyncError, match="engines do not serve the trainer's weights"):
+        run(live, tmp_path, "even_digits", steps=4, skipped=2)
+    live[1].sync(live[1].version + 1)
 
 
 def test_each_token_has_the_log_prob_of_its_own_version_in_megatron(live: Live, tmp_path: Path) -> None:

@@ -17,6 +17,12 @@ from mrl.launch.cluster import node_facts
 from tests.support.runs import until
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks does so at once."""
+    monkeypatch.setattr(torchrun, "POLL_SECONDS", 0.05)
+
+
 def met(port: int, number: int, num_nodes: int, found: dict[int, Any]) -> None:
     client = TCPStore("127.0.0.1", port, is_master=False)
     found[number] = torchrun._of_this_start(client, number, num_nodes, 30.0)

@@ -59,18 +59,17 @@ def test_one_that_is_heard_or_outside_of_phases_or_closes_in_time_goes_on() -> N
         with overdue.Overdue(clock, 1.0) as watched:
             watched.begin()
             with clock.phase("update"):
-                for _ in range(5):
+                for _ in range(3):
                     with clock.waiting():
                         time.sleep(0.5)
-            time.sleep(2)
+            time.sleep(1.3)
             try:
                 with clock.phase("save"):
                     raise ValueError
             except ValueError:
-                time.sleep(2)
+                time.sleep(1.3)
             watched.closing()
-            time.sleep(2)
-        time.sleep(1)
+            time.sleep(1.3)
         print("done", clock.listeners)
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done []\n", "")

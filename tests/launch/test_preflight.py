@@ -123,11 +123,6 @@ def test_a_jobs_own_limit_of_memory_counts(tmp_path: Path) -> None:
     assert left_of_limit(tmp_path / "root", own) == 550
 
 
-def test_every_fault_is_told() -> None:
-    found = node_faults(nodes(memory_bytes=0, open_files=1), Floors())
-    assert len(found) == 2
-
-
 def test_the_majority_is_right_about_versions() -> None:
     first, second, third = nodes()
     odd = dataclasses.replace(first, versions={"torch": "9", "ray": "2.60.0"})

@@ -19,7 +19,7 @@ from tests.support.pretended_nodes import VARIABLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-WORKERS = ("rollout.workers=node", "reward.nodes=all")
+WORKERS = ("rollout.workers=node",)
 TWO_NODES = {VARIABLE: "0,1"}
 
 
@@ -65,16 +65,17 @@ def test_a_stream_survives_the_loss_of_a_worker(chain: Chain) -> None:
     assert measured and max(measured) < 1e-4
 
 
-def test_a_policy_survives_the_loss_of_its_only_worker(chain: Chain) -> None:
+def test_a_policy_survives_the_loss_of_its_only_worker_and_not_that_of_an_engine(chain: Chain) -> None:
     """The engines share the trainer's slots; nothing was kept of what they had begun."""
-    output = chain.finish("loop.steps=4", fault="generate:rollouts-0:2")
+    chain.ended("generate:rollouts-0:2,generate:engine-0:3")
+    output = (chain.folder / "start-1.log").read_text()
     assert "rollout worker of node 0 died in phase generate: " in output, output
     row = read(chain.run_folder / "metrics.jsonl")[-1]
-    assert (row["rollout/workers_lost"], row["rollout/started_over"]) == (1, 16)
+    assert row["step"] == 2 and (row["rollout/workers_lost"], row["rollout/started_over"]) == (1, 16)
 
 
 def test_episodes_in_workers(acting: Path, tmp_path: Path) -> None:
-    more = (*WORKERS, "agent.nodes=all", "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
+    more = (*WORKERS, "agent.max_open=4", "loop.steps=2", "training.layout={ep: 1, dp: 2}")
     run(
         "train",
         *acting_runs.words(acting, tmp_path, "run", *more),

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import report
+from benchmarks.soak import faults, report
 from benchmarks.soak.plan import CLOCK, DECK, DISK, Fault, draw
-from mrl.launch.commands import fault_injection
+from mrl.errors import ConfigError
 from mrl.observe.phases import PHASES
 from tests.support.runs import run_python
 
@@ -36,8 +36,28 @@ def test_fault_injection_understands_what_is_still_to_come(first_step: int) -> N
         words = fault.words(first_step)
         assert bool(words) == (fault.target not in (DISK, CLOCK) and fault.step >= first_step)
         if words:
-            known = fault_injection.InjectedFault.parse(words)
+            known = faults.InjectedFault.parse(words)
             assert (known.target, known.how, known.phase) == (fault.target, fault.how, fault.phase)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "update",
+        "lunch:driver:1",
+        "update:train:1",
+        "update:reward-1:1",
+        "update:train-x",
+        "save:driver:soon",
+        "generate:guest-1",
+        "generate:guest:1:drown@1",
+        "generate:guest:1:kill",
+        "generate:guest:1:kill@soon",
+    ],
+)
+def test_what_cannot_is_said_before_workers_start(text: str) -> None:
+    with pytest.raises(ConfigError, match="PHASE:TARGET:COUNT"):
+        faults.InjectedFault.parse(text)
 
 
 EVENTS: list[dict[str, Any]] = [

@@ -43,10 +43,10 @@ def text(folder: Path) -> str:
 def test_two_agents_train_two_steps(tmp_path: Path) -> None:
     config = write_run(tmp_path)
     with contextlib.ExitStack() as stack:
-        codes = wait_for(agents(stack, tmp_path, str(config), "reward.nodes=all"), SECONDS)
+        codes = wait_for(agents(stack, tmp_path, str(config), "rollout.workers=node"), SECONDS)
     assert codes == [0, 0], text(tmp_path)
     for node in range(2):
-        (log,) = (tmp_path / "runs" / "run" / "logs").rglob(f"rewards-{node}.log")
+        (log,) = (tmp_path / "runs" / "run" / "logs").rglob(f"rollouts-{node}.log")
         assert "verdicts by kind: {'scored': 8}" in log.read_text(), (
             "each node scored its prompt of both steps"
         )

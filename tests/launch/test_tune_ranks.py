@@ -65,7 +65,10 @@ def test_ranks_end_together_with_the_code_of_the_one_that_failed(ends, code, tmp
 
 
 @pytest.mark.integration
-def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(task: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["told", "killed"])
+def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(
+    ends: str, task: Path, tmp_path: Path
+) -> None:
     """Also where the process that started them is gone at once."""
     words = [
         str(ROOT / "configs/quickstart.yaml"),
@@ -74,22 +77,22 @@ def test_ranks_meet_where_nobody_else_gets_to_and_finish_their_step(task: Path, 
         f"tune={{data: {{train: {task}/sft.jsonl}}, output: {tmp_path}/out, steps: 100000}}",
         "tune.optimizer.lr=1e-4",
     ]
-    for attempt, ends in enumerate(("told", "killed")):
-        with Command(
-            "tune", *words, log=tmp_path / f"log-{attempt}", under=["setsid"], alone=True
-        ) as command:
-            command.wait_for("/100000  loss ", seconds=400)
-            ranks = command.family()
-            assert len(ranks) == 2, ranks
-            heard = listeners([psutil.Process(command.process.pid), *ranks])
-            assert heard and all(map(is_private, heard)), heard
-            (store,) = {each.environ()[STORE] for each in ranks}
-            stranger = [sys.executable, "-c", STRANGER, store]
-            found = json.loads(subprocess.run(stranger, capture_output=True, timeout=60, check=True).stdout)
-            assert os.getuid() or found == ["PermissionError"], found
-            os.killpg(command.process.pid, signal.SIGTERM if ends == "told" else signal.SIGKILL)
-            assert command.wait(seconds=200) == (128 + signal.SIGTERM if ends == "told" else -signal.SIGKILL)
-            command.assert_nothing_left()
-        assert not Path(store).parent.exists()
-        assert "saved" in command.output.splitlines()[-1], command.output
-        assert list((tmp_path / "run/tune/checkpoints").iterdir())
+    with Command("tune", *words, log=tmp_path / "log", under=["setsid"], alone=True) as command:
+        command.wait_for("/100000  loss ", seconds=400)
+        ranks = command.family()
+        assert len(ranks) == 2, ranks
+        heard = listeners([psutil.Process(command.process.pid), *ranks])
+        assert heard and all(map(is_private, heard)), heard
+        (store,) = {each.environ()[STORE] for each in ranks}
+        stranger = [sys.executable, "-c", STRANGER, store]
+        found = json.loads(subprocess.run(stranger, capture_output=True, timeout=60, check=True).stdout)
+        assert os.getuid() or found == ["PermissionError"], found
+        os.killpg(command.process.pid, signal.SIGTERM if ends == "told" else signal.SIGKILL)
+        assert command.wait(seconds=200) == (128 + signal.SIGTERM if ends == "told" else -signal.SIGKILL)
+        command.assert_nothing_left()
+    assert not Path(store).parent.exists()
+    assert "saved" in command.output.splitlines()[-1], command.output
+    strangers = [line for line in command.output.splitlines() if not line.startswith(("tune", "SIGTERM"))]
+    assert not strangers, f"lines that are not ours: {strangers[:5]}"
+    assert all((tmp_path / f"run/tune/logs/rank-{rank}.log").stat().st_size for rank in range(2))
+    assert list((tmp_path / "run/tune/checkpoints").iterdir())

@@ -14,9 +14,9 @@ from mrl.launch.workers.rollout_group import RolloutGroup
 from mrl.launch.workers.rollout_workers import WorkerPlace, worker_places
 from mrl.rollout.part import schedulers
 
-WORDS = ["run.name=r", "model.path=/m/Qwen3-30B-A3B", "data.train=/rows", "reward={kind: maths, nodes: all}"]
+WORDS = ["run.name=r", "model.path=/m/Qwen3-30B-A3B", "data.train=/rows", "reward.kind=maths"]
 WORDS += ["rollout.workers=node", "model.max_length=8192"]
-ACTS = "agent={environment: tests.support.guess:Guess, nodes: all, max_open: %d}"
+ACTS = "agent={environment: tests.support.guess:Guess, max_open: %d}"
 
 
 def places(nodes: Sequence[int], *words: str) -> list[WorkerPlace]:

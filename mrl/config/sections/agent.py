@@ -44,8 +44,6 @@ class AgentSection(EnvironmentSection):
     max_open: int | None = Field(default=None, ge=1)
     """Most environments that are open at once, of training and of a validation each; other samples wait in line, in the order of
     their prompts."""
-    nodes: Literal["driver", "all"] = "driver"
-    """Environments live on the driver's node, or on every node of the run, each new one where the fewest are open."""
     memory_mib: int = Field(default=2048, ge=64)
     """Private memory of the process of one episode's environment, and of each that it starts."""
 

@@ -1,8 +1,8 @@
 """Order and amount of work."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from mrl.section import Section, named
 
@@ -48,40 +48,6 @@ class CheckpointSection(Section):
     """Saves that may fail in a row (a full disk) before the run stops."""
 
 
-RULES = Literal[
-    "engines_apart",
-    "correction_takes_gradient",
-    "critic_lost",
-    "verifier_silent",
-    "reward_hacked",
-    "rows_memorised",
-    "policy_collapsed",
-    "entropy_collapsed",
-    "entropy_lost",
-    "data_solved",
-    "no_gradient",
-    "gradient_spikes",
-]
-"""The rules of mrl/diagnosis by name."""
-
-
-class StopSection(Section):
-    """What is done while a run goes on where `mrl diagnose` would find something."""
-
-    rules: tuple[RULES, ...] = ()
-    """Rules that are looked at after every step, by the names in docs/diagnosis.md, or the word all; none looks at nothing."""
-    patience: int = Field(default=10, ge=1)
-    """Steps in a row, of one start of the run, that a finding must stand."""
-    action: Literal["report", "save", "stop"] = "report"
-    """report: say so and write diagnosis.md; save: also a checkpoint after the next step; stop: also save and end the run,
-    with exit code 3."""
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _all_is_a_word(cls, value: Any) -> Any:
-        return get_args(RULES) if value == "all" else value
-
-
 class LoopSection(Section):
     """Steps of training, and the order of their phases."""
 
@@ -106,5 +72,3 @@ class LoopSection(Section):
     """Validation."""
     checkpoint: CheckpointSection = CheckpointSection()
     """Checkpoints."""
-    stop: StopSection = StopSection()
-    """Stop rules."""

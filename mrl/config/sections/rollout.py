@@ -28,9 +28,8 @@ class RolloutSection(Section):
     started over on the others, and a new one that is started in its place joins at a weight sync. For engines
     with slots of their own (`launch.engine_slots`)."""
     workers: Literal["driver", "node"] = "driver"
-    """Where the coroutines of groups run: in the driver, or in a rollout worker on each node of engines,
-    which carries thousands of turns a second that the driver cannot. With `node` rewards and environments
-    are in the workers too (reward.nodes and agent.nodes: all)."""
+    """Where the coroutines of groups run, and beside them reward workers and environments: in the driver, or in
+    a rollout worker on each node of engines, which carries thousands of turns a second that the driver cannot."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer divides its logits by the same value."""
     top_p: float = Field(default=1.0, gt=0, le=1)

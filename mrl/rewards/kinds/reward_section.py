@@ -75,10 +75,7 @@ class RewardSection(RewardSpec):
     engines: dict[str, EngineSection] = {}
     """Servers of models that judge, by the name that a verifier's `engine` says; the run starts and ends them."""
     workers: int = Field(default=2, ge=1)
-    """Processes for each kind of work (on each node that has any)."""
-    nodes: Literal["driver", "all"] = "driver"
-    """Reward processes run on the driver's node, or on every node of the run, each with its share of the
-    prompts."""
+    """Processes for each kind of work (in each rollout worker, if there are any)."""
     retries: int = Field(default=2, ge=0)
     """Further attempts after a verifier failed on a sample."""
     tasks_per_worker: int = Field(default=2000, ge=1)
@@ -102,11 +99,6 @@ class RewardSection(RewardSpec):
         if mixed := [name for name, kinds in asked.items() if len(kinds) > 1]:
             kinds = " and ".join(sorted(asked[mixed[0]]))
             yield f"engines.{mixed[0]} is asked as {kinds}; a server is one of them"
-        if self.engines and self.nodes == "all":
-            yield (
-                "engines with nodes = all: they answer on the driver's machine alone; set nodes = driver, or start the "
-                "server yourself and give its path"
-            )
 
     def all_verifiers(self) -> list[KindPart]:
         """Every verifier of every domain."""

@@ -30,7 +30,6 @@ from mrl.loops.group_supply import GroupSupply
 from mrl.loops.on_policy import OnPolicyLoop
 from mrl.loops.recorder import Recorder
 from mrl.loops.rollout_thread import RolloutThread, in_this_process
-from mrl.loops.stop_rules import StopRules
 from mrl.loops.stream import StreamLoop
 from mrl.observe import metrics_log
 from mrl.observe.phases import PhaseClock
@@ -395,12 +394,9 @@ class TableRun:
         recorder = Recorder(
             config, self._folder, clock, first_step=first_step, pieces=lambda tokens: [str(t) for t in tokens]
         )
-        self.said: list[str] = []
-        """By stop rules."""
-        rules = StopRules(config, self._folder.metrics, self.said.append)
         held_out = [dataclasses.replace(prompts.prompt_at(n), index=n - 4) for n in range(4)]
         common = held_out, recorder, Checkpoints(config, self._folder)
-        more: dict[str, Any] = {"should_stop": should_stop, "stop_rules": rules}
+        more: dict[str, Any] = {"should_stop": should_stop}
         self.loop: OnPolicyLoop | StreamLoop
         sampling = Sampling.of(config)
         if config.loop.schedule == "stream":

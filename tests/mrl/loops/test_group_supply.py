@@ -119,7 +119,7 @@ def test_too_many_samples_without_a_reward_end_the_run(tmp_path: Path) -> None:
     words = "loop.max_no_reward_fraction=0.25"
     script = Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample == 0 else 1.0)
     _, metrics = script.step()
-    assert metrics["reward/no_reward_length_ratio"] > 0 and metrics["reward/no_reward_unlike"] == 0
+    assert metrics["reward/no_reward_length_ratio"] == 1 and metrics["reward/no_reward_frac"] == 0.25
     script = Scripted(tmp_path, {}, words, reward=lambda prompt, sample: None if sample < 2 else 1.0)
     with pytest.raises(RewardError, match=r"50\.0% of this step's samples have no reward"):
         script.step()

@@ -30,7 +30,7 @@ from mrl.trajectories.environment_rollout import Rules
 from tests.mrl.loops.table_policy import TableRun, config_of
 from tests.support.table_environment import DigitRenderer
 
-STEPS = 12
+STEPS = 8
 STREAM = ("loop.schedule=stream", "stream.max_age=2", f"loop.steps={STEPS}")
 STREAM += ("loop.checkpoint={every_steps: 2, keep: 99}", "loop.phase_deadline_seconds=300")
 RULES = Rules("game", DigitRenderer(), Limits(8, 200, 200, 4, 1), retries=50, format="json", tools={})
@@ -59,7 +59,7 @@ def drive(folder: Path) -> None:
     """A start of the run, in a process of its own."""
     sys.stdout = sys.stderr = (folder / "log").open("a")
     states, specs = folder / "states", {"game": EnvironmentSpec(f"{__file__}:Game", {})}
-    with EnvironmentPool(specs, Deadlines()) as pool:
+    with EnvironmentPool(specs, Deadlines(reset_seconds=10.0, step_seconds=5.0), host_seconds=10.0) as pool:
         config = config_of(folder, {"estimator": {"name": "grpo"}}, *STREAM)
         saved = sorted(path for path in states.iterdir() if path.suffix == ".pickle")
         state, table = pickle.loads(saved[-1].read_bytes()) if saved else ({"next_step": 0}, None)

@@ -11,7 +11,6 @@ import pytest
 from mrl.errors import CheckpointError, ConfigError
 from mrl.loops.resuming import kept_settings, require_resumable
 from mrl.report.audit import audit, audit_text
-from mrl.training.checkpoint import plain_values
 from mrl.training.checkpoint.checkpoint_folder import EXTRA_FILE, candidates, read_extra
 from mrl.trajectories.group_messages import encode_group
 from tests.mrl.loops.table_policy import TableRun, config_of
@@ -82,18 +81,6 @@ def test_the_same_settings_say_nothing(
     with caplog.at_level(logging.WARNING):
         resumed(after_three_steps(tmp_path, *STREAM), tmp_path, *STREAM)
     assert "other settings" not in capsys.readouterr().out and "versions old" not in caplog.text
-
-
-def test_another_schedule_is_refused(tmp_path: Path) -> None:
-    """tests/launch/test_started.py: before anything starts."""
-    run = after_three_steps(tmp_path, *STREAM)
-    state, _ = run.train.saved[max(run.train.saved)]
-    state = plain_values.loads(plain_values.dumps(state))
-    require_resumable(state, config_of(tmp_path, FILTER, *STREAM))
-    with pytest.raises(
-        ConfigError, match=r"loop\.schedule: .*saved with stream, this is on_policy.*mrl export"
-    ):
-        require_resumable(state, config_of(tmp_path, FILTER))
 
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:

@@ -261,27 +261,6 @@ def test_too_many_losses_end_the_run_with_the_cause() -> None:
             thread.do(asyncio.sleep(SECONDS))
 
 
-def test_a_pause_fetches_what_has_come_and_a_group_continues_from_it() -> None:
-    long = Sampling(2, 1.0, 400, 0, lengths=lambda prompt, sample: 400)
-    with remote(token_seconds=0.002) as (thread, _):
-        rollouts = thread._rollouts
-        opened = thread.ask(lambda: rollouts.start_all(PROMPTS[:3], long, on_failure=thread.fail))
-        parts: list[Group] = []
-        while not parts or not all(len(part.samples) == 2 for part in parts):
-            thread.resume()
-            time.sleep(0.1)
-            interrupted = thread.pause(snapshot=True)
-            parts = thread.ask(lambda: [rollouts.saved(group) for group in opened])
-        assert interrupted.num_requests == 6 and thread.engines.newest_version == -1
-        thread.resume()
-        groups = thread.do(_all(opened), SECONDS)
-    for group, part in zip(groups, parts, strict=True):
-        for sample, begun in zip(group.samples, part.samples, strict=True):
-            count = len(begun.response_tokens)
-            assert 0 < count < 400 == len(sample.response_tokens)
-            assert sample.response_tokens[:count].tolist() == begun.response_tokens.tolist()
-
-
 def test_what_fails_in_a_worker_ends_the_run_by_its_name() -> None:
     with remote() as (thread, workers):
         workers.rewards[1].fails = True

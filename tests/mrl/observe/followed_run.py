@@ -1,11 +1,15 @@
-"""Start number START of a run that trains nothing: python -m tests.mrl.observe.followed_run FOLDER FIRST LAST START END.
+"""Three starts of a run that trains nothing, each of which is killed: python -m tests.mrl.observe.followed_run FOLDER.
 
-It writes the rows of steps FIRST to LAST with a real Recorder, closes it where END is "closes", and waits to be killed.
+Steps 0 to 6, closed; 5 to 7, before anything is closed; 5 to 9, closed. Each start is a fork of this process, which has the imports, writes
+its rows with a real Recorder, and is killed once they are there; what it says on standard error is in FOLDER/start-N.
 """
 
+import importlib
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 from mrl.config.root import Config
 from mrl.loops import recorder as recorder_module
@@ -15,8 +19,11 @@ from mrl.observe.phases import PhaseClock
 from mrl.observe.run_folder import RunFolder
 from tests.support.samples import make_groups, make_sample
 
+STARTS = ((0, 6, True), (5, 7, False), (5, 9, True))
+"""First and last step of each, and whether it is closed."""
 
-def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> None:
+
+def start(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> None:
     config = Config.model_validate(
         {
             "run": {"name": "followed", "folder": folder},
@@ -41,10 +48,27 @@ def main(folder: str, first: int, last: int, *, attempt: int, closes: bool) -> N
         recorder.row(step, {"reward/mean": attempt + step / 100, "val/accuracy@8": 0.5} | layer)
     if closes:
         recorder.close()
-    print("written", flush=True)
-    time.sleep(600)
+
+
+def main(folder: str) -> None:
+    for name in ("torch.utils.tensorboard", "wandb"):
+        importlib.import_module(name)
+    for attempt, (first, last, closes) in enumerate(STARTS, 1):
+        reads, writes = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(reads)
+            os.dup2(os.open(Path(folder, f"start-{attempt}"), os.O_WRONLY | os.O_CREAT, 0o600), 2)
+            start(folder, first, last, attempt=attempt, closes=closes)
+            os.write(writes, b"written")
+            time.sleep(600)
+            os._exit(1)
+        os.close(writes)
+        written = os.read(reads, 16)
+        os.close(reads)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert written, Path(folder, f"start-{attempt}").read_text()
 
 
 if __name__ == "__main__":
-    folder, first, last, attempt, end = sys.argv[1:]
-    main(folder, int(first), int(last), attempt=int(attempt), closes=end == "closes")
+    main(sys.argv[1])

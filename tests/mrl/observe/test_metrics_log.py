@@ -72,23 +72,23 @@ def test_the_ledger_counts_its_starts_over_a_damaged_line(tmp_path: Path) -> Non
 
 def test_a_start_holds_a_row_at_a_time_however_long_the_run_was(tmp_path: Path) -> None:
     rows = {f"moe/figure_{number}": number / 7 for number in range(100)}
-    lines = "".join(json.dumps({"step": step, **rows}) + "\n" for step in range(2000))
+    lines = "".join(json.dumps({"step": step, **rows}) + "\n" for step in range(600))
     ledger = "".join(
-        json.dumps({"step": step, "trained": f"{16 * step}-{16 * step + 15}"}) + "\n" for step in range(30000)
+        json.dumps({"step": step, "trained": f"{16 * step}-{16 * step + 15}"}) + "\n" for step in range(9000)
     )
     (tmp_path / "metrics.jsonl").write_text(lines)
     (tmp_path / "ledger.jsonl").write_text(ledger)
     metrics, prompts = MetricsLog(tmp_path / "metrics.jsonl"), LedgerLog(tmp_path / "ledger.jsonl")
     tracemalloc.start()
     try:
-        metrics.resume_at(1999)
-        assert metrics.has(1998) and not metrics.has(1999)
-        undone = prompts.start(29998, Standing((), 0))
+        metrics.resume_at(599)
+        assert metrics.has(598) and not metrics.has(599)
+        undone = prompts.start(8998, Standing((), 0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert undone == [16, 16]
-    assert min(len(lines), len(ledger)) > 1_000_000 > 5 * peak
+    assert min(len(lines), len(ledger)) > 300_000 > 4 * peak, peak
 
 
 def test_rows_are_those_of_the_moment_that_they_were_asked_for(tmp_path: Path) -> None:

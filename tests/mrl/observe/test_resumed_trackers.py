@@ -3,51 +3,29 @@
 Starts of tests/mrl/observe/followed_run.py: steps 0 to 6, killed; 5 to 7, killed before anything is closed; 5 to 9.
 """
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mrl.observe import metrics_log
 from tests.mrl.observe import wandb_file
-
-ROOT = Path(__file__).parents[3]
-TRACKERS = {"WANDB_SILENT": "true"}
-
-
-def start(folder: Path, first: int, last: int, number: int, end: str) -> str:
-    """One start up to its kill; what it said on standard error."""
-    words = [sys.executable, "-m", "tests.mrl.observe.followed_run", str(folder), first, last, number, end]
-    with (folder / f"start-{number}").open("w+") as said:
-        process = subprocess.Popen(
-            [str(word) for word in words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **TRACKERS},
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-        )
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                if line == "written\n":
-                    process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL, (folder / f"start-{number}").read_text()
-        said.seek(0)
-        return said.read()
+from tests.support.once import once
+from tests.support.runs import run_python
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs, of which `followed` was killed twice."""
-    folder = tmp_path_factory.mktemp("runs")
-    for number, (first, last, end) in enumerate([(0, 6, "closes"), (5, 7, "stays"), (5, 9, "closes")], 1):
-        said = start(folder, first, last, number, end)
-        assert "switched off" not in said, said
-    return folder
+    """The folder of the session's runs, of which `followed` was killed twice."""
+    return once(tmp_path_factory, "followed", follow)
+
+
+def follow(folder: Path) -> None:
+    done = run_python(
+        "-m", "tests.mrl.observe.followed_run", str(folder), environment={"WANDB_SILENT": "true"}
+    )
+    assert done.returncode == 0, done.stderr
+    for said in folder.glob("start-*"):
+        assert "switched off" not in said.read_text(), said.read_text()
 
 
 def rewards(folder: Path) -> dict[int, float]:

@@ -117,13 +117,6 @@ def test_a_tracker_takes_the_samples_of_steps_it_lacks() -> None:
     assert keeping.tables == [(2, [sample_row(2, 7)])] and keeping.rows == [(2, {"a": 1.0})]
 
 
-def test_samples_that_a_tracker_refuses_switch_it_off() -> None:
-    tracker = GuardedTracker("failing", Failing, deadline_seconds=60)
-    tracker.samples(1, [sample_row(1, 7)])
-    tracker.close()
-    assert not tracker.enabled
-
-
 def test_tensorboard_holds_samples_and_settings_as_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

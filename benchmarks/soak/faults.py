@@ -1,11 +1,13 @@
-"""Fault injection: MRL_FAULT=update:train-1:2 kills trainer rank 1 inside the run's second update phase.
+"""`mrl` under faults: `MRL_FAULT=update:train-1:2 python -m benchmarks.soak.faults train CONFIG` kills trainer rank 1 inside the run's
+second update phase.
 
 To see before it matters what a death does on a machine: how fast it is found, what is said, whether the next start resumes.
 Several faults are separated by commas. Targets: driver, train-N, engine-N (of engines with dp ranks each is counted), vllm-N (a worker
-process of engine N; there is one where rollout.tp is above 1), rollouts-N (the rollout worker of node N),
-reward, host (of the environment), guest (an episode's process), tool (a
-tool server of an episode), watcher (what cleans up after the driver), and, of a Ray that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the driver (agent.nodes,
-reward.nodes). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and killed a moment later.
+process of engine N; there is one where rollout.tp is above 1), rollouts-N (the rollout worker of node N), reward, host (of the
+environment), guest (an episode's process), tool (a tool server of an episode), watcher (what cleans up after the driver), and, of a Ray
+that the run has started itself, gcs, raylet and agent. They must live on the driver's node, those of environments and rewards below the
+driver (rollout.workers: driver). The target is stopped as soon as the phase begins, so that its work in the phase stays undone, and
+killed a moment later.
 With a fourth word, HOW@SECONDS, it is let alone for so long, and then killed (`kill`), asked to end (`term`: SIGTERM), stopped for
 PAUSE_SECONDS (`pause`) or for good (`stop`). The phase does not end before that. What was done is written to faults.jsonl in the run
 folder just before.
@@ -21,14 +23,21 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 
+from mrl.cli import main
+from mrl.config.root import Config
 from mrl.errors import ConfigError
+from mrl.launch.commands import train
+from mrl.launch.commands.assemble import Parts
 from mrl.launch.workers.actor_group import ActorGroup
 from mrl.launch.workers.colocated import Hybrid
 from mrl.observe.phases import STREAM_PHASES, Event, PhaseClock
@@ -52,8 +61,8 @@ RAYLET = ("raylet/raylet",)
 CHILDREN |= {"gcs": [("gcs/gcs_server",)], "raylet": [RAYLET], "agent": [RAYLET, ("DashboardAgent",)]}
 """The commands on the way from the driver to processes of its own."""
 VLLM_WORKER = ("VLLM::Worker", "spawn_main")
-FIND_SECONDS = 20.0
-"""For an episode, or its tool, to begin."""
+FIND_SECONDS = 60.0
+"""For an episode, or its tool, to begin, and for an actor to say its process."""
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "pause": signal.SIGSTOP, "stop": signal.SIGSTOP}
 
 
@@ -154,16 +163,24 @@ def requested() -> list[InjectedFault]:
     ]
 
 
-def install_faults(faults: Sequence[InjectedFault], hybrid: Hybrid, clock: PhaseClock, folder: Path) -> None:
-    """Before the other listeners, so that they see what it did."""
-    if faults:
-        clock.listeners.insert(0, FaultInjector(faults, hybrid, clock, folder / "faults.jsonl"))
+@contextlib.contextmanager
+def injected(faults: Sequence[InjectedFault]) -> Iterator[None]:
+    """Let the runs of this process have these faults, which come before what else listens to the phases."""
+    assembled = train.assembled
+
+    @contextlib.contextmanager
+    def disturbed(config: Config, **options: Any) -> Iterator[Parts]:
+        with assembled(config, **options) as parts:
+            record = Path(config.run_folder) / "faults.jsonl"
+            parts.clock.listeners.insert(0, FaultInjector(faults, parts.hybrid, parts.clock, record))
+            yield parts
+
+    with patch.object(train, "assembled", disturbed if faults else assembled):
+        yield
 
 
 def _actor_pid(group: ActorGroup, number: int) -> int:
-    import ray
-
-    return ray.get(group.actors[number].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    return group.start_on(number, lambda actor: os.getpid()).future().result(FIND_SECONDS)
 
 
 def _descendant(pid: int, *generations: tuple[str, ...], deep: bool = False) -> int:
@@ -190,3 +207,8 @@ def _says(process: psutil.Process, words: tuple[str, ...]) -> bool:
     with contextlib.suppress(psutil.Error):
         return any(word in " ".join([process.name(), *process.cmdline()]) for word in words)
     return False
+
+
+if __name__ == "__main__":
+    with injected(requested()):
+        sys.exit(main())
