@@ -16,6 +16,7 @@ from mrl.models.families.qwen2 import Qwen2, Qwen2Moe
 from mrl.models.families.qwen3 import Qwen3, Qwen3Moe
 from mrl.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from mrl.models.families.qwen3_next import Qwen3Next
+from mrl.models.families.refused import reason
 from mrl.models.family import Family
 from mrl.models.hf_config import HfConfig
 from mrl.models.read_keys import unread
@@ -44,12 +45,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf: HfConfig) -> Family:
-    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered."""
+    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered,
+    and says what is known of it."""
     model_type = hf.get("model_type")
     if model_type not in FAMILIES:
-        images = ": images are not trained" if "vision_config" in hf else ""
         raise ConfigError(
-            f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}{images}"
+            f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}{reason(hf)}"
         )
     return FAMILIES[model_type]
 

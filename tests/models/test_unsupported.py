@@ -11,7 +11,8 @@ import pytest
 
 from mrl.errors import ConfigError
 from mrl.models.engine_rows import Shard
-from mrl.models.families import family_of, require_trainable
+from mrl.models.families import FAMILIES, family_of, require_trainable
+from mrl.models.families.refused import REFUSED
 from mrl.models.hf_config import language_model
 from tests import tiny_models
 from tests.published import INT4
@@ -137,6 +138,16 @@ def test_two_spellings_of_one_key_are_both_read() -> None:
     with pytest.raises(ConfigError, match="fmt"):
         require_trainable(MINIMAX | {"quantization_config": quantised | {"fmt": "e5m2"}})
     require_trainable(QWEN2_MOE | {"num_local_experts": 4, "rope_parameters": {"rope_theta": 1e6}})
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_is_known_of_other_models_is_said(model_type: str) -> None:
+    why, nearest = REFUSED[model_type]
+    assert model_type not in FAMILIES and nearest in FAMILIES
+    with pytest.raises(ConfigError) as error:
+        family_of({"model_type": model_type})
+    assert f"{model_type!r} in config.json is not one of" in str(error.value)
+    assert f"{why}; the nearest family is {nearest}" in str(error.value)
 
 
 def test_images_are_refused_as_such() -> None:
