@@ -20,13 +20,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(ord(solution_str[:1] or "0") % 2)
 '''
 RECIPES = {
-    "qwen3_next_80b_a3b": ("qwen3_next", "{tp: 2, pp: 2, ep: 2}"),
-    "kimi_k2": ("deepseek_v3", "{tp: 2, pp: 2, ep: 2}"),
-    "glm_4_5_air": ("glm4_moe", "{tp: 2, pp: 2, ep: 2}"),
-    "qwen3_235b_a22b": ("qwen3_moe", "{tp: 2, pp: 2, ep: 2}"),
-}
-"""One recipe of each family -> its family, its layout with every axis above one at two (dp at what the two cores carry). Recipes of
-one family differ in sizes, which tests/configs/test_recipes.py plans."""
+    "qwen3_next_80b_a3b": ("qwen3_next", {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64}),
+    "kimi_k2": ("deepseek_v3", {"qk_nope_head_dim": 32, "v_head_dim": 32}),
+    "glm_4_5_air": ("glm4_moe", {}),
+    "qwen3_235b_a22b": ("qwen3_moe", {}),
+}  # fmt: skip
+"""One recipe of each family -> its family, and widths that an engine's two ranks can split. Recipes of one family differ in sizes, which
+tests/configs/test_recipes.py plans."""
+LAYOUT = {"tp": 2, "pp": 2, "ep": 2, "dp": 1, "cp": 1}
+"""Every axis of the recipes above one at two, dp at what the two cores carry."""
 
 
 def shrunken(recipe: str, folder: Path) -> list[str]:
@@ -34,9 +36,10 @@ def shrunken(recipe: str, folder: Path) -> list[str]:
     leaves its memory while engines serve, as it does on GPUs. Engines are wide: these sizes have no whole block of 128 (tests/launch/test_float8.py has)."""
     arithmetic_rows.write_arithmetic(folder / "data", largest=9, num_validation=8, num_sft=8)
     (folder / "verifier.py").write_text(PLUGIN)
-    family, layout = RECIPES[recipe]
+    family, widths = RECIPES[recipe]
     size = tokenizer.write_characters([folder / "data" / "train.jsonl"], folder / "model")
-    write_model(folder / "model", family, served=True, vocab_size=-(-size // 16) * 16)
+    widths = widths | {"moe_intermediate_size": 64, "vocab_size": -(-size // 16) * 16}
+    write_model(folder / "model", family, served=True, **widths)
     overlay = folder / "small.yaml"
     overlay.write_text(
         f"""
@@ -77,10 +80,7 @@ loop:
   checkpoint: {{every_steps: 0, at_end: false}}
 """
     )
-    # A layout is replaced as a whole: axes that the small one leaves out are one.
-    axes = dict.fromkeys(("tp", "pp", "ep", "dp", "cp"), "1")
-    axes |= dict(pair.split(": ") for pair in layout.strip("{}").split(", "))
-    words = [f"training.layout.{axis}={size}" for axis, size in axes.items()]
+    words = [f"training.layout.{axis}={size}" for axis, size in LAYOUT.items()]
     return [str(CONFIGS / f"{recipe}.yaml"), str(overlay), *words]
 
 

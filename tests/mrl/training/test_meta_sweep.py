@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 import mrl.training.output_layer as output_layer
-import mrl.training.passes as passes
-import mrl.training.prepared as prepared
 from tests.mrl.training.meta_pieces import MOST, MOST_PREPARED, NO_WAIT, ONE_WAIT, PREPARED
 from tests.support.meta_mode import OnMeta
 
@@ -32,11 +31,10 @@ def no_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dist, name, nothing)
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
-    for module in (passes, prepared):
-        monkeypatch.setattr(module.parallel_state, "get_tensor_model_parallel_world_size", lambda: 1)
-        monkeypatch.setattr(module.parallel_state, "get_tensor_model_parallel_rank", lambda: 0)
-    for name in ("pipeline_model_parallel", "context_parallel", "data_parallel"):
-        monkeypatch.setattr(passes.parallel_state, f"get_{name}_group", lambda: None)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda: 0)
+    for name in ("pipeline_model_parallel", "context_parallel"):
+        monkeypatch.setattr(parallel_state, f"get_{name}_group", lambda: None)
     monkeypatch.setattr(output_layer, "reduce_from_tensor_model_parallel_region", lambda x, group: x)
 
 
