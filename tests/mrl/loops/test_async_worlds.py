@@ -15,7 +15,7 @@ from mrl.rollout.engine_pool import Interrupted
 from tests.mrl.loops.async_worlds import World, WorldBuffer, WorldPool
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_world_keeps_its_promises(count: int) -> None:
     trained = lost = 0
     for seed in range(count):
