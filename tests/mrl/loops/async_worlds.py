@@ -363,5 +363,8 @@ class World:
 
 
 def _partials(state: dict[str, Any]) -> dict[str, Sample]:
-    groups = [decode_group(data, lambda index: PROMPTS[0]) for data in state["making"]]
+    groups = [
+        decode_group(data, lambda index: dataclasses.replace(PROMPTS[0], index=index))
+        for data in state["making"]
+    ]
     return {sample.sample_id: sample for group in groups for sample in group.samples}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,10 @@ def test_no_token_is_drawn_twice_by_a_resumed_run(
         for _ in range(steps):
             run.loop.step()
         (state, _) = run.train.saved[max(run.train.saved)]
-        begun = [decode_group(data, lambda index: PROMPT) for data in state["supply"]["making"]]
+        begun = [
+            decode_group(data, lambda index: replace(PROMPT, index=index))
+            for data in state["supply"]["making"]
+        ]
         before = {sample.sample_id: sample for group in begun for sample in group.samples}
         again = run.resumed()
         again.loop.start()
