@@ -78,6 +78,10 @@ class HostCopies:
             self.wait()
             self.free()
 
+    def copy_of(self, tensor: Tensor) -> Tensor | None:
+        """The buffer of a tensor that was copied, with its shape and type."""
+        return self._places.get(tensor)
+
     def free(self) -> None:
         """Gives the buffers' memory back to the host."""
         self._places.clear()
