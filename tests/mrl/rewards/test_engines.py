@@ -212,8 +212,6 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
          "either path or engine"),
         ({"kind": "llm", "engine": "a", "server": {"tokenizer": "t"}, "engines": {"a": {"model": "m"}}},
          "leave it out"),
-        ({"kind": "llm", "engine": "a", "nodes": "all", "engines": {"a": {"model": "m"}}},
-         "set nodes = driver"),
         ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0, 1]}}},
          "a rank is one GPU"),
         ({"kind": "llm", "engine": "a", "engines": {"a": {"model": "m", "gpus": [0], "shares_slots": True}}},
