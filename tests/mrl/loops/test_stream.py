@@ -168,7 +168,7 @@ def test_no_token_is_drawn_twice_by_a_resumed_run(
     words, interrupted = (*SAVES, *words), 0
     for steps in (1, 4, 8):
         run = TableRun(config_of(tmp_path, algorithm, f"run.name=of-{steps}", "loop.steps=12", *words))
-        run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 4, 0.001
+        run.engines.tokens_per_step, run.engines.at_once, run.engines.step_seconds = 1, 4, 0.01
         run.loop.start()
         for _ in range(steps):
             run.loop.step()
