@@ -48,7 +48,7 @@ def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
 
 def _evaluate(config: Config, out: Path | None) -> dict[str, float]:
     start = time.monotonic()
-    if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists and is not empty; choose a new folder")
     config = started.dated(config)
     tokenizer = tokenizer_of(config.model)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import abc
-import errno
+import contextlib
 import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
 from mrl.processes.framing import MAX_REPLY_BYTES, FrameBuffer, frame, parse_reply
-
-_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""How it is told of an end that nobody holds any more."""
 
 
 class Outbox:
@@ -30,12 +27,8 @@ class Outbox:
             self.flush()
             return
         num_written = 0
-        try:
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             num_written = os.write(self.descriptor, data)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            _require_gone(error)
         self._out += memoryview(data)[num_written:]
 
     def flush(self) -> None:
@@ -43,10 +36,8 @@ class Outbox:
         try:
             while self._out:
                 del self._out[: os.write(self.descriptor, self._out[: 1 << 16])]
-        except BlockingIOError:
+        except (BlockingIOError, BrokenPipeError):
             pass
-        except OSError as error:
-            _require_gone(error)
 
     @property
     def has_unsent(self) -> bool:
@@ -126,14 +117,6 @@ def read_some(descriptor: int) -> bytes | None:
         return os.read(descriptor, 1 << 16) or None
     except BlockingIOError:
         return b""
-    except OSError as error:
-        _require_gone(error)
-        return None
-
-
-def _require_gone(error: OSError) -> None:
-    if error.errno not in _GONE:
-        raise error
 
 
 def take_over() -> tuple[int, int]:

@@ -16,7 +16,7 @@ from mrl.resharding.transfer.collectives import RankGroup
 from mrl.resharding.wire.mesh import Outgoing
 from mrl.resharding.wire.mesh_link import TrainerMesh
 from mrl.resharding.wire.messages import Parcel
-from mrl.resharding.wire.parcels import digest_in, trailer
+from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
 class PeerLane:
@@ -46,17 +46,9 @@ class PeerLane:
             (rank[r.peer], received[r.offset : r.offset + r.num_bytes])  # type: ignore[index]
             for r in window.receives
         ]
-        trailers = [torch.empty(1, dtype=torch.int64, device=self._ranks.device) for _ in receives]
-        self._arriving = [
-            (peer, r, t) for (peer, _), r, t in zip(receives, window.receives, trailers, strict=True)
-        ]
-        sends = [each for peer, data in sends for each in ((peer, data), (peer, trailer(data)))]
-        receives = [
-            each
-            for (peer, data), t in zip(receives, trailers, strict=True)
-            for each in ((peer, data), (peer, t))
-        ]
-        self._works = self._ranks.exchange(sends, receives)
+        receives, trailers = with_trailers(receives, self._ranks.device)
+        self._arriving = [(rank[r.peer], r, own) for r, own in zip(window.receives, trailers, strict=True)]
+        self._works = self._ranks.exchange(with_digests(sends), receives)
 
     def finish(self, turn: int) -> list[Parcel]:
         """Return when what this slot gets of peers in a started window is there, and what it sends reaches

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 from mrl.resharding.wire.meeting import Meeting
-from mrl.resharding.wire.parcels import digest_in, trailer
+from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
 class MessageLost(WeightSyncError):
@@ -85,16 +85,14 @@ class Mesh:
 
     def send(self, messages: Sequence[Outgoing]) -> list[Any]:
         """Starts the messages, each followed by its digest; the data must stay as it is until `wait` has returned for them."""
-        sends = [each for m in messages for each in ((m.rank, m.data), (m.rank, trailer(m.data)))]
-        return self.start(sends, ())
+        return self.start(with_digests((m.rank, m.data) for m in messages), ())
 
     def flush(self, works: Sequence[Any]) -> None:
         """Does nothing: messages go their way alone."""
 
     def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
         """Fills the data of each (rank, data) with that rank's next message; returns the digests that came after them."""
-        trailers = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in parcels]
-        receives = [m for p, t in zip(parcels, trailers, strict=True) for m in (p, (p[0], t))]
+        receives, trailers = with_trailers(parcels, self._device)
         self.wait(self.start((), receives), "bytes of a bucket did not come")
         return [digest_in(value) for value in trailers]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -11,12 +11,28 @@ from mrl.resharding.wire.digest import digest_bytes
 from mrl.resharding.wire.messages import Parcel
 
 _SIGN = 1 << 63
+Message = tuple[int, torch.Tensor]
+"""The rank of the other end, and data."""
 
 
 def trailer(data: torch.Tensor) -> torch.Tensor:
     """Return the digest of a message as [1] int64 on its device, to travel after it."""
     value = digest_bytes(data)
     return torch.tensor([value - 2 * _SIGN if value >= _SIGN else value], device=data.device)
+
+
+def with_digests(messages: Iterable[Message]) -> list[Message]:
+    """Return messages to send, each followed by the digest of its data."""
+    return [each for rank, data in messages for each in ((rank, data), (rank, trailer(data)))]
+
+
+def with_trailers(
+    messages: Sequence[Message], device: torch.device
+) -> tuple[list[Message], list[torch.Tensor]]:
+    """Return messages to receive, each followed by room for its digest; and that room, for `digest_in`."""
+    trailers = [torch.empty(1, dtype=torch.int64, device=device) for _ in messages]
+    pairs = zip(messages, trailers, strict=True)
+    return [each for message, own in pairs for each in (message, (message[0], own))], trailers
 
 
 def digest_in(trailer: torch.Tensor) -> int:
