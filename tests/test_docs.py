@@ -13,8 +13,7 @@ from tests.support.source_tree import ROOT
 
 PAGES = sorted(
     [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
     ]

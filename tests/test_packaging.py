@@ -87,6 +87,13 @@ def pip(command: str, *words: str) -> None:
     )
 
 
+def test_the_citation_and_the_changelog_name_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert [citation["version"], newest[1]] == [PROJECT["version"]] * 2
+
+
 def test_the_wheel_holds_every_module_and_every_recipe_under_one_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
