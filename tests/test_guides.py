@@ -75,6 +75,12 @@ def test_a_command_of_a_guide_is_a_configuration(path: Path) -> None:
             load_config(*shlex.split(words))
 
 
+def test_the_configuration_of_the_readme_fills_eight_gpus() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    config = load_config(yaml.safe_load(text))
+    assert (config.num_slots, config.num_engines) == (8, 4)
+
+
 def test_the_environment_of_ones_own_answers() -> None:
     names: dict[str, Any] = {}
     exec(re.findall(r"```python\n(.*?)```", page("environments.md"), re.S)[0], names)
