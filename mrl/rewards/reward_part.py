@@ -28,7 +28,7 @@ OF_A_WORKER = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """A server that this run started, as a verifier asks it."""
+    """Server that this run started, for a verifier."""
 
     socket: str
     """Unix socket that it listens on, in a folder that no other user may enter."""
@@ -62,7 +62,7 @@ class RewardPart(Section):
     weight: float = 1.0
     """Multiply its value by this in a sum of parts."""
     gate: float | None = None
-    """Run the domain's other verifiers only from this value on, else each gets `min_reward`; null: no
+    """Run the domain's other verifiers only from this value on, else each gets `min_reward`; null is no
     gate."""
     share: float = Field(default=1.0, gt=0, le=1)
     """Look only at this share of the samples, drawn by their ids; only for an audit verifier (weight 0): it

@@ -80,8 +80,7 @@ def _require_cpu_kernel(hf: dict[str, Any], model_path: str) -> None:
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
-    """Raise ConfigError if weights are quantised and rollout.tp splits a block, experts are stacked, or delta
-    nets exist."""
+    """Raise ConfigError if weights are quantised and rollout.tp splits a block, experts are stacked, or a layer is a delta net."""
     if rollout.quantization == "none":
         return
     family = family_of(hf)

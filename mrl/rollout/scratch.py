@@ -40,8 +40,8 @@ class Scratch:
     def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
         root = root or Path(folder_for_sockets())
         remove_stale_scratch(root, segments)
-        own = ProcessId.own()
-        self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
+        own_process = ProcessId.own()
+        self.folder = root / f"mrl-engine-{own_process.pid}-{own_process.start_ticks}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(mode=0o700)
         # A background process of a shell that ends at once: Ray kills its workers' children with the workers.
         starter = subprocess.Popen(

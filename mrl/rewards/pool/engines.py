@@ -144,7 +144,7 @@ def askers(section: RewardSection, name: str) -> list[KindPart]:
 def _needed_words(section: RewardSection, name: str) -> list[str]:
     """Return the `vllm serve` words that the engine's verifiers need."""
     parts = askers(section, name)
-    if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined] by kind
+    if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined]
         return ["--logprobs-mode", "processed_logprobs"]
     return []
 

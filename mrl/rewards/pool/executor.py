@@ -33,10 +33,10 @@ class ForkedExecutor:
         The deadline is the child's own time (without waits for a CPU) from the start of this request.
         """
         child = self._child = self._child or ForkedChild(self._serve)
-        own = OwnTime(child.pid, limit=deadline_seconds)
+        own_time = OwnTime(child.pid, limit=deadline_seconds)
         child.send(request)
         try:
-            return child.next_reply(own, Allowance.of(deadline_seconds), deadline_seconds)
+            return child.next_reply(own_time, Allowance.of(deadline_seconds), deadline_seconds)
         except EOFError:
             return {"failed": f"the reward worker died with status {self._end(child)}"}
         except TimeoutError:
