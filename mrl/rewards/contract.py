@@ -1,9 +1,9 @@
 """Contract of verifiers and reward kinds: requests, verdicts and stages, without pools and processes.
 
 A verifier is an object with `name`, `version` and `async score(request) -> Verdict`. A group verifier has
-`async score_group(requests) -> list[Verdict]` instead. One that mostly waits for a service sets `waits =
-True` and is called concurrently. An incorrect response is scored; a verifier that cannot score raises, and
-the pool returns "no reward" after its retries, or at once for NoVerdict.
+`async score_group(requests) -> list[Verdict]` instead. One that mostly waits for a service is called
+concurrently if it sets `waits = True`. An incorrect response is scored; a verifier that cannot score raises,
+and the pool returns "no reward" after its retries, or at once for NoVerdict.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Stage:
 class RewardKind:
     """Kind of reward (`reward.kind`): its stages, verifiers and ground truths.
 
-    A subclass in one file and its entry in `mrl.rewards.kinds.registry` make a new kind. Workers get it
-    pickled.
+    A subclass in one file and an entry in `mrl.rewards.kinds.registry` make a new kind. It must pickle.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (Stage(),)

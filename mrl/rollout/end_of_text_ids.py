@@ -36,7 +36,8 @@ def require_can_end(rollout: RolloutSection, tokenizer: Any, size: int) -> None:
 
 
 def _listed(path: Path) -> list[int | None]:
-    """Return the file's `eos_token_id` (one id or a list) as a list; empty without the file."""
+    """Return the file's `eos_token_id` as a list, [] without the file; ConfigError if it contains other
+    types."""
     if not path.is_file():
         return []
     ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")

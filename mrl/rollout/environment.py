@@ -35,9 +35,8 @@ def variables(
     """Return the variables of a process that imports vLLM; None removes one.
 
     The engine core runs in the caller's process, which steps it; no hub is contacted; threads are not pinned
-    because engines and trainer ranks share the cores. Unless `compiled`, functions decorated with
-    torch.compile run eagerly
-    too: vLLM compiles one for log-prob ranks, which alone costs 15 s of start-up on CPU.
+    because engines and trainer ranks share the cores. Unless `compiled`, functions with a torch.compile
+    decorator run eagerly too; vLLM's one for log-prob ranks alone costs 15 s of start-up on CPU.
     """
     return {
         "HF_HUB_OFFLINE": "1",

@@ -22,9 +22,7 @@ async def prove(stream: FrameStream, secret: bytes) -> None:
     """
     challenge = engine_messages.decode(await stream.read() or b"")
     if not isinstance(challenge, engine_messages.Challenge):
-        raise ConnectionError(
-            "the listening process does not send a challenge; it is not an engine of this version"
-        )
+        raise ConnectionError("the listening process does not send a challenge")
     stream.write(
         engine_messages.encode(engine_messages.Proof(engine_messages.proof_of(secret, challenge.nonce)))
     )

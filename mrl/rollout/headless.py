@@ -16,7 +16,8 @@ class HeadlessExecutor:
     """Executor whose workers run until `close` or until one of them ends."""
 
     def __init__(self, *, on_worker_lost: Callable[[str], None] = lambda name: None, **options: Any) -> None:
-        """`options`: the engine's `vllm_start.arguments`; `on_worker_lost`: gets a dead worker's name."""
+        """`options`: as for `vllm_start.arguments`. `on_worker_lost`: gets a dead worker's name, in a
+        thread."""
         self._scratch = scratch.Scratch()
         with self._scratch.in_use():
             self._executor = vllm_start.start_headless(**options)

@@ -80,7 +80,8 @@ def _require_cpu_kernel(hf: dict[str, Any], model_path: str) -> None:
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
-    """Raise ConfigError if weights are quantised and rollout.tp splits a block, experts are stacked, or a layer is a delta net."""
+    """Raise ConfigError if quantised and rollout.tp splits a block, experts are stacked or a delta net
+    exists."""
     if rollout.quantization == "none":
         return
     family = family_of(hf)

@@ -1,8 +1,8 @@
 # Remove an engine's folder and its shared-memory segments: FOLDER SEGMENTS [when-input-ends].
-# A segment's name starts with that of a vllm_dist_* file in the folder, or its path is a line of the folder's file `names`,
-# of which only names that vLLM uses, directly in SEGMENTS, are removed.
-# With a third argument print the number of a background process and exit at once; that process removes them one second
-# after standard input ends.
+# A segment's name starts with that of a vllm_dist_* file in the folder, or its path is a line of the folder's
+# file `names`; of these lines only vLLM's names directly in SEGMENTS are removed.
+# With a third argument print the pid of a background process and exit; it removes them one second after
+# standard input ends.
 
 remove() {
     for met in "$1"/vllm_dist_*; do rm -f -- "$2/${met##*/}"*; done

@@ -2,10 +2,10 @@
 
 vLLM puts its workers' queues and its CPU all-reduce into named shared memory and rendezvous through a file;
 only an orderly shutdown removes them. Here every engine has its own folder, named after its process, for
-vLLM's files; the
-all-reduce's segments are named after its rendezvous file. A small shell in its own session reads a pipe from
-the owner: when the owner ends, the pipe closes and the shell removes the folder and the segments. If the
-shell was killed too, the next engine's start removes this user's folders whose owner is dead, and only those.
+vLLM's files; the all-reduce's segments are named after its rendezvous file. A small shell in its own session
+reads a pipe from the owner: when the owner ends, the pipe closes and the shell removes the folder and the
+segments. If the shell was killed too, the next engine's start removes this user's folders whose owner is
+dead.
 """
 
 from __future__ import annotations

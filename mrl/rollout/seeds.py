@@ -39,8 +39,7 @@ def sample_seed(run_seed: int, prompt_index: int, sample_index: int, attempt: in
 
     One to one by construction: the low 32 bits are a keyed permutation of (prompt modulo 2^20, sample modulo
     2^12); the high 31 bits are the remaining bits and the attempt. torch's CPU generator uses only the low 32
-    bits of a
-    seed: these alone differ between the samples of 2^20 neighbouring prompts.
+    bits of a seed, which also differ between all samples of 2^20 neighbouring prompts.
     """
     limits = (
         ("prompt_index", prompt_index, _PROMPT_LOW_BITS + _PROMPT_HIGH_BITS),

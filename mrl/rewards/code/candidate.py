@@ -1,9 +1,9 @@
 """Conversation with a candidate: requests and replies in turn, capped output, a limit of its own time.
 
 consumes      calls of the verifier
-produces      undecoded replies, or CandidateEnded with the outcome; Starved if the machine gave too little
-CPU waits for     the reply descriptor, standard output and error together, until the process's own time is
-used up never does    trust an exit status or printed text: they only explain a failure
+produces      undecoded replies, or CandidateEnded with the outcome; Starved if too little CPU leaves it open
+waits for     the reply descriptor, standard output and error together, until its own time is used up
+never does    trust an exit status or printed text: they only explain a failure
 """
 
 from __future__ import annotations

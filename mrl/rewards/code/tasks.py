@@ -2,17 +2,16 @@
 
     function   {"entry_point": "add", "cases": [{"args": [1, 2], "expected": 3}, ...]}
                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}
-               {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [[3], ...]}     as in APPS and TACO
-               {"fn_name": "add", "inputs": ["1\\n2", ...], "outputs": ["3", ...]}    as in LiveCodeBench:
-               JSON texts
+               {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [[3], ...]}     in APPS and TACO
+               {"fn_name": "add", "inputs": ["1\\n2", ...], "outputs": ["3", ...]}    in LiveCodeBench
     stdin      {"cases": [{"stdin": "1 2", "stdout": "3"}, ...]} or {"inputs": ["1 2"], "outputs": ["3"]}
-    asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the
-    candidate's}
+    asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the program}
                {"entry_point": "add", "test_list": ["assert add(1, 2) == 3", ...]}
 
 A JSON text of any of these works too. Cases may have a `tolerance`, and the function may be a method of a
-class `Solution` ("Solution().add" works too). Asserts and their context are trusted, because they come from
-the data set; they run in the verifier, never with the candidate. A task that no program can pass is refused.
+class `Solution` ("Solution().add" works too). Texts in LiveCodeBench's inputs and outputs are JSON. Asserts
+and their context are trusted, because they come from the data set; they run in the verifier, never with the
+candidate. A task that no program can pass is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Users' reward functions: loaded by name, checked by signature, called in their own convention.
 
     native    score(request) -> Verdict | float | None            group: score(requests) -> list of these
-    verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score":
-    float} trl       f(prompts, completions, completion_ids, **columns) -> list of float or None openrlhf
-    reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
+    verl      compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float}
+    trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
+    openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
 The arguments, or `reward.style`, determine the convention. An async function scores many samples at once in
 one process (`concurrency`), which suits one that waits for a service; one that computes or blocks should be a
