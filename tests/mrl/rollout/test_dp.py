@@ -221,7 +221,9 @@ def test_latent_attention_and_a_rank_that_is_late(tmp_path: Path) -> None:
 
 
 def test_a_process_by_itself_is_no_engine_of_two(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.dp = 2: only a run's launcher starts .*; set it to 1 here"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.dp = 2: only a run's launcher starts .*; set it to 1 here"
+    ):
         vllm_start.arguments(
             DP2,
             str(tiny_model),
