@@ -62,13 +62,12 @@ class RewardPart(Section):
     weight: float = 1.0
     """Multiply its value by this in a sum of parts."""
     gate: float | None = None
-    """Run the domain's other verifiers only from this value on, else each gets `min_reward`; null is no
-    gate."""
+    """Run the domain's other verifiers from this value on, else each gets `min_reward`; null: no gate."""
     share: float = Field(default=1.0, gt=0, le=1)
     """Look only at this share of the samples, drawn by their ids; only for an audit verifier (weight 0): it
     changes no reward, and `reward/agreement` is how often rewards agree with it."""
     path: str | None = None
-    """Load the plug-in package.module:function or file.py:function, or a judge model's base URL."""
+    """Set the plug-in (package.module:function or file.py:function) or the base URL of a judge model."""
     engine: str | None = None
     """Use this one of `reward.engines` as the judge model, instead of a path."""
     server: ServerSection = ServerSection()
