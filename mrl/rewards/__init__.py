@@ -1,5 +1,5 @@
-"""Verifiable rewards: verifiers, the pool of processes they work in, adapters for users' functions.
+"""Verifiable rewards: verifiers, the process pool that runs them, and adapters for users' functions.
 
-A verifier looks at one sample (or one group) and gives a Verdict. "The verifier failed" is never a low
-score: such a sample has no reward and is excluded. Nothing here imports torch, ray, vllm or megatron.
+A verifier scores one sample (or one group) and returns a Verdict. A verifier's failure is never a low score:
+the sample has no reward and is excluded. Nothing here imports torch, ray, vllm or megatron.
 """

@@ -1,4 +1,4 @@
-"""Why samples and episodes fail, logged once for each cause and not once for each of them."""
+"""Log of why samples and episodes fail: one line per cause, not per failure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import re
 
 _VARYING = re.compile(r"""'[^']*'|"[^"]*"|(?<!\.py:)(?<![\d.])\d+(?:\.\d+)?""")
 _MOST = 64
-"""Causes that are counted apart."""
+"""Causes that are counted separately; further ones share a count."""
 
 
 def cause_of(reason: str) -> str:
-    """Return what several failures of one cause share of a reason: all but numbers and quoted texts; a line's number stays."""
+    """Return the part of a reason that failures of one cause share: no quotes or numbers but line numbers."""
     return _VARYING.sub("", reason)
 
 
 class CauseLog:
-    """Writes a warning when a cause first comes, and again, with its count, at 10, 100, 1,000 of it."""
+    """Logger of a warning for a cause's first failure, and with the count for its 10th, 100th, 1,000th."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._counts: collections.Counter[str] = collections.Counter()
 
     def note(self, what: str, reason: str) -> None:
-        """Count a failure, and write a line if one is due. `what` failed, and why."""
+        """Count a failure (`what` failed and why) and log it if due."""
         cause = cause_of(reason)
         if cause not in self._counts and len(self._counts) >= _MOST:
             cause = ""

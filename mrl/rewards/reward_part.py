@@ -1,4 +1,4 @@
-"""The settings of one verifier that do not depend on its kind."""
+"""Settings of one verifier that do not depend on its kind."""
 
 import dataclasses
 from typing import Literal, Self
@@ -23,90 +23,85 @@ OF_A_WORKER = frozenset(
         "concurrency",
     }
 )
-"""Settings that a verifier's processes work by, besides the rules of its kind. The others say when a verifier is asked, and what
-becomes of its value."""
+"""Settings that a verifier's processes use, besides its kind's rules; the others apply outside them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """A server that this run started, as a verifier asks it."""
+    """Server that this run started, for a verifier."""
 
     socket: str
     """Unix socket that it listens on, in a folder that no other user may enter."""
     answers: str
-    """Digest of all that decides its answers."""
+    """Digest of all that decides its replies."""
 
 
 class ServerSection(Section):
-    """How the server of a model that judges is asked."""
+    """Calls to the server of a judge model."""
 
     model: str = ""
-    """The model's name at the server; empty: the server's own choice."""
+    """Name the model at the server; empty uses the server's default."""
     api_key_env: str | None = None
-    """Environment variable that holds the server's key."""
+    """Read the server's key from this environment variable."""
     tries: int = Field(default=4, ge=1)
-    """Times that a call is made where the server refuses, is overloaded or breaks off, with growing pauses (or
-    the one that it asks for), inside the sample's deadline; `reward.retries` begins anew."""
+    """Try a call this often if the server refuses, is overloaded or breaks off, with growing pauses (or the
+    one it requests) within the sample's deadline; each of `reward.retries` starts anew."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Answered calls of the whole run (on each node), resumed parts included; no sample has a reward after
-    them."""
+    """Stop giving rewards after this many answered calls of the run (per node), resumed parts included."""
     tokenizer: str | None = None
-    """Folder of the judge's tokenizer, which knows the control tokens that no response may write; without it
-    those of the common families are known."""
+    """Take the control tokens that no response may write from this tokenizer folder; null: common ones."""
 
 
 class RewardPart(Section):
     """One verifier."""
 
     kind: str | None = None
-    """Which verifier."""
+    """Choose the kind of verifier."""
     name: str = ""
-    """Name in the verdict's parts; by default the kind."""
+    """Name it in the verdict's parts; empty uses the kind."""
     weight: float = 1.0
-    """Factor in a sum of parts."""
+    """Multiply its value by this in a sum of parts."""
     gate: float | None = None
-    """Least value of it at which the domain's other verifiers are asked; below it each of them counts as its
-    `min_reward`. null: it is no gate."""
+    """Run the domain's other verifiers from this value on, else each gets `min_reward`; null: no gate."""
     share: float = Field(default=1.0, gt=0, le=1)
-    """Share of the samples that it looks at, drawn by their ids; of a witness alone, whose weight is 0: it
-    changes no reward, and `reward/agreement` says how often rewards agree with it."""
+    """Look only at this share of the samples, drawn by their ids; only for an audit verifier (weight 0): it
+    changes no reward, and `reward/agreement` is how often rewards agree with it."""
     path: str | None = None
-    """Plug-in as package.module:function or file.py:function; base URL of a model that judges."""
+    """Set the plug-in (package.module:function or file.py:function) or the base URL of a judge model."""
     engine: str | None = None
-    """Of a model that judges: the one of `reward.engines` that is asked, in place of a path."""
+    """Use this one of `reward.engines` as the judge model, instead of a path."""
     server: ServerSection = ServerSection()
-    """How the server of a model that judges is asked (kinds llm and reward_model)."""
+    """Configure calls to the server of a judge model (kinds llm and reward_model)."""
     style: Style | None = None
-    """Calling convention of the plug-in; null: recognised by its arguments (`solution_str`: verl, `queries`: openrlhf, `completions`: trl,
-    else native)."""
+    """Set the plug-in's calling convention; null detects it by the arguments (`solution_str`: verl,
+    `queries`: openrlhf, `completions`: trl, else native)."""
     group: bool = False
-    """The plug-in scores all samples of a prompt in one call."""
+    """Let the plug-in score all samples of a prompt in one call."""
     min_reward: float = 0.0
-    """Value of a rejected response."""
+    """Give a rejected response this value."""
     deadline_seconds: float = Field(default=10.0, gt=0)
-    """Longest work on one sample, counted from the start of the work, without waits for a processor."""
+    """Limit the work on one sample to so many seconds from its start, without waits for a CPU."""
     memory_mib: int = Field(default=2048, ge=128)
-    """Private memory of a reward worker."""
+    """Limit the private memory of a reward worker to so many MiB."""
     concurrency: int = Field(default=64, ge=1)
-    """Samples (groups) that one process has in flight where the verifier waits: async plug-ins and
-    judges."""
+    """Keep at most so many samples (groups) in flight per process of an async plug-in or a judge."""
 
     _served: Served | None = PrivateAttr(default=None)
 
     @property
     def served(self) -> Served | None:
-        """The server of `engine`, once it is up."""
+        """Server of `engine`, once it is up."""
         return self._served
 
     def served_by(self, served: Served) -> Self:
-        """Return the verifier as one that asks this server."""
-        asking = self.model_copy()
-        asking._served = served
-        return asking
+        """Return a copy that uses this server."""
+        part = self.model_copy()
+        part._served = served
+        return part
 
     @property
     def is_witness(self) -> bool:
-        """Whether it looks on alone: no reward depends on it."""
+        """True for an audit verifier: no reward depends on it."""
         return self.weight == 0 and self.gate is None
 
     @property

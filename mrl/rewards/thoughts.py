@@ -1,7 +1,7 @@
-"""The marks that models put around their thoughts, one table for all families, and how they show in a decoded response.
+"""Marks around models' thoughts, one table for all families, and their form in a decoded response.
 
-Many tokenizers call these marks special, and special tokens are no text. So thoughts are found by token ids and written between
-<think> and </think>, by which verifiers know them (`mrl.rewards.visible`), whatever the family's own marks are.
+Many tokenizers make these marks special tokens, which decoding drops. So thoughts are found by token ids and
+written between <think> and </think> for verifiers (`mrl.rewards.visible`), whatever the family's marks are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MARKS = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("◁think▷", "◁/think▷"),  # Kimi-VL
 )
-"""What opens a thought and what closes it."""
+"""(opening mark, closing mark) of a thought."""
 _CHANNEL, _MESSAGE, _START, _END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
-"""gpt-oss (harmony): <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>; all channels but `final` are thoughts."""
+"""gpt-oss (harmony): <|start|>ROLE<|channel|>CHANNEL<|message|>TEXT<|end|>; all but `final` are thoughts."""
 _FINAL = "final"
 _LIKE_A_MARK = re.compile(
     r"[<\[{◁].*(?:think|thought|reason|analy[sz]|channel|reflect|scratchpad)", re.IGNORECASE
@@ -36,18 +36,18 @@ _OPENED_CHANNEL = re.compile(rf"{re.escape(_CHANNEL)}\s*(?!{_FINAL}\b)[^<]*{re.e
 
 
 def opens_thought(prompt: str) -> bool:
-    """Return True if a prompt's text ends in a thought that it opened."""
+    """Return True if a prompt's text ends with an opened thought."""
     end = prompt.rstrip()
     return end.endswith((OPENING, *_OPENED)) or _OPENED_CHANNEL.search(end[-200:]) is not None
 
 
 def as_thought(response: str) -> str:
-    """Return a response with the mark of the thought that it begins in, which its prompt opened."""
+    """Return a response with the opening mark of the thought that its prompt opened."""
     return response if response.startswith(OPENING) else OPENING + response
 
 
 class ThoughtMarks:
-    """The marks of one tokenizer that its decoding would drop, or that are not <think> and </think>."""
+    """Marks of one tokenizer that decoding would drop or that are not <think> and </think>."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -69,48 +69,48 @@ class ThoughtMarks:
             for mark, (_, special) in added.items()
             if special and mark not in known and _LIKE_A_MARK.search(mark)
         )
-        """Special tokens that look like marks of thoughts, and are none of the table."""
+        """Special tokens that look like marks of thoughts but are not in the table."""
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return True if there are any."""
         return bool(self._shown or self._harmony)
 
     def overrides(self, tokens: Sequence[int]) -> list[str | None]:
-        """Return what stands in each token's place in the response's text; None where that is the token's own text."""
+        """Return the text to write for each token; None is the token's own text."""
         if self._harmony:
-            return self._of_channels(tokens)
+            return self._channel_overrides(tokens)
         return [self._shown.get(token, "" if token in self._special else None) for token in tokens]
 
-    def _of_channels(self, tokens: Sequence[int]) -> list[str | None]:
-        found: list[str | None] = []
+    def _channel_overrides(self, tokens: Sequence[int]) -> list[str | None]:
+        texts: list[str | None] = []
         header: list[int] | None = None
-        """The tokens of the header that the text is in."""
+        """Tokens of the current header; None outside one."""
         is_open = has_text = has_message = False
         channel, message = self._harmony[_CHANNEL], self._harmony[_MESSAGE]
         for token in tokens:
             if token in (channel, self._harmony.get(_START)):
                 header = [*(header or []), token]
-                found.append("")
+                texts.append("")
             elif token == message:
                 if header is None and has_message:
-                    found.append("")
+                    texts.append("")
                     continue
-                if header is None:  # the prompt began it
-                    header, found = [channel, *tokens[: len(found)]], [""] * len(found)
+                if header is None:  # the prompt started it
+                    header, texts = [channel, *tokens[: len(texts)]], [""] * len(texts)
                 closes = self._is_final(header) and (is_open or has_text)
                 opens = not self._is_final(header) and not is_open
-                found.append(CLOSING if closes else OPENING if opens else "\n" if is_open else "")
+                texts.append(CLOSING if closes else OPENING if opens else "\n" if is_open else "")
                 is_open, has_text, has_message, header = not self._is_final(header), True, True, None
             elif header is not None:
                 header.append(token)
-                found.append("")
+                texts.append("")
             else:
-                found.append("" if token in self._special else None)
+                texts.append("" if token in self._special else None)
                 has_text = has_text or token not in self._special
-        return found
+        return texts
 
     def _is_final(self, header: Sequence[int]) -> bool:
-        """Whether the message behind this header is for the reader: the assistant's, in the channel `final` or in none."""
+        """Return True if the message after this header is visible: the assistant's, in `final` or none."""
         text = self._tokenizer.decode(list(header), skip_special_tokens=False)
         role, has_channel, channel = text.rpartition(_CHANNEL)
         role = role if has_channel else channel

@@ -1,4 +1,4 @@
-"""Verdicts as JSON types: what a reward worker replies with, and what its pool reads of that."""
+"""Verdicts as JSON types, for the replies of reward workers to the pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PARTS = 64
 
 
 def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
-    """A verdict as JSON types; None (does not apply) stays None."""
+    """Return a verdict as JSON types; None (does not apply) stays None."""
     if verdict is None:
         return None
     tokens = verdict.token_values
@@ -33,19 +33,21 @@ def encode_verdict(verdict: Verdict | None) -> dict[str, Any] | None:
 
 
 def decode_verdict(data: Any, *, verifier: str, version: str, num_tokens: int | None) -> Verdict | None:
-    """A verdict from a reply. Raises RewardError for whatever breaks the contract."""
+    """Return the verdict in a reply; raise RewardError if it breaks the contract."""
     if data is None:
         return None
     if not isinstance(data, dict) or data.get("kind") not in {kind.value for kind in VerdictKind}:
-        raise RewardError(f"verifier {verifier}: the reply {str(data)[:80]!r} is no verdict")
+        raise RewardError(f"verifier {verifier}: the reply {str(data)[:80]!r} is not a verdict")
     kind = VerdictKind(data["kind"])
     value = data.get("value")
     if (value is None) != (kind is VerdictKind.NO_REWARD):
-        raise RewardError(f"verifier {verifier}: a verdict of kind {kind.value} with the value {value!r}")
+        raise RewardError(
+            f"verifier {verifier}: a verdict of kind {kind.value} cannot have the value {value!r}"
+        )
     parts = data.get("parts") or {}
     if not isinstance(parts, dict) or len(parts) > _MAX_PARTS:
         raise RewardError(
-            f"verifier {verifier}: the parts of a verdict are at most {_MAX_PARTS} named numbers"
+            f"verifier {verifier}: the parts of a verdict must be at most {_MAX_PARTS} named numbers"
         )
     return Verdict(
         kind=kind,
@@ -65,5 +67,5 @@ def _token_values(values: Any, verifier: str, num_tokens: int | None) -> np.ndar
     if not isinstance(values, list) or (num_tokens is not None and len(values) != num_tokens):
         shown = len(values) if isinstance(values, list) else type(values).__name__
         raise RewardError(f"verifier {verifier}: {shown} token values for a response of {num_tokens} tokens")
-    given = [math.nan if value is None else checked_value(value, verifier=verifier) for value in values]
-    return np.asarray(given, dtype=np.float32)
+    floats = [math.nan if value is None else checked_value(value, verifier=verifier) for value in values]
+    return np.asarray(floats, dtype=np.float32)

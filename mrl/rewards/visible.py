@@ -1,8 +1,8 @@
-"""What a reader sees of a response: not its thoughts.
+"""Visible part of a response: all but its thoughts.
 
-A thought stands between <think> and </think>, also where a model has other marks (`mrl.rewards.thoughts`). Templates of thinking
-models end the prompt with an opened thought, so that a response may close one that it did not open; one that is never closed hides
-all that follows it.
+A thought is between <think> and </think>, even if a model has other marks (`mrl.rewards.thoughts`). Templates
+of thinking models end the prompt with an opened thought, so a response may close one that it did not open. A
+thought that is never closed hides all that follows it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from mrl.rewards.thoughts import CLOSING, OPENING, as_thought, opens_thought
 
 
 def answer_frames(text: str) -> list[str]:
-    """What stands between each <answer> and its </answer>, as R1's template has it. Linear."""
+    """Return the text between each <answer> and </answer> (R1's template). Linear."""
     return [part.rpartition("<answer>")[2] for part in text.split("</answer>")[:-1] if "<answer>" in part]
 
 
 def with_opened_thought(response: str, prompt: str) -> str:
-    """The response, behind the thought that its prompt ends with, where it does."""
+    """Return the response, with an opening mark if its prompt ends with an opened thought."""
     return as_thought(response) if opens_thought(prompt) else response
 
 
 def visible_text(text: str) -> str:
-    """What follows the last closed thought, up to one that is opened and not closed. Linear; the visible part
-    of visible text is all of it.
+    """Return the text after the last closed thought, up to an unclosed one. Linear and idempotent.
 
     "a" -> "a"    "<think>a</think>b" -> "b"    "a</think>b" -> "b"    "<think>a" -> ""    "a<think>b" -> "a"
     """

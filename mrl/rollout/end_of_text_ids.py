@@ -1,5 +1,4 @@
-"""The tokens that end a response of a model folder: its tokenizer's end-of-text, and what generation_config.json lists; that of
-config.json if neither names one."""
+"""End-of-text tokens of a folder: the tokenizer's and generation_config.json's, else config.json's."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from mrl.errors import ConfigError
 
 
 def end_of_text(tokenizer: Any, model_path: str) -> tuple[int, ...]:
-    """The ids, the tokenizer's first. Instruct models end a turn on another token than a document, and list both."""
+    """Return the ids, the tokenizer's first. Instruct models list two: one ends a turn, one a document."""
     folder = Path(model_path)
     ids = [tokenizer.eos_token_id, *_listed(folder / "generation_config.json")]
     if ids.count(None) == len(ids):
@@ -21,20 +20,24 @@ def end_of_text(tokenizer: Any, model_path: str) -> tuple[int, ...]:
 
 
 def require_can_end(rollout: RolloutSection, tokenizer: Any, size: int) -> None:
-    """ConfigError where a stop of the configuration could never end a response of a model with `size` tokens."""
+    """Raise ConfigError if a configured stop could never end a response of a model with `size` tokens."""
     if wrong := [i for i in rollout.stop_token_ids if not 0 <= i < size]:
-        raise ConfigError(f"rollout.stop_token_ids: {wrong}; the model's tokens are 0 to {size - 1}")
+        raise ConfigError(
+            f"rollout.stop_token_ids: {wrong} are not tokens of the model, which are 0 to {size - 1}"
+        )
     added = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     for text in rollout.stop:
-        if held := [special for special in added if special in text]:
+        if specials := [special for special in added if special in text]:
             raise ConfigError(
-                f"rollout.stop: {text!r} holds the special token {held[0]!r}, which is no part of a response's text and would "
-                f"never end one; rollout.stop_token_ids=[{added[held[0]]}] does"
+                f"rollout.stop: {text!r} contains the special token {specials[0]!r}, which never appears in "
+                f"a response's text and would never end one; set "
+                f"rollout.stop_token_ids=[{added[specials[0]]}]"
             )
 
 
 def _listed(path: Path) -> list[int | None]:
-    """Its `eos_token_id`, one id or a list of them; empty without the file. ConfigError where it is something else."""
+    """Return the file's `eos_token_id` as a list, [] without the file; ConfigError if it contains other
+    types."""
     if not path.is_file():
         return []
     ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")

@@ -1,12 +1,10 @@
-"""One vLLM engine by single requests: submit, step, pause, resume. A plain class, for one thread.
+"""One vLLM engine, driven request by request: submit, step, pause, resume. Not thread-safe.
 
-Token in, token out. We step the engine ourselves, in this process; with tensor parallelism vLLM starts its own workers,
-which die with this process. Weights come by weight sync only (`receive`): an engine that has no committed version serves
-nothing.
+Token in, token out. This process steps the engine; with tensor parallelism vLLM starts workers, which die
+with this process. Weights come only by weight sync (`receive`); an engine without a version serves nothing.
 
-A request outlives weight updates. `pause` takes the running requests out of vLLM at a token boundary and keeps them with
-their tokens; `resume` continues them, with new weights, as further segments of the same completion. Prompts, groups and
-retries are the caller's.
+A request outlives weight updates. `pause` takes the running requests out of vLLM at a token boundary and
+keeps their tokens; `resume` continues them with the new weights as further segments of the same completion.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ from mrl.rollout.worker_watch import watch_workers
 from mrl.samples import Status
 
 WHOLE = Part()
-"""An engine of one process."""
+"""The only process of an engine."""
 _MEMORY = ("weights", "kv_cache")
-"""vLLM's tags of what sleeps and wakes."""
+"""vLLM's tags for the memory that sleep releases."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,27 +38,27 @@ class _Open:
     """A request that has not ended."""
 
     asked: GenerationRequest
-    """As the caller made it."""
+    """The caller's request."""
     request: GenerationRequest
-    """As it runs, or will run next: after a pause its own tokens are those that came before."""
+    """The request as it runs or will run next; after a pause `own_tokens` are those generated until then."""
     so_far: Completion | None = None
-    """What came of it before the last pause."""
+    """Tokens generated until the last pause."""
     name: str = ""
-    """vLLM's name of it; empty while vLLM does not have it."""
+    """vLLM's internal request id; empty while the request is not in vLLM."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paused:
-    """What a pause interrupted."""
+    """Requests and tokens that a pause interrupted."""
 
     num_requests: int = 0
     """Requests taken out of vLLM with their tokens."""
     num_tokens: int = 0
-    """Tokens of their contexts, which vLLM computes again after it."""
+    """Tokens of their contexts, which vLLM prefills again after the pause."""
 
 
 class RolloutEngine(EngineWorkers):
-    """An engine of a run, or one dp rank of it; its worker i lies on the i-th of its slots."""
+    """One engine of a run, or one dp rank of it; worker i runs on the engine's i-th slot."""
 
     def __init__(
         self,
@@ -83,15 +81,15 @@ class RolloutEngine(EngineWorkers):
         """Start vLLM.
 
         Args:
-            part, meeting: Which process of an engine of several this is, and where they find each other.
-            seed: Seed of the run, from which requests that continue get theirs.
-            stop_token_ids: The folder's end-of-text tokens (`stop_tokens.end_of_text`).
-            deterministic: No prefix cache, and requests are taken only while the engine is empty.
+            part, meeting: This process of the engine, and the address where the engine's processes meet.
+            seed: The run's seed; continued requests derive theirs from it.
+            stop_token_ids: The model folder's end-of-text tokens (`end_of_text_ids.end_of_text`).
+            deterministic: Disable the prefix cache and accept requests only while the engine is empty.
             real_weights: Load the folder's weights as version 0 (tools, measurements).
-            trust_remote_code: The folder's tokenizer, which `rollout.stop` needs, may be the folder's own code.
-            routes: Record the experts that tokens visit.
-            keeps_caches: A pause leaves requests in vLLM, over the KV cache of earlier weights (stream.kv_cache: keep).
-            on_worker_lost: Called with its name, in a thread of its own, when a worker process of vLLM ended by itself.
+            trust_remote_code: Allow the folder's own tokenizer code; `rollout.stop` needs the tokenizer.
+            routes: Record the experts that tokens are routed to.
+            keeps_caches: Leave requests and their KV cache in vLLM during a pause (stream.kv_cache: keep).
+            on_worker_lost: Called in its own thread with the name of a vLLM worker process that died.
         """
         started = time.monotonic()
         super().__init__(part, sync or SyncSection())
@@ -117,39 +115,39 @@ class RolloutEngine(EngineWorkers):
         self._routes = engine_routes.route_source(model_path, self._ask_workers) if routes else None
         watch_workers(self._engine.model_executor, on_worker_lost)
         self.policy_version = -1
-        """The last version of the weights that all workers committed; -1 before the first."""
+        """Newest weight version that all workers committed; -1 before the first."""
         self._not_serving = "it never received weights"
-        """Why the engine may not serve; empty while it may. The workers know the state of their own weights."""
+        """Why the engine must not serve; empty if it may. The workers know the state of their own weights."""
         self._open: dict[str, _Open] = {}
         self._waiting = WaitingQueue()
         self._running: dict[str, _Open] = {}
-        """What vLLM has, by request id; at most rollout.max_num_seqs."""
+        """Requests in vLLM, by request id; at most rollout.max_num_seqs."""
         self._ended: list[Completion] = []
-        """What ended outside of a step, for the next one."""
+        """Completions that ended outside a step; the next step returns them."""
         self._round_started = False
         self._awake = set(_MEMORY)
         if real_weights:
             self._become_visible(0)
         self.start_seconds = time.monotonic() - started
 
-    # -- requests ------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Return True if a step has something to do; requests that are held do not count."""
+        """Return True if a step has something to do; held requests do not count."""
         return bool(self._running or len(self._waiting) or self._ended)
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        """Take requests, which begin in the order of prompts when vLLM has room.
+        """Queue requests; they start in prompt order as vLLM has room.
 
         Raises:
-            RolloutError: A request cannot be run, or the engine is deterministic and has begun.
+            RolloutError: A request cannot run, or the engine is deterministic and its round has started.
         """
         requests = list(requests)
         if self._deterministic and self._round_started:
             raise RolloutError(
-                f"{self.part.name} is deterministic: a round's requests are all submitted before its first step; "
-                f"{len(self._open)} of the running round are unfinished"
+                f"{self.part.name} is deterministic and its round has started ({len(self._open)} requests "
+                "unfinished); submit all requests of a round before its first step"
             )
         for request in requests:
             self._check(request)
@@ -157,8 +155,7 @@ class RolloutEngine(EngineWorkers):
         self._waiting.add(requests)
 
     def step(self) -> list[Completion]:
-        """Run one step of vLLM, if there is work; return what ended. All dp ranks of an engine step together
-        (`vote`)."""
+        """Run one vLLM step if there is work; return the completions. All dp ranks step together."""
         ended = self.take_ended()
         with lockstep.in_lockstep(self.part.name, alone=self.part.is_whole):
             if self._running or len(self._waiting):
@@ -170,54 +167,54 @@ class RolloutEngine(EngineWorkers):
         return ended
 
     def take_ended(self) -> list[Completion]:
-        """Return what ended outside of a step, once."""
+        """Return the completions that ended outside a step and forget them."""
         ended, self._ended = self._ended, []
         return ended
 
     def vote(self, *, wants_pause: bool) -> tuple[bool, bool]:
-        """Return (whether any dp rank has work, whether all want to pause), once all ranks of the engine have asked."""
+        """Return (any dp rank has work, all want to pause) once every dp rank of the engine has voted."""
         if self.part.dp == 1:
             return self.has_work, wants_pause
         with lockstep.in_lockstep(self.part.name, alone=False):
-            works, goes_on = lockstep.most((int(self.has_work), int(not wants_pause)), self._engine.dp_group)
-        # A rank without requests takes part in the forward pass of the others with an empty batch.
+            any_work, runs = lockstep.most((int(self.has_work), int(not wants_pause)), self._engine.dp_group)
+        # A rank without requests joins the forward pass of the others with an empty batch.
         idle = not (self._running or len(self._waiting))
-        self._engine.should_execute_dummy_batch = bool(works) and idle and bool(goes_on)
-        return bool(works), not goes_on
+        self._engine.should_execute_dummy_batch = bool(any_work) and idle and bool(runs)
+        return bool(any_work), not runs
 
     def pause(self) -> Paused:
-        """Stop at a token boundary: running requests leave vLLM with their tokens and wait, as everything else does, for
-        `resume`. With `keeps_caches` they stay in vLLM. What ended on the way comes from the next step."""
+        """Interrupt all requests at a token boundary until `resume`. Running ones leave vLLM with their
+        tokens; with `keeps_caches` they stay in vLLM. The next step returns those that ended meanwhile."""
         self._waiting.hold(ALL)
         self._engine.should_execute_dummy_batch = False
         self._ended += self._settle()
         interrupted, self._round_started = list(self._running.values()), False
         if self._keeps_caches:
             return Paused(len(interrupted))
-        outputs = [exchange.unfinished(self._state(own.name)) for own in interrupted]
+        outputs = [exchange.unfinished(self._state(entry.name)) for entry in interrupted]
         parts = self._completions(outputs)
-        self._engine.abort_request([own.name for own in interrupted], internal=True)
+        self._engine.abort_request([entry.name for entry in interrupted], internal=True)
         self._running.clear()
-        for own, part in zip(interrupted, parts, strict=True):
-            own.so_far, own.name = join_completions(own.so_far, part), ""
-            own.request = next_request(own.asked, own.so_far, self._seed)
-        self._waiting.add(own.request for own in interrupted)
-        contexts = (len(own.request.prompt_tokens) + len(own.request.own_tokens) for own in interrupted)
+        for entry, part in zip(interrupted, parts, strict=True):
+            entry.so_far, entry.name = join_completions(entry.so_far, part), ""
+            entry.request = next_request(entry.asked, entry.so_far, self._seed)
+        self._waiting.add(entry.request for entry in interrupted)
+        contexts = (len(entry.request.prompt_tokens) + len(entry.request.own_tokens) for entry in interrupted)
         return Paused(len(interrupted), sum(contexts))
 
     def snapshot(self) -> list[Completion]:
-        """Return what has come so far of each open request that has a token, as PARKED; while paused."""
-        begun = {name: own.so_far for name, own in self._open.items() if own.so_far is not None}
+        """Return the partial rollout of each open request with a token, as PARKED; only while paused."""
+        partial = {name: entry.so_far for name, entry in self._open.items() if entry.so_far is not None}
         if self._running:
-            outputs = [exchange.unfinished(self._state(own.name)) for own in self._running.values()]
+            outputs = [exchange.unfinished(self._state(entry.name)) for entry in self._running.values()]
             for part in self._completions(outputs):
-                begun[part.request_id] = join_completions(begun.get(part.request_id), part)
+                partial[part.request_id] = join_completions(partial.get(part.request_id), part)
         return [
-            dataclasses.replace(part, status=Status.PARKED) for part in begun.values() if len(part.tokens)
+            dataclasses.replace(part, status=Status.PARKED) for part in partial.values() if len(part.tokens)
         ]
 
     def resume(self, *, training: bool = True) -> None:
-        """Let requests run again; with `training` False only those of a validation."""
+        """Let requests run again; with `training` False only those of a validation run."""
         self._waiting.hold(NOTHING if training else TRAINING)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -229,8 +226,8 @@ class RolloutEngine(EngineWorkers):
         self._round_started &= bool(self._open)
 
     def generate(self, requests: Sequence[GenerationRequest], *, deadline: float) -> list[Completion]:
-        """Return all completions in the order of the requests; those unfinished at the deadline (monotonic) are ABORTED.
-        All dp ranks of an engine call it, also without requests."""
+        """Return the completions in request order; those unfinished at `deadline` (time.monotonic) are
+        ABORTED. Every dp rank of an engine must call it, even without requests."""
         self.submit(requests)
         done: dict[str, Completion] = {}
         while self.vote(wants_pause=False)[0]:
@@ -238,18 +235,18 @@ class RolloutEngine(EngineWorkers):
                 late = [r.request_id for r in requests if r.request_id not in done]
                 self.abort(late)
                 done |= {name: Completion.empty(name, Status.ABORTED) for name in late}
-            done |= {each.request_id: each for each in self.step()}
+            done |= {ended.request_id: ended for ended in self.step()}
         return [done[r.request_id] for r in requests]
 
     def _begin(self) -> None:
-        """Hand vLLM as many of the waiting requests as it can run beside those that it has."""
+        """Give vLLM waiting requests until it has rollout.max_num_seqs."""
         for request in self._waiting.take(self._rollout.max_num_seqs - len(self._running)):
-            own = self._open[request.request_id]
-            own.name = self._add(request)
-            self._running[request.request_id] = own
+            entry = self._open[request.request_id]
+            entry.name = self._add(request)
+            self._running[request.request_id] = entry
 
     def _add(self, request: GenerationRequest) -> str:
-        """Return vLLM's name of a request that is new to it."""
+        """Add a request to vLLM; return its internal id."""
         parameters = exchange.sampling_params(request, stop=self._stop, texts=self._rollout.stop)
         salt = str(self.policy_version) if self._keeps_caches else ""
         name = self._engine.add_request(request.request_id, exchange.engine_prompt(request, salt), parameters)
@@ -263,36 +260,40 @@ class RolloutEngine(EngineWorkers):
         request.require_fits(self._max_length)
 
     def _state(self, internal: str) -> Any:
-        """Return what vLLM's output processor knows of a request."""
+        """Return the state of a request in vLLM's output processor."""
         return self._engine.output_processor.request_states[internal]
 
     def _step(self) -> list[Completion]:
         outputs = [output for output in self._engine.step() if output.finished]
         ended = []
         for part in self._completions(outputs):
-            own = self._open.pop(part.request_id)
+            entry = self._open.pop(part.request_id)
             del self._running[part.request_id]
-            ended.append(join_completions(own.so_far, part))
+            ended.append(join_completions(entry.so_far, part))
         self._round_started &= bool(self._open)
         return ended
 
     def _completions(self, outputs: Sequence[Any]) -> list[Completion]:
-        """Return what came of running requests, by vLLM's outputs."""
+        """Return the completions of running requests from vLLM's outputs."""
         running = [self._running[output.request_id] for output in outputs]
         version = None if self._keeps_caches else self.policy_version
         parts = [
-            exchange.completion(output, version=version, engine=self.part.engine, attempt=own.request.attempt)
-            for output, own in zip(outputs, running, strict=True)
+            exchange.completion(
+                output, version=version, engine=self.part.engine, attempt=entry.request.attempt
+            )
+            for output, entry in zip(outputs, running, strict=True)
         ]
         if self._routes is None:
             return parts
-        asked = [(own.name, own.request.first_row, out) for own, out in zip(running, outputs, strict=True)]
-        routes = self._routes.take(asked)
-        return [dataclasses.replace(part, routes=own) for part, own in zip(parts, routes, strict=True)]
+        wanted = [
+            (entry.name, entry.request.first_row, out) for entry, out in zip(running, outputs, strict=True)
+        ]
+        routes = self._routes.take(wanted)
+        return [dataclasses.replace(part, routes=entry) for part, entry in zip(parts, routes, strict=True)]
 
     def _settle(self) -> list[Completion]:
-        """Take the tokens of the batches that vLLM's asynchronous scheduling has in flight and begin no further one; return
-        what ended in them. Without that scheduling (on CPU) nothing is in flight between two steps."""
+        """Drain the batches that vLLM's asynchronous scheduling has in flight; return the completions.
+        Without that scheduling (on CPU) nothing is in flight between two steps."""
         core, ended = self._engine.engine_core.engine_core, []
         if core.batch_queue:
             core.pause_scheduler("keep", clear_cache=False)
@@ -303,27 +304,27 @@ class RolloutEngine(EngineWorkers):
 
     def _require_serving(self) -> None:
         if self._awake != set(_MEMORY):
-            raise RolloutError(f"{self.part.name} sleeps (awake: {sorted(self._awake)}); wake it first")
+            raise RolloutError(f"{self.part.name} is asleep (awake: {sorted(self._awake)}); wake it first")
         if self._not_serving:
             raise RolloutError(
                 f"{self.part.name} serves nothing: {self._not_serving}\n"
-                "a full weight sync that commits makes it serve"
+                "it serves again once a full weight sync commits"
             )
 
-    # -- weights -------------------------------------------------------------------------------------------------
+    # -- weights ---------------------------------------------------------------------------------------------
 
     def receive(self, session: Session) -> list[dict[str, float]]:
-        """Takes one session on all workers; blocks until it committed (then the version is visible) or failed.
-        Returns the seconds that each worker took.
+        """Receive one sync session on all workers, commit its version and return each worker's seconds.
 
-        WeightSyncError carries the remote tracebacks; the engine then serves nothing until a later session commits.
+        Raises:
+            WeightSyncError: Has the remote tracebacks; the engine serves nothing until a session commits.
         """
         if self._running and not self._keeps_caches:
             raise RolloutError(
                 f"{self.part.name} has {len(self._running)} running requests; pause it before a weight sync"
             )
         if "weights" not in self._awake:
-            raise RolloutError(f"{self.part.name} sleeps; wake its weights before a weight sync")
+            raise RolloutError(f"{self.part.name} is asleep; wake its weights before a weight sync")
         before, self._not_serving = self._not_serving, f"{session} did not end"
         answers = self._ask_workers("mrl_receive", dataclasses.asdict(session))
         if error := self._errors("mrl_receive", answers):
@@ -334,24 +335,24 @@ class RolloutEngine(EngineWorkers):
         return [answer["seconds"] for answer in answers]
 
     def _become_visible(self, version: int) -> None:
-        """The engine serves what its workers committed. While vLLM keeps requests its prefix cache cannot be emptied; new
-        requests do not find what stands there, because theirs is salted with another version."""
+        """Serve the version that the workers committed. The prefix cache cannot be reset while vLLM keeps
+        requests; new requests never hit its old entries because their cache salt is another version."""
         if not self._running and not self._engine.reset_prefix_cache():
             raise RolloutError(f"{self.part.name}: the prefix cache of the old version could not be reset")
         self._engine.set_weight_version(str(version))
         self.policy_version, self._not_serving = version, ""
 
-    # -- memory and end ------------------------------------------------------------------------------------------
+    # -- memory and end --------------------------------------------------------------------------------------
 
     @property
     def can_sleep(self) -> bool:
-        """Only CUDA can give an engine's memory away and take it back."""
+        """Return True if the engine can release its memory; only CUDA can."""
         import torch
 
         return self._rollout.enable_sleep_mode and torch.cuda.is_available()
 
     def sleep(self) -> None:
-        """Level 2: weights and KV cache are dropped (the next version comes by weight sync). Nothing happens on CPU."""
+        """Drop weights and KV cache (level 2); the next weights come by weight sync. No-op on CPU."""
         if self._running:
             raise RolloutError(
                 f"{self.part.name} has {len(self._running)} running requests; pause it before it sleeps"
@@ -364,7 +365,7 @@ class RolloutEngine(EngineWorkers):
             self._not_serving = self._not_serving or reason
 
     def wake(self, tags: Sequence[str] = _MEMORY) -> None:
-        """Takes memory back: weights before a weight sync, the KV cache after it."""
+        """Allocate memory again: weights before a weight sync, the KV cache after it."""
         if unknown := set(tags) - set(_MEMORY):
             raise RolloutError(f"wake knows {list(_MEMORY)}, not {sorted(unknown)}")
         asleep = [tag for tag in tags if tag not in self._awake]
@@ -373,7 +374,7 @@ class RolloutEngine(EngineWorkers):
             self._awake |= set(asleep)
 
     def close(self) -> None:
-        """Ends the workers and frees the engine."""
+        """End the workers and free the engine."""
         engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(AttributeError):

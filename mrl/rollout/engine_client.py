@@ -1,4 +1,4 @@
-"""The driver's end of one engine: a request is an awaitable, and a closed connection is the engine's death."""
+"""The driver's connection to one engine: a request is an awaitable; a closed connection is a lost engine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CONNECT_SECONDS = 30.0
 
 Address = tuple[str, int]
 BlockOf = Callable[[int], Awaitable[Any]]
-"""The handle of a block of routes, by its number in the engine's process."""
+"""Object reference of a block of routes, by the block's number in the engine's process."""
 
 
 class EngineLost(Exception):
-    """The engine is gone, or was given up; what it had is to be generated elsewhere."""
+    """The engine is lost or was given up; its requests must be generated elsewhere."""
 
 
 class EngineClient:
-    """One engine. All methods belong to one event loop."""
+    """Connection to one engine. Call all methods from one event loop."""
 
     def __init__(self, name: str, *, on_lost: Callable[[str], None], block_of: BlockOf | None = None) -> None:
         """`on_lost(why)` is called once, when the connection ends or the engine fails."""
@@ -38,27 +38,31 @@ class EngineClient:
         self._progressed = time.monotonic()
         self._paused = True
         self.lost = ""
-        """Why the engine is gone; empty while it is there."""
+        """Why the engine is lost; empty while it is connected."""
         self.failure: engine_messages.Failure | None = None
         self._stream: FrameStream
         self._reading: asyncio.Task[None]
 
     async def connect(self, address: Address, secret: bytes) -> None:
-        """Connect and prove to know the secret. OSError (TimeoutError too) or MsgspecError if no engine takes the connection."""
+        """Connect and prove knowledge of the run's secret.
+
+        Raises:
+            OSError, MsgspecError: No engine accepts the connection; a TimeoutError is an OSError.
+        """
         async with asyncio.timeout(CONNECT_SECONDS):
             self._stream = await FrameStream.connect(*address)
             await prove(self._stream, secret)
         self._reading = asyncio.ensure_future(self._read())
 
     def silent_seconds(self) -> float:
-        """Return how long the engine has had work that it may do and made no step. May be called in any thread."""
+        """Return the seconds that the engine has had work, was not paused and made no step. Thread-safe."""
         return time.monotonic() - self._progressed if self._futures and not self._paused else 0.0
 
     async def submit(self, request: GenerationRequest) -> Completion:
-        """Return what comes of a request. Requests of one turn of the loop leave in one message, by prompt and sample.
+        """Return a request's completion. Requests submitted in one turn of the event loop share one message.
 
         Raises:
-            EngineLost: The engine is gone.
+            EngineLost: The engine is lost.
         """
         if self.lost:
             raise EngineLost(self.lost)
@@ -78,10 +82,10 @@ class EngineClient:
             raise
 
     async def pause(self, *, snapshot: bool) -> tuple[engine_messages.PauseDone, list[Completion]]:
-        """Stop the engine at a token boundary; what it says of it, and what has come so far of each request.
+        """Stop the engine at a token boundary; return its reply and, with `snapshot`, the partial rollouts.
 
         Raises:
-            EngineLost: The engine is gone.
+            EngineLost: The engine is lost.
         """
         if self.lost:
             raise EngineLost(self.lost)
@@ -92,11 +96,11 @@ class EngineClient:
         try:
             return done, await self._completions(done.so_far)
         except Exception as error:
-            self.give_up(f"{self.name}: what it paused could not be taken: {error!r}")
+            self.give_up(f"{self.name}: its snapshot at a pause could not be read: {error!r}")
             raise EngineLost(self.lost) from error
 
     def resume(self, *, training: bool = True) -> None:
-        """Let the engine step again; with `training` False only requests of a validation."""
+        """Let the engine step again; with `training` False only requests of a validation run."""
         self._paused, self._progressed = False, time.monotonic()
         self._send(engine_messages.Resume(training))
 
@@ -117,10 +121,10 @@ class EngineClient:
         self._on_lost(why)
 
     def _flush(self) -> None:
-        asked, self._outbox = self._outbox, []
-        asked = [request for request in asked if request.request_id in self._futures]
-        if asked:
-            self._send(engine_messages.submit(asked))
+        requests, self._outbox = self._outbox, []
+        requests = [request for request in requests if request.request_id in self._futures]
+        if requests:
+            self._send(engine_messages.submit(requests))
 
     def _send(self, message: engine_messages.EngineMessage) -> None:
         if not self.lost:
@@ -130,12 +134,12 @@ class EngineClient:
         why = f"{self.name} closed its connection"
         try:
             while (data := await self._stream.read()) is not None:
-                await self._heard(engine_messages.decode(data))
-        except Exception as error:  # of any kind: nothing more would be heard of what is open
+                await self._handle(engine_messages.decode(data))
+        except Exception as error:  # any error: open requests would never get a response
             why = f"{self.name}: its connection failed: {error!r}"
         self.give_up(why)
 
-    async def _heard(self, message: Any) -> None:
+    async def _handle(self, message: Any) -> None:
         match message:
             case engine_messages.Ended():
                 for completion in await self._completions(message):
@@ -147,13 +151,13 @@ class EngineClient:
                 if self._pause is not None and not self._pause.done():
                     self._pause.set_result(message)
             case engine_messages.Pulse():
-                if message.num_steps != self._num_steps or not message.is_busy:  # idle: what it has is held
+                if message.num_steps != self._num_steps or not message.is_busy:  # idle: its requests are held
                     self._num_steps, self._progressed = message.num_steps, time.monotonic()
             case engine_messages.Failure():
                 self.failure = message
                 self.give_up(f"{self.name} failed: {message.text}")
             case _:
-                raise RolloutError(f"{self.name} sent {type(message).__name__}")
+                raise RolloutError(f"{self.name} sent an unexpected {type(message).__name__} message")
 
     async def _completions(self, message: engine_messages.Ended) -> list[Completion]:
         block = None

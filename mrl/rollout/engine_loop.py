@@ -1,12 +1,12 @@
-"""The one thread that touches vLLM: it runs commands between two steps, steps while there is work, and hands on what ended.
+"""The only thread that calls vLLM: it runs commands between steps and steps while there is work.
 
 | waits for | unblocked by |
 |---|---|
-| work, while there is none or the engine is paused | a command |
-| the other dp ranks, before each step | their votes (`RolloutEngine.vote`), within rollout.step_deadline_seconds |
+| work, while idle or paused | a command |
+| the other dp ranks, before each step | their votes, within rollout.step_deadline_seconds |
 
-A pause of an engine with several dp ranks takes effect at one step of all, once every rank was told. An idle rank looks for
-commands for a moment and votes again, so that none waits for a message that only another rank got.
+All dp ranks pause at the same step, once every rank has the command. An idle rank polls for commands briefly
+and votes again (`RolloutEngine.vote`), so that no rank waits for a message that only another rank got.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from mrl.rollout.engine import Paused, RolloutEngine
 
 _IDLE_SECONDS = 0.02
-"""Longest an idle dp rank looks for commands before it votes again."""
+"""How long an idle dp rank waits for commands before it votes again."""
 
 
 class EngineListener(Protocol):
-    """Who hears what the engine did; called in the engine's thread."""
+    """Receiver of the engine's results; called in the engine's thread."""
 
     def completed(self, completions: Sequence[Completion], *, idle: bool) -> None:
-        """Requests ended; `idle` if the engine has nothing left to do."""
+        """Take completions; `idle` if the engine has nothing left to do."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """The engine failed and does nothing more."""
+        """Take the error that stopped the engine for good."""
         ...
 
 
 class EngineLoop(threading.Thread):
-    """An engine in a thread of its own; paused until `resume`."""
+    """Thread that owns one engine; paused until `resume`."""
 
     def __init__(self, make: Callable[[], RolloutEngine], listener: EngineListener) -> None:
-        """`make` builds the engine, in this thread; wait for `ready`."""
+        """Create the thread. `make` builds the engine in it; wait for `ready`."""
         super().__init__(name="engine", daemon=True)
         self._make, self._listener = make, listener
         self._commands: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = (
@@ -51,23 +51,23 @@ class EngineLoop(threading.Thread):
         )
         self.engine: RolloutEngine
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done once the engine is built; fails with what kept it from that."""
+        """Done once the engine is built; fails with the error of building it."""
         self.num_steps = 0
         self.is_busy = False
-        """True while a step runs, or its vote."""
+        """True during a step and its vote."""
         self._paused, self._closed, self._others_work = True, False, False
         self._pausing: list[concurrent.futures.Future[Paused]] = []
         self._failure: BaseException | None = None
 
     def call[R](self, function: Callable[[RolloutEngine], R]) -> concurrent.futures.Future[R]:
-        """Run a function of the engine between two steps; the future of its value."""
+        """Run a function of the engine between two steps; return the future of its value."""
         return self._put(lambda: function(self.engine))
 
     def pause(self) -> concurrent.futures.Future[Paused]:
         """Stop stepping at a token boundary (`RolloutEngine.pause`); nothing steps until `resume`."""
         done: concurrent.futures.Future[Paused] = concurrent.futures.Future()
         self._put(lambda: self._pausing.append(done)).add_done_callback(
-            lambda asked: done.set_exception(error) if (error := asked.exception()) else None
+            lambda queued: done.set_exception(error) if (error := queued.exception()) else None
         )
         return done
 
@@ -86,7 +86,7 @@ class EngineLoop(threading.Thread):
         return future
 
     def run(self) -> None:
-        """The thread."""
+        """Build the engine and serve commands until `close`."""
         try:
             self.engine = self._make()
         except BaseException as error:
@@ -95,31 +95,31 @@ class EngineLoop(threading.Thread):
         self.ready.set_result(None)
         while not self._closed:
             try:
-                self._turn()
-            except BaseException as error:  # of any kind: the engine's state is unknown
+                self._run_once()
+            except BaseException as error:  # any error: the engine's state is unknown
                 self._failure = error
                 self._listener.failed(error)
                 self._fail_commands(error)
 
-    def _turn(self) -> None:
-        """Run the commands that are there, then one step if there is work."""
-        self._run_commands(self._patience())
+    def _run_once(self) -> None:
+        """Run the queued commands, then one step if there is work."""
+        self._run_commands(self._command_timeout())
         if self._closed or self._failure is not None or (self._paused and not self._pausing):
             return
         self.is_busy = True
-        works, pauses = self.engine.vote(wants_pause=bool(self._pausing))
-        self._others_work = works
+        any_work, pauses = self.engine.vote(wants_pause=bool(self._pausing))
+        self._others_work = any_work
         if pauses:
             self._pause()
-        elif works:
+        elif any_work:
             ended = self.engine.step()
             self.num_steps += 1
             if ended:
                 self._listener.completed(ended, idle=not self.engine.has_work)
         self.is_busy = False
 
-    def _patience(self) -> float | None:
-        """Return how long to wait for a command: None without end, 0 not at all."""
+    def _command_timeout(self) -> float | None:
+        """Return how many seconds to wait for a command: None is forever, 0 is not at all."""
         if self._paused or self._failure is not None:
             return 0.0 if self._pausing else None
         if self.engine.has_work or self._pausing or self._others_work:
@@ -138,7 +138,7 @@ class EngineLoop(threading.Thread):
             else:
                 try:
                     future.set_result(function())
-                except BaseException as error:  # the caller's to judge
+                except BaseException as error:  # the caller decides
                     future.set_exception(error)
 
     def _fail_commands(self, error: BaseException) -> None:

@@ -1,11 +1,11 @@
-"""What a driver and an engine's process say to each other: msgpack in frames (mrl/processes/framing.py), never pickles.
+"""Messages between a driver and an engine: msgpack in frames (mrl/processes/framing.py), never pickles.
 
 | from the driver | | from the engine | |
 |---|---|---|---|
-| Proof | first: it knows the run's secret | Challenge | first: what is to be proved |
+| Proof | first: proves knowledge of the run's secret | Challenge | first: the nonce to prove it with |
 | Submit | requests | Ended | completions |
-| Pause | stop at a token boundary | PauseDone | all stopped; what has come so far, if asked |
-| Resume | step again | Pulse | each second: steps so far |
+| Pause | stop at a token boundary | PauseDone | all stopped; with the snapshot if requested |
+| Resume | step again | Pulse | every second: steps so far |
 | AbortRequests | forget requests | Failure | the engine failed |
 """
 
@@ -24,15 +24,15 @@ from mrl.routes import RouteRows, Routes, in_one_block
 from mrl.samples import ResponseSegment, Status
 
 STREAM_BYTES = 1 << 26
-"""Buffer of an engine's stream; a longer frame arrives in parts."""
+"""Buffer of an engine's stream in bytes; a longer frame arrives in parts."""
 
 
 class EngineMessage(msgspec.Struct, tag=True, array_like=True):
-    """One frame."""
+    """One message, which is one frame."""
 
 
 class Challenge(EngineMessage):
-    """What a connection has to answer before anything else is read from it."""
+    """Nonce that a connection must sign before anything else is read from it."""
 
     nonce: bytes
 
@@ -44,10 +44,10 @@ class Proof(EngineMessage):
 
 
 class RequestFields(msgspec.Struct, array_like=True):
-    """A GenerationRequest; prompts lie beside it, once each."""
+    """A GenerationRequest without its prompt, which the message contains once."""
 
     prompt: int
-    """Number of its prompt in the message."""
+    """Index of its prompt in the message."""
     own_tokens: bytes
     request_id: str
     seed: int
@@ -75,7 +75,7 @@ class Pause(EngineMessage):
     """Stop at a token boundary."""
 
     snapshot: bool
-    """Tell what has come so far of each request."""
+    """Return the partial rollout of each request."""
 
 
 class Resume(EngineMessage):
@@ -92,12 +92,12 @@ class AbortRequests(EngineMessage):
 
 
 class Ended(EngineMessage):
-    """Completions: many in few arrays, which costs less than one message each."""
+    """Completions, packed into few arrays, which costs less than one message per completion."""
 
     request_ids: list[str]
     statuses: list[str]
     lengths: list[int]
-    """Tokens of each."""
+    """Tokens of each completion."""
     tokens: memoryview
     """[sum of lengths] int32, in the frame's memory."""
     logprobs: memoryview
@@ -107,13 +107,13 @@ class Ended(EngineMessage):
     """Fields of a ResponseSegment."""
     texts: list[str]
     block: int = -1
-    """Number of the block that has all routes, in the engine's process; -1 without routes."""
+    """Number of the block that contains all routes, in the engine's process; -1 without routes."""
     routes: list[tuple[int, int, int] | None] = []
     """(first row, one past the last, positions without a row) of each completion."""
 
 
 class PauseDone(EngineMessage):
-    """Nothing steps any more."""
+    """The engine stopped stepping."""
 
     num_requests: int
     num_tokens: int
@@ -121,14 +121,14 @@ class PauseDone(EngineMessage):
 
 
 class Pulse(EngineMessage):
-    """The engine's process lives."""
+    """Heartbeat of the engine's process."""
 
     num_steps: int
     is_busy: bool
 
 
 class Failure(EngineMessage):
-    """The engine failed and does nothing more."""
+    """The engine failed for good."""
 
     kind: str
     text: str
@@ -138,16 +138,16 @@ _decoder = msgspec.msgpack.Decoder(
     Challenge | Proof | Submit | Pause | Resume | AbortRequests | Ended | PauseDone | Pulse | Failure
 )
 encode: Callable[[EngineMessage], bytes] = msgspec.msgpack.Encoder().encode
-"""The bytes of a message."""
+"""Return the bytes of a message."""
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
+    """Return the message in these bytes; raise msgspec.ValidationError or DecodeError if there is none."""
     return _decoder.decode(data)
 
 
 def proof_of(secret: bytes, nonce: bytes) -> bytes:
-    """Return what proves to know the secret."""
+    """Return the digest that proves knowledge of the secret."""
     return hmac.digest(secret, nonce, "sha256")
 
 
@@ -156,7 +156,7 @@ _plain = operator.attrgetter(*_PLAIN)
 
 
 def submit(requests: Iterable[GenerationRequest]) -> Submit:
-    """Return the message of requests; those of one prompt share its tokens."""
+    """Return requests as a message; requests of one prompt share its tokens."""
     numbers: dict[int, int] = {}
     prompts: list[bytes] = []
     fields = []
@@ -165,8 +165,10 @@ def submit(requests: Iterable[GenerationRequest]) -> Submit:
         if key not in numbers:
             numbers[key] = len(prompts)
             prompts.append(np.ascontiguousarray(request.prompt_tokens, np.int32).tobytes())
-        own = np.ascontiguousarray(request.own_tokens, np.int32).tobytes() if len(request.own_tokens) else b""
-        fields.append(RequestFields(numbers[key], own, *_plain(request)))
+        tail = (
+            np.ascontiguousarray(request.own_tokens, np.int32).tobytes() if len(request.own_tokens) else b""
+        )
+        fields.append(RequestFields(numbers[key], tail, *_plain(request)))
     return Submit(prompts, fields)
 
 
@@ -188,17 +190,17 @@ _STATUS = {status.value: status for status in Status}
 
 
 def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) -> Ended:
-    """Return the message of completions; `keep` takes the block of all routes and returns its number."""
+    """Return completions as a message; `keep` takes the block of all routes and returns its number."""
     moved, block = in_one_block([c.routes for c in completions], keep), -1
     routes: list[tuple[int, int, int] | None] = []
-    for each in moved:
-        if each is None:
+    for route in moved:
+        if route is None:
             routes.append(None)
             continue
-        for piece in each.pieces:
+        for piece in route.pieces:
             block = piece.block
-        (start, stop) = (each.pieces[0].start, each.pieces[-1].stop) if each.pieces else (0, 0)
-        routes.append((start, stop, each.missing))
+        (start, stop) = (route.pieces[0].start, route.pieces[-1].stop) if route.pieces else (0, 0)
+        routes.append((start, stop, route.missing))
     return Ended(
         request_ids=[c.request_id for c in completions],
         statuses=[c.status.value for c in completions],
@@ -214,10 +216,10 @@ def ended(completions: Sequence[Completion], keep: Callable[[np.ndarray], int]) 
 
 
 def completions_of(message: Ended, block: object = None) -> list[Completion]:
-    """Return the completions of a message, each in memory of its own; `block` is what its routes' block number names."""
-    segments, end, found = iter(message.segments), 0, []
+    """Return the completions of a message as copies; `block` is the object that its block number names."""
+    segments, end, completions = iter(message.segments), 0, []
     routes = message.routes or [None] * len(message.request_ids)
-    for name, status, length, count, text, own in zip(
+    for name, status, length, count, text, route in zip(
         message.request_ids,
         message.statuses,
         message.lengths,
@@ -226,16 +228,18 @@ def completions_of(message: Ended, block: object = None) -> list[Completion]:
         routes,
         strict=True,
     ):
-        own_bytes, end = slice(4 * end, 4 * (end + length)), end + length
-        tokens = np.frombuffer(bytes(message.tokens[own_bytes]), np.int32)
-        logprobs = np.frombuffer(bytes(message.logprobs[own_bytes]), np.float32)
+        span, end = slice(4 * end, 4 * (end + length)), end + length
+        tokens = np.frombuffer(bytes(message.tokens[span]), np.int32)
+        logprobs = np.frombuffer(bytes(message.logprobs[span]), np.float32)
         parts = tuple([ResponseSegment(*next(segments)) for _ in range(count)])
-        found.append(Completion(name, tokens, logprobs, parts, _STATUS[status], text, _routes(own, block)))
-    return found
+        completions.append(
+            Completion(name, tokens, logprobs, parts, _STATUS[status], text, _routes(route, block))
+        )
+    return completions
 
 
-def _routes(own: tuple[int, int, int] | None, block: object) -> Routes | None:
-    if own is None:
+def _routes(route: tuple[int, int, int] | None, block: object) -> Routes | None:
+    if route is None:
         return None
-    start, stop, missing = own
+    start, stop, missing = route
     return Routes((RouteRows(block, start, stop),) if stop > start else (), missing)

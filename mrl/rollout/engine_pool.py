@@ -1,7 +1,7 @@
-"""All engines as one policy: `generate` returns a completion, wherever engines live and whatever becomes of them.
+"""All engines as one policy: `generate` returns a completion even if engines are lost.
 
-A lost engine costs the tokens since the last snapshot: what it had is generated elsewhere from there. While no engine serves
-requests wait.
+A lost engine costs the tokens since the last snapshot: other engines continue its requests from there.
+Requests wait while no engine serves.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ from mrl.rollout.seeds import sample_of
 
 
 class Policy(Protocol):
-    """Whoever generates."""
+    """Generator of completions."""
 
     async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
-        """Return the whole completion of a request, of which `so_far` came before this process began."""
+        """Return the whole completion of a request; an earlier process generated `so_far` of it."""
         ...
 
 
 class EngineControl(Protocol):
-    """The policy's engines, as a schedule needs them."""
+    """Pause and resume of the policy's engines, for a schedule."""
 
     newest_version: int
-    """Newest version on the tokens that came since it was set to -1."""
+    """Newest weight version of the tokens that arrived since this was set to -1."""
 
     async def pause(self, *, snapshot: bool) -> Interrupted:
-        """Stop all engines at a token boundary. `snapshot`: fetch what has come so far, for checkpoints and
-        for losses."""
+        """Stop all engines at a token boundary; with `snapshot` fetch the partial rollouts."""
         ...
 
     def resume(self, *, training: bool = True) -> None:
-        """Let the engines step again; with `training` False only requests of a validation."""
+        """Let the engines step again; with `training` False only requests of a validation run."""
         ...
 
     @property
@@ -50,24 +49,24 @@ class EngineControl(Protocol):
 
 
 class Engines(Policy, EngineControl, Protocol):
-    """The policy's engines, as rollouts need them."""
+    """The policy's engines, for rollouts."""
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what the last snapshot has of an open request, earlier parts included."""
+        """Return the partial rollout of an open request as of the last snapshot."""
         ...
 
     def where(self, request_id: str) -> str:
-        """Return who has an open request, for people."""
+        """Return which engine has an open request, for messages."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interrupted:
-    """What a pause interrupted, over all engines."""
+    """Requests and tokens that a pause interrupted, over all engines."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    """Tokens that are computed again after it."""
+    """Tokens that the engines compute again after the pause."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,14 +74,14 @@ class _Open:
     """A request that has no completion yet."""
 
     so_far: Completion | None
-    """What came before the engine that has it got it."""
+    """Tokens generated before the current engine got the request."""
     latest: Completion | None
-    """The same with the last snapshot."""
+    """`so_far` and the tokens of the last snapshot."""
     engine: int | None = None
 
 
 class EnginePool(Engines):
-    """The engines of a run, by number; paused until `resume`. All methods belong to one event loop."""
+    """Engines of a run, by number; paused until `resume`. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -94,9 +93,14 @@ class EnginePool(Engines):
         block_of: Callable[[int, int], Awaitable[Any]] | None = None,
         on_lost: Callable[[int, str, str], None] = lambda number, why, kind: None,
     ) -> None:
-        """`names`: of each engine, for people. `by_index`: a prompt's engine follows from its index alone. `block_of(engine,
-        number)`: the handle of a block of routes. `on_lost(engine, why, kind)`: called when an engine's connection ends; `kind` is
-        the class of the error if the engine said that it failed, else empty."""
+        """Create the pool, without connections.
+
+        Args:
+            names: Name of each engine, for messages.
+            by_index: Choose a prompt's engine from the prompt's index alone.
+            block_of: (engine, number) -> object reference of a block of routes.
+            on_lost: Gets (engine, why, kind) when a connection ends; `kind` is its error's class or "".
+        """
         self._names, self._secret, self._run_seed = names, secret, run_seed
         self._block_of, self._on_lost = block_of, on_lost
         self._clients: dict[int, EngineClient] = {}
@@ -105,10 +109,10 @@ class EnginePool(Engines):
         self._open: dict[str, _Open] = {}
         self.newest_version = -1
         self.num_started_over = 0
-        """Requests that were generated again elsewhere."""
+        """Requests continued or restarted on another engine."""
 
     async def connect(self, number: int, address: Address) -> None:
-        """Connect an engine, which is paused and serves from the next `resume` on. One that cannot be reached is lost."""
+        """Connect a paused engine, which serves after the next `resume`; an unreachable one is lost."""
         block_of = self._block_of
         client = EngineClient(
             self._names[number],
@@ -126,21 +130,21 @@ class EnginePool(Engines):
 
     async def generate(self, asked: GenerationRequest, so_far: Completion | None = None) -> Completion:
         name, prompt = asked.request_id, sample_of(asked.request_id)[0]
-        self._open[name] = own = _Open(so_far, so_far)
+        self._open[name] = entry = _Open(so_far, so_far)
         try:
             while True:
                 if not self._clients:
                     await self._serves.wait()
-                own.engine = engine = self._router.send(prompt)
-                begun = own.so_far
+                entry.engine = engine = self._router.send(prompt)
+                begun = entry.so_far
                 try:
                     request = asked if begun is None else next_request(asked, begun, self._run_seed)
                     completion = join_completions(begun, await self._clients[engine].submit(request))
                     break
                 except EngineLost:
                     self.num_started_over += 1
-                    own.so_far = own.latest = self._after_loss(own.latest)
-                    own.engine = None
+                    entry.so_far = entry.latest = self._after_loss(entry.latest)
+                    entry.engine = None
                 finally:
                     self._router.ended(prompt, engine)
         finally:
@@ -150,12 +154,12 @@ class EnginePool(Engines):
         return completion
 
     def _after_loss(self, latest: Completion | None) -> Completion | None:
-        """Return what a request continues from; its routes end with the process that has them."""
+        """Return the tokens to continue from: none if they have routes, which died with the engine."""
         return None if latest is not None and latest.routes is not None else latest
 
     async def pause(self, *, snapshot: bool) -> Interrupted:
-        done = await asyncio.gather(*(self._pause(client, snapshot) for client in self._clients.values()))
-        return Interrupted(sum(each.num_requests for each in done), sum(each.num_tokens for each in done))
+        pauses = await asyncio.gather(*(self._pause(client, snapshot) for client in self._clients.values()))
+        return Interrupted(sum(p.num_requests for p in pauses), sum(p.num_tokens for p in pauses))
 
     async def _pause(self, client: EngineClient, snapshot: bool) -> engine_messages.PauseDone | Interrupted:
         try:
@@ -163,8 +167,8 @@ class EnginePool(Engines):
         except EngineLost:
             return Interrupted()
         for part in parts:
-            if (own := self._open.get(part.request_id)) is not None:
-                own.latest = join_completions(own.so_far, part)
+            if (entry := self._open.get(part.request_id)) is not None:
+                entry.latest = join_completions(entry.so_far, part)
         return done
 
     def resume(self, *, training: bool = True) -> None:
@@ -173,36 +177,35 @@ class EnginePool(Engines):
             client.resume(training=training)
 
     def so_far(self, request_id: str) -> Completion | None:
-        own = self._open.get(request_id)
-        return None if own is None else own.latest
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.latest
 
     def where(self, request_id: str) -> str:
-        own = self._open.get(request_id)
-        if own is None or own.engine is None:
+        entry = self._open.get(request_id)
+        if entry is None or entry.engine is None:
             return "in no engine"
-        return f"on {self._names[own.engine]}"
+        return f"on {self._names[entry.engine]}"
 
     @property
     def is_stranded(self) -> bool:
         return bool(self._open) and not self._clients
 
     def late(self, seconds: float) -> list[int]:
-        """Return the engines that have had work and made no step for so long. May be called in any thread."""
+        """Return the engines that have had work but made no step for `seconds`. Thread-safe."""
         return [number for number, client in list(self._clients.items()) if client.silent_seconds() > seconds]
 
     def silent_seconds(self) -> dict[int, float]:
-        """Return how long each engine has had work and made no step; without those that step."""
+        """Return the seconds since the last step of each engine that has work but does not step."""
         silent = {number: client.silent_seconds() for number, client in self._clients.items()}
         return {number: seconds for number, seconds in silent.items() if seconds}
 
     def give_up(self, number: int, why: str) -> None:
-        """Take what an engine has elsewhere; nothing if it is not connected."""
+        """Disconnect an engine, so that others continue its requests; no-op if it is not connected."""
         if (client := self._clients.get(number)) is not None:
             client.give_up(why)
 
     def prefer(self, prompt: int, engine: int) -> None:
-        """Let an engine take a prompt's requests while it serves, whatever the router would choose, until
-        `forget`."""
+        """Send a prompt's requests to this engine while it serves, until `forget`."""
         self._router.prefer(prompt, engine)
 
     def forget(self, prompt: int) -> None:

@@ -1,13 +1,13 @@
-"""The socket of an engine's process: requests in, completions out, in a thread beside the engine's.
+"""Socket server of an engine's process: requests in, completions out, in its own thread.
 
 | waits for | unblocked by |
 |---|---|
-| frames of its client | the driver or a rollout worker; if it leaves, the engine pauses, another may come |
+| frames of its client | a driver or rollout worker; if it leaves, the engine pauses and accepts another |
 | completions | the engine's thread |
 
-Completions leave together: each waits at most WAIT_SHARE of the time that it took, so that many share a message where
-responses are long. They leave at once when FLUSH_COUNT are there, when the engine is idle, and if another turn follows one of
-them. Nothing is read from a connection before it has proved to know the run's secret.
+Completions are batched: each waits at most WAIT_SHARE of its own generation time, so that long responses
+share a message. A batch leaves at once if it has FLUSH_COUNT completions, if the engine is idle, or if
+another turn follows one of them. A connection must first prove knowledge of the run's secret.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ log = logging.getLogger(__name__)
 WAIT_SHARE, MOST_WAIT_SECONDS, FLUSH_COUNT = 0.05, 1.0, 64
 PULSE_SECONDS = 1.0
 PROOF_SECONDS = 10.0
-"""For a connection to prove that it knows the secret."""
+"""Time for a connection to prove knowledge of the secret."""
 
 Decode = Callable[[list[np.ndarray]], list[str]]
 """Token arrays [T] to texts, many at a time (mrl/data/tokenise.py, `decoder`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
+class _OpenRequest:
     """A request that has no completion yet."""
 
     since: float
-    """When it came, by the loop's clock."""
+    """Arrival time, by the event loop's clock."""
     own_tokens: np.ndarray
     is_urgent: bool
     """Another turn follows its completion."""
 
 
 class EngineServer(threading.Thread):
-    """Serves one client at a time over a listening socket."""
+    """Server for one client at a time on a listening socket."""
 
     def __init__(
         self,
@@ -64,16 +64,20 @@ class EngineServer(threading.Thread):
         keep_block: Callable[[np.ndarray], int] = lambda block: -1,
         before_failing: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """`keep_block` keeps a block of routes for the driver and returns its number. `before_failing`: called in the engine's
-        thread before the driver hears of its failure."""
+        """Create the server; `serve` starts it.
+
+        Args:
+            keep_block: Keeps a block of routes for the driver and returns its number.
+            before_failing: Called in the engine's thread before the driver gets the engine's failure.
+        """
         super().__init__(name="engine-server", daemon=True)
         self._listener, self._secret, self._decode, self._keep_block = listener, secret, decode, keep_block
         self._before_failing = before_failing
-        self._asked: dict[str, _Asked] = {}
+        self._open: dict[str, _OpenRequest] = {}
         """By request id."""
         self._done: list[Completion] = []
         self._flushing: asyncio.TimerHandle | None = None
-        """The next message, at the time that the first of them may wait for."""
+        """Timer of the next message, at the earliest due time of `_done`."""
         self._writer: asyncio.StreamWriter | None = None
         self._is_free = asyncio.Event()
         self._is_free.set()
@@ -81,15 +85,15 @@ class EngineServer(threading.Thread):
         self.engine_loop: EngineLoop
 
     def serve(self, engine_loop: EngineLoop) -> None:
-        """Start serving an engine that is up."""
+        """Start serving a running engine."""
         self.engine_loop = engine_loop
         self.start()
 
     def wait_until_free(self, seconds: float) -> None:
-        """Return once no client is connected, and the engine has paused since. TimeoutError after so long."""
+        """Wait until no client is connected and the engine has paused; TimeoutError after `seconds`."""
         asyncio.run_coroutine_threadsafe(self._is_free.wait(), self._aio).result(seconds)
 
-    # -- called in the engine's thread (engine_loop.EngineListener) ----------------------------------------------------
+    # -- called in the engine's thread (engine_loop.EngineListener) ------------------------------------------
 
     def completed(self, completions: Sequence[Completion], *, idle: bool) -> None:
         self._aio.call_soon_threadsafe(self._take, completions, idle)
@@ -102,7 +106,7 @@ class EngineServer(threading.Thread):
             self._send, engine_messages.Failure(kind, f"{type(error).__name__}: {error}")
         )
 
-    # -- in this thread ------------------------------------------------------------------------------------------
+    # -- in this thread --------------------------------------------------------------------------------------
 
     def run(self) -> None:
         asyncio.set_event_loop(self._aio)
@@ -126,52 +130,52 @@ class EngineServer(threading.Thread):
             pulse = asyncio.ensure_future(self._pulse())
             try:
                 while (data := await read_frame_async(reader)) is not None:
-                    self._heard(engine_messages.decode(data))
+                    self._handle(engine_messages.decode(data))
             finally:
                 pulse.cancel()
-                await self._let_go()
+                await self._release_client()
         except (
             TimeoutError,
             OSError,
             EOFError,
             ValueError,
             MsgspecError,
-        ) as error:  # a stranger, or a driver that left
+        ) as error:  # an unknown client, or a driver that disconnected
             log.warning("a connection to the engine ended: %s", error)
         finally:
             writer.close()
 
-    async def _let_go(self) -> None:
-        """Pause and forget the requests of a client that left; then another one may come."""
-        self._writer, asked = None, list(self._asked)
+    async def _release_client(self) -> None:
+        """Pause, forget the requests of the client that disconnected, and accept another one."""
+        self._writer, request_ids = None, list(self._open)
         with contextlib.suppress(MrlError):  # the engine's failure was reported
             await asyncio.wrap_future(self.engine_loop.pause())
-            if asked:
-                await asyncio.wrap_future(self.engine_loop.call(lambda engine: engine.abort(asked)))
-        self._asked, self._done = {}, []
+            if request_ids:
+                await asyncio.wrap_future(self.engine_loop.call(lambda engine: engine.abort(request_ids)))
+        self._open, self._done = {}, []
         self._is_free.set()
 
-    def _heard(self, message: engine_messages.EngineMessage) -> None:
+    def _handle(self, message: engine_messages.EngineMessage) -> None:
         loop = self.engine_loop
         match message:
             case engine_messages.Submit():
                 requests, now = engine_messages.requests_of(message), self._aio.time()
-                self._asked |= {r.request_id: _Asked(now, r.own_tokens, r.urgent) for r in requests}
+                self._open |= {r.request_id: _OpenRequest(now, r.own_tokens, r.urgent) for r in requests}
                 future = loop.call(lambda engine: engine.submit(requests))
-                future.add_done_callback(self._refused)
+                future.add_done_callback(self._report_refusal)
             case engine_messages.Pause():
                 self._pausing = asyncio.ensure_future(self._pause(message.snapshot))
             case engine_messages.Resume():
                 loop.resume(training=message.training)
             case engine_messages.AbortRequests():
                 for name in message.request_ids:
-                    self._asked.pop(name, None)
+                    self._open.pop(name, None)
                 loop.call(lambda engine: engine.abort(message.request_ids))
             case _:
-                raise ValueError(f"a driver does not send {type(message).__name__}")
+                raise ValueError(f"unexpected message from a driver: {type(message).__name__}")
 
-    def _refused(self, future: object) -> None:
-        """Report requests that the engine did not take."""
+    def _report_refusal(self, future: object) -> None:
+        """Report requests that the engine refused."""
         if (error := future.exception()) is not None:  # type: ignore[attr-defined]
             self.failed(error)
 
@@ -204,10 +208,10 @@ class EngineServer(threading.Thread):
 
     def _due(self, request_id: str) -> float:
         """Return the time until which a completion may wait for others."""
-        now, asked = self._aio.time(), self._asked.get(request_id)
-        if asked is None or asked.is_urgent:
+        now, request = self._aio.time(), self._open.get(request_id)
+        if request is None or request.is_urgent:
             return now
-        return now + min(MOST_WAIT_SECONDS, WAIT_SHARE * (now - asked.since))
+        return now + min(MOST_WAIT_SECONDS, WAIT_SHARE * (now - request.since))
 
     def _flush(self) -> None:
         if self._flushing is not None:
@@ -222,11 +226,11 @@ class EngineServer(threading.Thread):
         return [dataclasses.replace(c, text=text) for c, text in zip(completions, texts, strict=True)]
 
     def _all_tokens(self, completion: Completion) -> np.ndarray:
-        """Return the tokens of a response, those of earlier requests too."""
-        asked = self._asked.pop(completion.request_id, None)
-        if asked is None or not len(asked.own_tokens):
+        """Return all tokens of a response, including those of earlier requests."""
+        request = self._open.pop(completion.request_id, None)
+        if request is None or not len(request.own_tokens):
             return completion.tokens
-        return np.concatenate([asked.own_tokens, completion.tokens])
+        return np.concatenate([request.own_tokens, completion.tokens])
 
     def _send(self, message: engine_messages.EngineMessage) -> None:
         if self._writer is not None and not self._writer.is_closing():

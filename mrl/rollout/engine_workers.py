@@ -1,4 +1,4 @@
-"""What an engine asks its workers: addresses, devices, memory, and where each tensor lands."""
+"""Calls on an engine's workers: addresses, devices, memory use and where each tensor lands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mrl.resharding.planner.manifest import RankManifest, replicas
 from mrl.rollout.part import Part
 
 _RECEIVE_DEADLINES = 20
-"""Longest weight sync, in units of sync.deadline_seconds (which bounds each single wait)."""
+"""Longest weight sync, as a multiple of sync.deadline_seconds (which bounds each single wait)."""
 
 
 class EngineWorkers:
-    """The worker processes of one engine, or of one dp rank of it, by their extension (resharding/vllm/plugin.py)."""
+    """Worker processes of one engine or dp rank, called by their extension (resharding/vllm/plugin.py)."""
 
     _engine: Any
     """vLLM's LLMEngine."""
@@ -26,47 +26,48 @@ class EngineWorkers:
         self.part, self._sync = part, sync
 
     def prepare_sync(self, host: str | None = None) -> list[str]:
-        """The addresses of this engine's workers, by tensor-parallel rank; the same at every call.
+        """Return the workers' addresses by tensor-parallel rank; the same at every call.
 
-        `host`: this machine's address, needed where sync.transport is not auto.
+        `host`: this machine's address, needed if sync.transport is not auto.
         """
         answers = self._on_workers("mrl_prepare_sync", self._sync.deadline_seconds, host)
         return [a["address"] for a in answers]
 
     def devices(self) -> list[str]:
-        """The UUID of each worker's GPU, by tensor-parallel rank; "cpu" without one."""
+        """Return the UUID of each worker's GPU by tensor-parallel rank; "cpu" without one."""
         return [a["device"] for a in self._on_workers("mrl_device")]
 
     def memory_use(self) -> list[dict[str, float]]:
-        """What each worker's process has of its GPU and host, by tensor-parallel rank (observe/memory_use.py)."""
+        """Return each worker's GPU and host memory use by tensor-parallel rank (observe/memory_use.py)."""
         return [a["use"] for a in self._on_workers("mrl_memory_use")]
 
     def engine_manifests(self, checkpoint: Sequence[CheckpointTensor]) -> list[RankManifest]:
-        """Where each worker's own loaders put every checkpoint tensor, by tensor-parallel rank (ranks from 0).
+        """Return where each worker's weight loaders put every checkpoint tensor, by tensor-parallel rank.
 
-        WeightSyncError names the tensors that engine and checkpoint do not both have, or not in one shape.
+        Raises:
+            WeightSyncError: Names the tensors that engine or checkpoint lacks, or whose shapes differ.
         """
         rows = [(t.name, t.shape, t.dtype, t.stack) for t in checkpoint]
         manifests = [a["manifest"] for a in self._on_workers("mrl_manifest", rows)]
-        if self.part.dp == 1:  # else each dp rank has a part of the experts (RolloutGroup.engine_ranks)
+        if self.part.dp == 1:  # otherwise each dp rank has part of the experts (RolloutGroup.engine_ranks)
             require_agreement([as_one_rank(checkpoint)], manifests)
         for group in replicas(manifests):
             require_written_once(group)
         return manifests
 
     def release_sync(self) -> None:
-        """Unmaps the trainer's buffers on all workers; the trainer may free them afterwards."""
+        """Unmap the trainer's buffers on all workers; the trainer may free them afterwards."""
         self._on_workers("mrl_release_sync")
 
     def _on_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
-        """One call on every worker; WeightSyncError with every failing worker's traceback."""
+        """Call every worker; raise WeightSyncError with the traceback of each worker that failed."""
         answers = self._ask_workers(call, *arguments)
         if error := self._errors(call, answers):
             raise WeightSyncError(error)
         return answers
 
     def _ask_workers(self, call: str, *arguments: Any) -> list[dict[str, Any]]:
-        """Every worker's answer to a call of its extension, which vLLM reaches by name; an error is an answer too."""
+        """Call a method of every worker's extension by name; return the replies, errors included."""
         timeout = self._sync.deadline_seconds * _RECEIVE_DEADLINES
         return self._engine.collective_rpc(call, timeout=timeout, args=arguments)
 

@@ -1,7 +1,4 @@
-"""The process environment vLLM reads, set in one place before vLLM is imported.
-
-Owns environment variables only; the engine's own arguments are in `engine.py`.
-"""
+"""Environment variables that vLLM reads, set before it is imported. Its arguments are in `vllm_start.py`."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from mrl.rollout.part import Part
 
 
 def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool) -> None:
-    """Sets what vLLM reads from the environment; must come before vLLM's first import in this process."""
+    """Set the variables that vLLM reads; call it before vLLM's first import in this process."""
     if "vllm" in sys.modules and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
         raise RolloutError(
-            "vllm was imported before mrl.rollout.environment.prepare; its settings would not be read. "
-            "Make the RolloutEngine first in a process of its own"
+            "vllm was imported before mrl.rollout.environment.prepare, whose settings it would not read; "
+            "create the RolloutEngine in its own process, before anything imports vllm"
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     use_own_compile_cache()
@@ -35,11 +32,11 @@ def prepare(rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None
 def variables(
     rollout: RolloutSection, part: Part, meeting: tuple[str, int] | None, *, compiled: bool
 ) -> dict[str, str | None]:
-    """Of the environment of a process that imports vLLM; None: not in it.
+    """Return the variables of a process that imports vLLM; None removes one.
 
-    The engine core runs in the caller's process (we step it), its logging stays quiet, nothing looks for a hub, and
-    threads are not pinned: several engines and trainer ranks share the cores. Where nothing is `compiled`, torch.compile's
-    decorated functions run eagerly too: vLLM compiles one for log-prob ranks, which alone costs 15 s of start-up on CPU.
+    The engine core runs in the caller's process, which steps it; no hub is contacted; threads are not pinned
+    because engines and trainer ranks share the cores. Unless `compiled`, functions with a torch.compile
+    decorator run eagerly too; vLLM's one for log-prob ranks alone costs 15 s of start-up on CPU.
     """
     return {
         "HF_HUB_OFFLINE": "1",
@@ -49,9 +46,9 @@ def variables(
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(rollout.num_threads),
-        # Workers that lost their work exit at once; a longer grace only delays the end of a run.
+        # Orphaned workers exit at once; a longer grace period only delays the end of a run.
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
-        # It overrides the byte-exact engine argument where the launcher's environment carries it.
+        # If inherited, it would override the byte-exact engine argument.
         "VLLM_CPU_KVCACHE_SPACE": None,
         "TORCHDYNAMO_DISABLE": None if compiled else "1",
         **_of_dp_rank(part, meeting),
@@ -59,8 +56,8 @@ def variables(
 
 
 def _of_dp_rank(part: Part, meeting: tuple[str, int] | None) -> dict[str, str | None]:
-    """vLLM's ranks in data parallel that are stepped by others (its "offline SPMD") learn of each other here only. Each sees its
-    own devices alone, so that its number on its node is always 0."""
+    """Return the data-parallel variables of vLLM's "offline SPMD" mode, which has no arguments for them. Each
+    rank sees only its own devices, so its local rank is always 0."""
     address, port = meeting or ("127.0.0.1", 0)
     values = {
         "SIZE": part.dp,
@@ -73,16 +70,16 @@ def _of_dp_rank(part: Part, meeting: tuple[str, int] | None) -> dict[str, str | 
 
 
 def quiet() -> None:
-    """Keeps what vLLM and torch say below an error off the screen of a process without a log file; comes before their first
-    import. VLLM_LOGGING_LEVEL=INFO in the environment brings it back."""
+    """Hide vLLM's and torch's log lines below ERROR; call it before their first import.
+    VLLM_LOGGING_LEVEL=INFO in the environment shows them again."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM sets up its own by the level above
-    # torch's build for CUDA says on a machine without a GPU that it found no runtime; preflight says it better.
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # until vLLM applies the level above
+    # torch's CUDA build warns on a machine without a GPU that it found no runtime; preflight reports it.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 
 def tell_routes() -> None:
-    """On GPUs, the model runner that can; comes before vLLM's first import."""
+    """Select the model runner that records routes on GPUs; call it before vLLM's first import."""
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"

@@ -1,6 +1,6 @@
-"""A request as vLLM takes it, and a completion from what vLLM returns, checked against what vLLM itself says of it.
+"""Conversion of requests to vLLM's inputs and of vLLM's outputs to checked completions.
 
-vLLM 0.32. Functions of its objects (`SamplingParams`, `RequestOutput`, the output processor's `RequestState`); knows no engine.
+vLLM 0.32: `SamplingParams`, `RequestOutput` and the output processor's `RequestState`. Knows no engine.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from mrl.samples import ResponseSegment, Status
 
 _STATUS = {"stop": Status.FINISHED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 _COUNTS = ("token_ids", "prompt_len")
-"""By which a detokeniser of vLLM's tells the tokens that were drawn for its request from those before them."""
+"""Fields by which vLLM's detokeniser separates a request's generated tokens from its prompt."""
 
 
 def engine_prompt(request: GenerationRequest, salt: str = "") -> dict[str, Any]:
-    """What the engine computes before it draws a token: the prompt, and the response so far. It finds in the prefix cache
-    what requests of the same salt left there."""
+    """Return vLLM's prompt: the prompt and the response so far. Requests share cache only within a salt."""
     inputs = {"type": "token", "prompt_token_ids": request.engine_prompt().tolist()}
     return inputs | ({"cache_salt": salt} if salt else {})
 
 
 def sampling_params(request: GenerationRequest, *, stop: Sequence[int], texts: Sequence[str]) -> Any:
-    """vLLM's SamplingParams; `stop`, `texts`: what ends every response of the engine."""
+    """Return vLLM's SamplingParams; `stop` (tokens) and `texts` end every response of the engine."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -42,22 +41,22 @@ def sampling_params(request: GenerationRequest, *, stop: Sequence[int], texts: S
         seed=None if request.greedy else request.seed,
         max_tokens=request.max_tokens,
         stop_token_ids=stop,
-        ignore_eos=True,  # the stopping tokens are exactly those above
+        ignore_eos=True,  # only the stop tokens above end a response
         stop=texts,
         detokenize=bool(texts),
         logprobs=0,
         routed_experts_prompt_start=request.first_row,
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # made for this request alone; vLLM would copy it deeply, 62 us
+        skip_clone=True,  # used by this request only; vLLM's deep copy takes 62 us
     )
 
 
 def remember_text(state: Any, tokenizer: Any, parameters: Any, request: GenerationRequest) -> None:
-    """Gives a request that goes on the text of its own tokens, so that a stop text which begins there ends it.
+    """Detokenise the own tokens of a continued request, so that a stop text that begins in them ends it.
 
-    vLLM's detokeniser reads them as those of the first request were read, one by one behind the prompt: begun behind half a
-    character, it would take all text before it, the prompt's too, for that of the next token.
+    vLLM's detokeniser reads them one by one after the prompt, as it did in the first request. If it started
+    after half a character, it would return all text before it, even the prompt, as the next token's text.
     """
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
@@ -77,19 +76,18 @@ def remember_text(state: Any, tokenizer: Any, parameters: Any, request: Generati
 
 
 def unfinished(state: Any) -> Any:
-    """The output of a request that is about to leave the engine, with its tokens so far (what vLLM's asynchronous engine
-    makes of an abort, and its synchronous one throws away)."""
+    """Return the output of a request that is about to leave the engine, with its tokens so far. vLLM's
+    asynchronous engine returns it for an abort; the synchronous one drops it."""
     from vllm.v1.engine import FinishReason
 
     return state.make_request_output([], None, FinishReason.ABORT, None)
 
 
 def completion(output: Any, *, version: int | None, engine: int, attempt: int) -> Completion:
-    """Return what came of one request, with a segment for each version that vLLM names.
+    """Return the completion of one request, with one segment per weight version that vLLM reports.
 
     Raises:
-        RolloutError: vLLM's log-probs are not those of the tokens, or other weights than `version` generated some of them
-            (None: any may have).
+        RolloutError: The log-probs are not the tokens', or `version` (None: any) did not draw them all.
     """
     result, drawn = output.outputs[0], np.asarray(output.outputs[0].token_ids, np.int32)
     spans = _spans(output.request_id, result.weight_versions or [], len(drawn), version)
@@ -98,12 +96,12 @@ def completion(output: Any, *, version: int | None, engine: int, attempt: int) -
         ResponseSegment(
             start,
             end,
-            own,
+            segment_version,
             attempt,
             engine,
             prompt_digest(np.concatenate([prompt, drawn[:start]]) if start else prompt),
         )
-        for own, start, end in spans
+        for segment_version, start, end in spans
     )
     return Completion(
         output.request_id,
@@ -115,7 +113,7 @@ def completion(output: Any, *, version: int | None, engine: int, attempt: int) -
 
 
 def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
-    """Return [T] float32; logprobs=0: one entry a position, the sampled token's."""
+    """Return [T] float32: the sampled token's log-prob per position (logprobs=0)."""
     logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], np.float32)
     if len(logprobs) != len(tokens) or any(
         flat.token_ids[i] != t for i, t in zip(flat.start_indices, tokens, strict=True)
@@ -127,13 +125,13 @@ def _logprobs(request_id: str, flat: Any, tokens: np.ndarray) -> np.ndarray:
 def _spans(
     request_id: str, named: Sequence[Any], count: int, version: int | None
 ) -> list[tuple[int, int, int]]:
-    """Return (version, first token, one past the last) of all `count` tokens, in order, by vLLM's own account."""
+    """Return (version, first token, one past the last) of all `count` tokens, as vLLM reports them."""
     spans = [(int(s.version), s.start, s.end) for s in named if s.start < s.end]
     bounds = [0, *(end for _, _, end in spans)]
     follows = [start for _, start, _ in spans] == bounds[:-1] and bounds[-1] == count
-    if not follows or (version is not None and any(own != version for own, *_ in spans)):
+    if not follows or (version is not None and any(span_version != version for span_version, *_ in spans)):
         raise RolloutError(
-            f"request {request_id}: its {count} tokens were to be of version {version}, and vLLM says (version, from, to): "
-            f"{spans or 'nothing'}"
+            f"request {request_id}: its {count} tokens must be of version {version}, but vLLM reports "
+            f"(version, from, to): {spans or 'nothing'}"
         )
     return spans

@@ -1,6 +1,6 @@
-"""How a connection between the run's processes begins: whoever connects proves to know the run's secret.
+"""Handshake between the run's processes: the connecting side proves knowledge of the run's secret.
 
-Nothing else is read from a connection before. The secret itself never crosses; Ray carries it to both sides.
+Nothing else is read from a connection before. The secret is never sent over it; Ray gives it to both sides.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from mrl.rollout import engine_messages
 
 
 async def prove(stream: FrameStream, secret: bytes) -> None:
-    """Answer the challenge of the side that listens.
+    """Answer the challenge of the listening side.
 
     Raises:
-        ConnectionError: It sends none.
-        MsgspecError: What it sends is not a message.
+        ConnectionError: It sends no challenge.
+        MsgspecError: Its data is not a message.
     """
     challenge = engine_messages.decode(await stream.read() or b"")
     if not isinstance(challenge, engine_messages.Challenge):
-        raise ConnectionError("whoever listens there does not send a challenge")
+        raise ConnectionError("the listening process does not send a challenge")
     stream.write(
         engine_messages.encode(engine_messages.Proof(engine_messages.proof_of(secret, challenge.nonce)))
     )
 
 
 async def is_proved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> bool:
-    """Challenge the side that connected; return True if it proves to know the secret. Reads no more than a
-    proof."""
+    """Challenge the connecting side; return True if it knows the secret. Reads no more than a proof."""
     nonce = secrets.token_bytes(32)
     writer.write(frame(engine_messages.encode(engine_messages.Challenge(nonce))))
     size = len(frame(engine_messages.encode(engine_messages.Proof(bytes(32)))))

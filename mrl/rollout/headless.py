@@ -1,6 +1,6 @@
-"""The workers of an engine on one of its further nodes: vLLM's executor without an engine, in this process.
+"""Workers of an engine on a further node: vLLM's executor without an engine, in this process.
 
-Made from the same configuration as the engine on the first node, which asks these workers over sockets as it asks its own.
+It has the configuration of the engine on the first node, which calls these workers over sockets like its own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from mrl.rollout.worker_watch import watch_workers
 
 
 class HeadlessExecutor:
-    """Workers that are up, until `close` or until one of them ends."""
+    """Executor whose workers run until `close` or until one of them ends."""
 
     def __init__(self, *, on_worker_lost: Callable[[str], None] = lambda name: None, **options: Any) -> None:
-        """`options`: those of vllm_start.arguments, as the engine has them. `on_worker_lost`: called with its name, in a thread of
-        its own, when a worker process ended by itself."""
+        """`options`: as for `vllm_start.arguments`. `on_worker_lost`: gets a dead worker's name, in a
+        thread."""
         self._scratch = scratch.Scratch()
         with self._scratch.in_use():
             self._executor = vllm_start.start_headless(**options)
@@ -25,6 +25,6 @@ class HeadlessExecutor:
         watch_workers(self._executor, on_worker_lost)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         self._executor.shutdown()
         self._scratch.close()

@@ -1,7 +1,7 @@
-"""What `rollout.engine_args` may hold: fields of vLLM's EngineArgs that no setting of ours decides.
+"""Check of `rollout.engine_args`: fields of vLLM's EngineArgs that no setting of ours decides.
 
-vLLM is not imported for that: the fields are read from its source, so that a word nobody knows is told before
-anything starts, on a machine where vLLM could not even be loaded.
+The fields are read from vLLM's source without importing it, so that an unknown name is reported before
+anything starts, even on a machine where vLLM cannot be loaded.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from typing import Any
 
 from mrl.errors import ConfigError
 
-_DP = "decided by rollout.dp and the launcher, which starts a process for each dp rank of an engine"
-_NODES = "decided by the slots: where those of rollout.tp lie on several nodes, the launcher starts a process on each"
-_NO_RANKS = "not supported: an engine's ranks are rollout.dp x tp, each beside the trainer rank that feeds it or on a slot of its own"
+_DP = "decided by rollout.dp and the launcher, which starts one process per dp rank of an engine"
+_NODES = (
+    "decided by the slots: if those of rollout.tp are on several nodes, the launcher starts a process on each"
+)
+_NO_RANKS = (
+    "not supported: an engine's ranks are rollout.dp x tp, each beside a trainer rank or alone on a slot"
+)
 _DISTRIBUTION = (
     "decided by rollout.temperature, top_p, top_k and min_p, with which the trainer's log-probs are compared"
 )
 _OTHER_WEIGHTS = (
-    "not supported: a weight sync brings the policy's tensors, to the ranks that had them at the start"
+    "not supported: a weight sync sends only the policy's tensors, to the ranks that had them at the start"
 )
-_MEETING = "decided by the launcher, which knows the slot's devices and who reads the weights"
+_LAUNCHER = "decided by the launcher, which knows the slot's devices and the weights' source"
 
 OWNED: dict[str, str] = {
     **dict.fromkeys(("model", "model_weights", "tokenizer", "served_model_name"), "decided by model.path"),
@@ -72,7 +76,7 @@ OWNED: dict[str, str] = {
             "disable_log_stats",
             "use_tqdm_on_load",
         ),
-        _MEETING,
+        _LAUNCHER,
     ),
     **dict.fromkeys(
         ("pipeline_parallel_size", "prefill_context_parallel_size", "enable_elastic_ep"), _NO_RANKS
@@ -108,15 +112,14 @@ OWNED: dict[str, str] = {
         _OTHER_WEIGHTS,
     ),
 }
-"""A field of EngineArgs that is ours -> why, and the setting to use."""
+"""Field of EngineArgs that must not be passed through -> why, and the setting to use."""
 
 _KINDS = {"int": {int}, "float": {float, int}, "bool": {bool}, "str": {str}, "None": {type(None)}}
-"""Types of fields whose values are checked here; vLLM checks the others when the engine starts."""
+"""Types whose values are checked here; vLLM checks the others when the engine starts."""
 
 
 def argument_faults(arguments: Mapping[str, Any]) -> list[str]:
-    """One sentence for each entry of rollout.engine_args that cannot be passed on; nothing where vLLM is not
-    installed."""
+    """Return one sentence per entry of rollout.engine_args that cannot be passed on."""
     known = fields()
     return [
         f"rollout.engine_args.{name}: {fault}"
@@ -126,9 +129,9 @@ def argument_faults(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def require(arguments: Mapping[str, Any]) -> None:
-    """ConfigError with all faults."""
-    if found := argument_faults(arguments):
-        raise ConfigError("\n".join(found))
+    """Raise ConfigError with all faults."""
+    if faults := argument_faults(arguments):
+        raise ConfigError("\n".join(faults))
 
 
 def _fault(name: str, value: Any, known: Mapping[str, str]) -> str:
@@ -138,7 +141,7 @@ def _fault(name: str, value: Any, known: Mapping[str, str]) -> str:
         return f"vLLM's EngineArgs has no such field{_nearest(name, known)}"
     words = known.get(name, "Any").split(" | ")
     if all(word in _KINDS for word in words) and not any(type(value) in _KINDS[word] for word in words):
-        return f"vLLM wants {known[name]}, got {value!r}"
+        return f"vLLM expects {known[name]}, got {value!r}"
     return ""
 
 
@@ -149,7 +152,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 @functools.cache
 def fields() -> dict[str, str]:
-    """Name -> annotation of each field of the installed vLLM's EngineArgs; nothing without vLLM."""
+    """Return name -> annotation of each field of the installed vLLM's EngineArgs; empty without vLLM."""
     package = importlib.util.find_spec("vllm")
     if package is None or package.origin is None:
         return {}

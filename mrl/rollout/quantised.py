@@ -1,4 +1,4 @@
-"""Whether an engine can have quantised weights, and what it is told to have them. Found from config.json before it starts."""
+"""Check and config.json overrides of an engine with quantised weights, from config.json before it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mrl.training.hf.hf_folder import tensor_files
 def quantised_overrides(
     rollout: RolloutSection, model_path: str, *, on_cpu: bool, real_weights: bool
 ) -> dict[str, Any]:
-    """What vLLM's reading of config.json is overridden with. ConfigError where the model, its split or the machine cannot."""
+    """Return vLLM's overrides of config.json; ConfigError if model, split or machine cannot do it."""
     hf = language_model(json.loads((Path(model_path) / "config.json").read_text()))
     if rollout.quantization == "none":
         if real_weights and on_cpu:
@@ -29,16 +29,16 @@ def quantised_overrides(
         return _as_stored(hf, model_path) if real_weights else _wide(hf)
     if real_weights:
         raise ConfigError(
-            f"rollout.quantization = {rollout.quantization}: weights are quantised at a weight sync, and here they are read from "
-            f"{model_path}; set it to none"
+            f"rollout.quantization = {rollout.quantization}: weights are quantised at a weight sync, but "
+            f"here they are read from {model_path}; set it to none"
         )
     require_whole_blocks(hf, rollout)
     return {QUANTIZATION: quantised.engine_settings(hf["num_hidden_layers"])}
 
 
 def _as_stored(hf: dict[str, Any], model_path: str) -> dict[str, Any]:
-    """Of an engine that reads the folder's weights as they are. Some float8 folders do not say which modules are wide,
-    routers above all: its tensors do."""
+    """Return the overrides of an engine that reads the folder's weights as stored. The folder's tensors show
+    which modules are wide: some float8 folders do not list them, above all routers."""
     if stored_method(hf) != FP8:
         return {}
     form = FolderForm.of(tensor_files(model_path))
@@ -53,35 +53,35 @@ def _as_stored(hf: dict[str, Any], model_path: str) -> dict[str, Any]:
 
 
 def _wide(hf: dict[str, Any]) -> dict[str, Any]:
-    """Of an engine to which wide weights will come, whatever the folder holds. vLLM's gpt-oss asks for the method
-    wherever config.json has the key: an empty word is none."""
+    """Return the overrides of an engine that will receive wide weights, whatever the folder contains. vLLM's
+    gpt-oss reads the method if config.json has the key; an empty method is none."""
     if not (method := stored_method(hf)):
         return {}
     return {QUANTIZATION: {"quant_method": ""} if method == MXFP4 else None}
 
 
 def _require_cpu_kernel(hf: dict[str, Any], model_path: str) -> None:
-    """ConfigError where a folder's weights are to be served as they are by a CPU for which vLLM has no kernel of theirs."""
+    """Raise ConfigError if vLLM has no kernel on this CPU for the folder's stored weights."""
     import torch
 
     served_by = {
         MXFP4: ("CPUs with AMX, which this machine lacks", torch.cpu._is_amx_tile_supported()),
         COMPRESSED: (
-            "GPUs alone",
+            "GPUs",
             False,
         ),  # of experts: "No WNA16 MoE backend supports the deployment configuration"
     }
     where, here = served_by.get(stored_method(hf), ("", True))
     if not here:
         raise ConfigError(
-            f"{model_path} holds {stored_method(hf)} weights, which vLLM serves as they are on {where}; "
-            "evaluate an export (mrl export writes wide weights), or use a GPU"
+            f"{model_path} contains {stored_method(hf)} weights, which vLLM serves as they are only on "
+            f"{where}; evaluate an export (mrl export writes wide weights), or use a GPU"
         )
 
 
 def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
-    """ConfigError where weights are quantised and rollout.tp cuts one inside a block, experts lie in stacks, or
-    a layer has a delta net."""
+    """Raise ConfigError if quantised and rollout.tp splits a block, experts are stacked or a delta net
+    exists."""
     if rollout.quantization == "none":
         return
     family = family_of(hf)
@@ -93,8 +93,8 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
     experts = range(family.num_experts(hf))
     if any(row.stack for number in kinds.values() for row in family.layer(hf, number, TRAINER, experts)):
         raise ConfigError(
-            f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} lie in stacks, which weight "
-            "syncs do not quantise; set it to none"
+            f"rollout.quantization = {rollout.quantization}: the experts of {hf['model_type']} are stacked, "
+            "and weight syncs do not quantise stacked tensors; set it to none"
         )
     for rank in range(rollout.tp):
         engine = EngineRows(Shard(rollout.tp, rank, rollout.ep, rank % rollout.ep), "bfloat16")
@@ -104,5 +104,6 @@ def require_whole_blocks(hf: dict[str, Any], rollout: RolloutSection) -> None:
         except WeightSyncError as error:
             advice = "lower rollout.tp" if rollout.tp > 1 else "the model is too narrow, set it to none"
             raise ConfigError(
-                f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: {error}; {advice}"
+                f"rollout.quantization = {rollout.quantization} at rollout.tp = {rollout.tp}: "
+                f"{error}; {advice}"
             ) from error

@@ -1,8 +1,8 @@
-# Removes an engine's folder and the shared-memory segments that it names: FOLDER SEGMENTS [when-input-ends].
-# A segment's name begins with that of a file in the folder that vLLM's processes met through, or is listed in its file `names`,
-# of which nothing else is removed than what vLLM names so in SEGMENTS.
-# With a third argument it returns at once, prints the number of a process that stays in the background, and that one removes
-# them a second after standard input has ended.
+# Remove an engine's folder and its shared-memory segments: FOLDER SEGMENTS [when-input-ends].
+# A segment's name starts with that of a vllm_dist_* file in the folder, or its path is a line of the folder's
+# file `names`; of these lines only vLLM's names directly in SEGMENTS are removed.
+# With a third argument print the pid of a background process and exit; it removes them one second after
+# standard input ends.
 
 remove() {
     for met in "$1"/vllm_dist_*; do rm -f -- "$2/${met##*/}"*; done

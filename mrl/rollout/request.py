@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it returns, token in and token out. Pure: imports no engine."""
+"""Generation requests and their completions, token in and token out. Imports no engine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEAST_SHARED = 1 << 12
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One response to generate, or to continue."""
+    """Request to generate or continue one response."""
 
     request_id: str
-    """Name of the sample (`seeds.request_id`); unique among the requests that an engine holds."""
+    """Name of the sample (`seeds.request_id`); unique among the requests of an engine."""
     prompt_tokens: np.ndarray
     """[T_prompt] int32."""
     seed: int
@@ -38,50 +38,49 @@ class GenerationRequest:
     top_k: int = 0
     min_p: float = 0.0
     greedy: bool = False
-    """Take the most probable token; the temperature is then 1 for the log-probs."""
+    """Take the most probable token; log-probs are then at temperature 1."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the response besides the engine's own."""
+    """Tokens that end the response, besides the engine's own."""
     ignore_stop: bool = False
-    """Run to max_tokens whatever is generated (measurements, fixed-length tests)."""
+    """Generate max_tokens tokens and ignore stop tokens (measurements, fixed-length tests)."""
     own_tokens: np.ndarray = dataclasses.field(default_factory=lambda: _NO_TOKENS)
-    """[T] int32: tokens of the response that earlier requests generated; the engine continues after them."""
+    """[T] int32: response tokens that earlier requests generated; the engine continues after them."""
     attempt: int = 0
-    """Number of this request among those made for its sample, from 0."""
+    """Number of this request among the sample's requests, from 0."""
     urgent: bool = False
-    """Send the completion at once: another turn follows it."""
+    """Send the completion at once because another turn follows it."""
 
     def require_fits(self, max_length: int) -> None:
         """Raise RolloutError if a model of this length cannot run the request."""
         length = len(self.prompt_tokens) + len(self.own_tokens)
         if length == 0 or self.max_tokens < 1 or length + self.max_tokens > max_length:
             raise RolloutError(
-                f"request {self.request_id}: prompt of {length} and {self.max_tokens} new tokens; both must be at least 1 "
-                f"and together at most model.max_length = {max_length}"
+                f"request {self.request_id}: prompt of {length} and {self.max_tokens} new tokens; both must "
+                f"be at least 1 and together at most model.max_length = {max_length}"
             )
 
     @property
     def first_row(self) -> int:
-        """First position whose route belongs to the response: the one before its first new token, or the prompt's first
-        one if no earlier request has these."""
+        """First position whose route is recorded: that before the first new token; 0 in a first request."""
         return len(self.prompt_tokens) + len(self.own_tokens) - 1 if len(self.own_tokens) else 0
 
     def engine_prompt(self) -> np.ndarray:
-        """Return [T_prompt + T_own] int32: all that the engine computes before it draws a token."""
+        """Return [T_prompt + T_own] int32: all tokens that the engine prefills."""
         if not len(self.own_tokens):
             return self.prompt_tokens
         return np.concatenate([self.prompt_tokens, self.own_tokens]).astype(np.int32, copy=False)
 
 
 Lengths = Callable[[int, int], int]
-"""(prompt index, sample index) -> tokens of the response, at least 1."""
+"""(prompt index, sample index) -> response length in tokens, at least 1."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampling:
-    """How responses are drawn."""
+    """Sampling parameters of responses."""
 
     num_samples: int
-    """Responses to each prompt."""
+    """Responses per prompt."""
     temperature: float
     max_tokens: int
     seed: int
@@ -91,11 +90,11 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     lengths: Lengths | None = None
-    """Each response runs to its own length, but not over max_tokens, whatever is generated (measurements)."""
+    """Exact length of each response, at most max_tokens; stop tokens are ignored (measurements)."""
 
     @classmethod
     def of(cls, config: Config, lengths: Lengths | None = None) -> Sampling:
-        """Return how the samples of a run's training are drawn."""
+        """Return the sampling parameters of a run's training."""
         return cls(
             num_samples=config.loop.samples_per_prompt,
             temperature=config.rollout.temperature,
@@ -109,15 +108,15 @@ class Sampling:
 
     def request(self, prompt: Prompt, number: int) -> GenerationRequest:
         """Return the first request of a prompt's sample."""
-        name, most = request_id(prompt.index, number), self.max_tokens
+        name, max_tokens = request_id(prompt.index, number), self.max_tokens
         if self.lengths is not None:
-            most = min(self.lengths(prompt.index, number), most)
+            max_tokens = min(self.lengths(prompt.index, number), max_tokens)
         return GenerationRequest(
             request_id=name,
             prompt_tokens=prompt.tokens,
             seed=seed_of_request(self.seed, name),
             temperature=self.temperature,
-            max_tokens=most,
+            max_tokens=max_tokens,
             ignore_stop=self.lengths is not None,
             greedy=self.greedy,
             top_p=self.top_p,
@@ -132,22 +131,21 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a request: tokens of one or more versions of the weights."""
+    """Result of a request: tokens of one or more weight versions."""
 
     request_id: str
     tokens: np.ndarray
-    """[T] int32, the stopping token included if the policy drew it."""
+    """[T] int32, including the stop token if the policy drew it."""
     logprobs: np.ndarray
     """[T] float32, over the whole vocabulary at the sampling temperature (before top_p, top_k and min_p)."""
     segments: tuple[ResponseSegment, ...]
-    """Which engine and version generated which tokens, in order; empty without tokens."""
+    """Engine and weight version of each span of tokens, in order; empty without tokens."""
     status: Status
-    """PARKED: not ended, a snapshot of what has come so far."""
+    """PARKED: snapshot of an unfinished response."""
     text: str = ""
-    """Text of all tokens, those of earlier requests included, if the response has ended."""
+    """Text of all tokens, including those of earlier requests, if the response has ended."""
     routes: Routes | None = None
-    """Routes of the positions that led to these tokens, and of the prompt's if no earlier request has them; None if the
-    engine does not record them."""
+    """Routes of the positions that led to these tokens, plus the prompt's in a first request; or None."""
 
     @classmethod
     def empty(cls, request_id: str, status: Status) -> Self:
@@ -155,32 +153,32 @@ class Completion:
 
     @property
     def policy_versions(self) -> np.ndarray:
-        """Return [T] int32: the version of the weights that generated each token."""
-        if len(self.segments) == 1:  # as most have
+        """[T] int32: weight version that generated each token."""
+        if len(self.segments) == 1:  # the usual case
             (only,) = self.segments
-            return _all_alike(only.version, only.end - only.start, np.int32)
+            return _constant(only.version, only.end - only.start, np.int32)
         versions = np.array([s.version for s in self.segments], np.int32)
         return np.repeat(versions, [s.end - s.start for s in self.segments])
 
 
 def prompt_digest(tokens: np.ndarray) -> int:
-    """Return 63 bits of the xxh3 of the tokens [T] as int32."""
+    """Return 63 bits of the xxh3 hash of the tokens [T] as int32."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, np.int32)) >> 1
 
 
 def next_request(asked: GenerationRequest, so_far: Completion, run_seed: int) -> GenerationRequest:
-    """Return the request that continues where `so_far` stopped: its tokens are own tokens, the rest of the budget is left.
+    """Return the request that continues after `so_far`: its tokens become `own_tokens` and reduce max_tokens.
 
-    Before the first token the request stays as it was: nothing was drawn from its stream.
+    A request without a token keeps its seed: nothing was drawn from its random stream.
 
     Raises:
-        RolloutError: The sample has used up MAX_ATTEMPTS requests.
+        RolloutError: The sample has used its MAX_ATTEMPTS requests.
     """
     attempt = so_far.segments[-1].attempt + 1 if so_far.segments else asked.attempt
     if attempt >= MAX_ATTEMPTS:
         raise RolloutError(
-            f"request {asked.request_id} was interrupted {MAX_ATTEMPTS} times after {len(so_far.tokens)} tokens; no seed is left "
-            "to continue with: a response must not take that many versions"
+            f"request {asked.request_id} was interrupted {MAX_ATTEMPTS} times after "
+            f"{len(so_far.tokens)} tokens and has no seed left: a response must not take that many versions"
         )
     return dataclasses.replace(
         asked,
@@ -192,7 +190,7 @@ def next_request(asked: GenerationRequest, so_far: Completion, run_seed: int) ->
 
 
 def join_completions(so_far: Completion | None, more: Completion) -> Completion:
-    """Return one completion of an earlier part and what continued it; it ended as the later part did."""
+    """Return an earlier part and its continuation as one completion, with the status of the continuation."""
     if so_far is None or not len(so_far.tokens):
         return more
     length = len(so_far.tokens)
@@ -209,10 +207,10 @@ def join_completions(so_far: Completion | None, more: Completion) -> Completion:
 
 
 def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> Sample:
-    """Return the sample of a completion to a prompt; FAILED if a row of its routes is missing.
+    """Return the sample of a prompt's completion; FAILED if a row of its routes is missing.
 
     Raises:
-        RolloutError: An engine ran other tokens than those before a segment.
+        RolloutError: The context that an engine ran differs from the prompt and earlier segments.
     """
     require_ran(prompt.tokens, completion)
     is_whole = completion.status is not Status.PARKED
@@ -222,7 +220,7 @@ def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> S
         sample_index=sample_index,
         prompt_tokens=prompt.tokens,
         response_tokens=completion.tokens,
-        loss_mask=_all_alike(True, len(completion.tokens), np.bool_),
+        loss_mask=_constant(True, len(completion.tokens), np.bool_),
         rollout_logprobs=completion.logprobs,
         policy_versions=completion.policy_versions,
         status=Status.FAILED if failed else completion.status,
@@ -234,9 +232,8 @@ def whole_sample(prompt: Prompt, sample_index: int, completion: Completion) -> S
     )
 
 
-def _all_alike(value: int, length: int, dtype: type) -> np.ndarray:
-    """Return [length] of one value, read-only. Samples share its memory: masks and versions are 5 of a
-    token's 13 bytes."""
+def _constant(value: int, length: int, dtype: type) -> np.ndarray:
+    """Return a shared read-only [length] array: masks and versions are 5 of a token's 13 bytes."""
     return _shared(value, max(_LEAST_SHARED, 1 << (length - 1).bit_length()), dtype)[:length]
 
 
@@ -248,7 +245,7 @@ def _shared(value: int, length: int, dtype: type) -> np.ndarray:
 
 
 def completion_of(sample: Sample) -> Completion:
-    """Return the completion that `whole_sample` made the sample of."""
+    """Return the completion of a sample; the inverse of `whole_sample`."""
     return Completion(
         sample.sample_id,
         sample.response_tokens,
@@ -261,12 +258,12 @@ def completion_of(sample: Sample) -> Completion:
 
 
 def require_ran(before: np.ndarray, completion: Completion) -> None:
-    """Raise RolloutError if an engine ran other tokens before a segment than `before` [T] int32 and the completion's own up
-    to there."""
+    """Raise RolloutError if a segment's context is not `before` [T] int32 and the tokens before it."""
     for segment in completion.segments:
         context = np.concatenate([before, completion.tokens[: segment.start]]) if segment.start else before
         if prompt_digest(context) != segment.prompt_digest:
             raise RolloutError(
-                f"sample {completion.request_id}: engine {segment.engine} ran other tokens before position {segment.start} of "
-                f"the response than the {len(context)} of its prompt and earlier segments (request {segment.attempt})"
+                f"sample {completion.request_id}: engine {segment.engine} ran other tokens before position "
+                f"{segment.start} of the response than the {len(context)} of its prompt and earlier segments "
+                f"(request {segment.attempt})"
             )

@@ -1,10 +1,11 @@
-"""What vLLM names in the file system, and who removes it when the engine's process ends, however it ends.
+"""Files and shared memory that vLLM creates, and their removal however the engine's process ends.
 
-vLLM gives its workers' queues and its CPU all-reduce named shared memory, and rendezvous through a file; it removes them at
-an orderly end only. Here every engine has a folder of its own, named after its process, in which vLLM makes its files: an
-all-reduce's segments are named after the file they met through. A tiny shell of its own session holds a pipe from the
-owner: when the owner ends, the pipe closes and the shell removes the folder and what it names. Where the shell was
-killed too, the next engine's start sweeps: this user's folders whose owner is dead, and only those.
+vLLM puts its workers' queues and its CPU all-reduce into named shared memory and rendezvous through a file;
+only an orderly shutdown removes them. Here every engine has its own folder, named after its process, for
+vLLM's files; the all-reduce's segments are named after its rendezvous file. A small shell in its own session
+reads a pipe from the owner: when the owner ends, the pipe closes and the shell removes the folder and the
+segments. If the shell was killed too, the next engine's start removes this user's folders whose owner is
+dead.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _SEGMENTS = Path("/dev/shm")
 _OURS = re.compile(r"mrl-engine-(\d+)-(\d+)-[0-9a-f]+")
 _NAMED = re.compile(r"/dev/shm/(?:psm_\w+|vllm_dist_\S+)")
 _REMOVE = Path(__file__).with_name("remove_scratch.sh")
-"""`remove_scratch.sh FOLDER SEGMENTS`: removes an engine's folder and the segments that it names."""
+"""`remove_scratch.sh FOLDER SEGMENTS` removes an engine's folder and the segments that it names."""
 
 
 class Scratch:
-    """One engine's folder. Made before the engine, so that one killed while it starts leaves nothing either."""
+    """Folder of one engine, created before it, so that an engine killed during its start leaves nothing."""
 
     def __init__(self, root: Path | None = None, segments: Path = _SEGMENTS) -> None:
         root = root or Path(folder_for_sockets())
         remove_stale_scratch(root, segments)
-        own = ProcessId.own()
-        self.folder = root / f"mrl-engine-{own.pid}-{own.start_ticks}-{uuid.uuid4().hex[:8]}"
+        own_process = ProcessId.own()
+        self.folder = root / f"mrl-engine-{own_process.pid}-{own_process.start_ticks}-{uuid.uuid4().hex[:8]}"
         self.folder.mkdir(mode=0o700)
-        # In the background of a shell that ends at once: Ray kills its workers' children when it kills the workers.
+        # A background process of a shell that ends at once: Ray kills its workers' children with the workers.
         starter = subprocess.Popen(
             [
                 "/bin/sh",
@@ -55,7 +56,7 @@ class Scratch:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={"PATH": os.defpath},  # nothing that counts it among a run's processes, whose rest is killed
+            env={"PATH": os.defpath},  # without the mark of a run's processes, which are killed at its end
         )
         assert starter.stdin is not None and starter.stdout is not None
         self._lifeline, self._remover_output = starter.stdin, starter.stdout
@@ -64,7 +65,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Temporary files of this process, and of those it starts meanwhile, are made in the folder; caches are not."""
+        """Put temporary files, but not caches, of this process and those it starts into the folder."""
         usual, before = tempfile.tempdir, dict(os.environ)
         use_own_compile_cache()
         os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"] = tempfile.tempdir = str(self.folder)
@@ -76,22 +77,21 @@ class Scratch:
             os.environ.update({"TMPDIR": before["TMPDIR"]} if "TMPDIR" in before else {})
 
     def note_segments(self) -> list[Path]:
-        """Named segments that this process and its descendants have mapped now go with the folder."""
-        found = mapped_segments()
-        (self.folder / "names").write_text("".join(f"{path}\n" for path in found))
-        return found
+        """Note the segments that this process and its descendants have mapped, which go with the folder."""
+        segments = mapped_segments()
+        (self.folder / "names").write_text("".join(f"{path}\n" for path in segments))
+        return segments
 
     def close(self, seconds: float = 10.0) -> None:
-        """Returns when everything is gone."""
+        """Remove the folder and its segments; wait until they are gone."""
         self._lifeline.close()
-        if not select.select([self._remover_output], [], [], seconds)[0]:  # it ends with its process
+        if not select.select([self._remover_output], [], [], seconds)[0]:  # closed when the remover exits
             raise RolloutError(f"{self.folder} was not removed within {seconds:g} s")
         self._remover_output.close()
 
 
 def remove_stale_scratch(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
-    """Removes what this user's dead engines' folders name, and the folders; those of living processes stay, and what another user
-    or a link calls so. Returns the folders."""
+    """Remove and return the folders of this user's dead engines, with their segments; never a link."""
     dead = []
     for folder in root.glob("mrl-engine-*"):
         owner = _OURS.fullmatch(folder.name)
@@ -102,9 +102,9 @@ def remove_stale_scratch(root: Path, segments: Path = _SEGMENTS) -> list[Path]:
 
 
 def mapped_segments() -> list[Path]:
-    """Named segments that this process and its descendants have mapped."""
-    found: set[str] = set()
+    """Return the named segments that this process and its descendants have mapped."""
+    names: set[str] = set()
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(OSError):
-            found |= set(_NAMED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
-    return sorted(Path(name) for name in found)
+            names |= set(_NAMED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    return sorted(Path(name) for name in names)

@@ -1,7 +1,7 @@
-"""`vllm serve`, each of whose processes ends with the one that started it: `python -m mrl.rollout.serve PARENT_PID WORDS...`.
+"""`vllm serve` whose processes end with their parents: `python -m mrl.rollout.serve PARENT_PID WORDS...`.
 
-vLLM's own engine processes live on when their server is killed. They are spawned, and a spawned process reads the main
-module of its parent first, which is this one: so each of them asks the kernel for its end here.
+vLLM's engine processes survive a killed server. They are spawned, and a spawned process first imports its
+parent's main module, which is this one: here it asks the kernel to kill it when its parent ends.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if __name__ == "__mp_main__":
 
 
 def main(parent: str, *words: str) -> None:
-    """Serve until it is ended."""
+    """Serve until killed."""
     die_with_parent(int(parent))
-    import torch  # the import takes seconds, in which the parent may end
+    import torch  # the import takes seconds, during which the parent may end
 
     use_own_compile_cache()
     if not torch.cuda.is_available():
         preload_by_short_paths()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     sys.argv = ["vllm serve", *words]
-    # What the command calls; the command itself asks for a package of the name vllm, which the build for CPUs has not.
+    # The function that the command calls; the command needs a package named vllm, which the CPU build lacks.
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()

@@ -1,4 +1,4 @@
-"""vLLM's engine as our settings want it: its arguments, and its start in this process."""
+"""vLLM's engine arguments from our settings, and the engine's start in this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mrl.rollout import engine_routes, environment, passthrough_args, quantised,
 from mrl.rollout.part import Part
 
 _CPU_WORKER = "mrl.cpu.vllm_worker.SeededCpuWorker"
-"""By name: vLLM imports it in the processes of its workers."""
+"""A name, because vLLM imports it in its worker processes."""
 Meeting = tuple[str, int]
-"""(address, port) where the processes of one engine find each other; the port after it is theirs too."""
+"""(address, port) where the processes of one engine meet; they also use the next port."""
 
 
 def of_run(config: Config, part: Part, meeting: Meeting | None) -> dict[str, Any]:
-    """What all processes of an engine of a run are told alike: the arguments of `arguments`."""
+    """Return the inputs of `arguments` for all processes of an engine of a run."""
     return {
         "rollout": config.rollout,
         "model_path": config.model.path,
@@ -38,7 +38,7 @@ def of_run(config: Config, part: Part, meeting: Meeting | None) -> dict[str, Any
 
 
 def start_engine(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
-    """An LLMEngine in this process; `options` are those of `arguments`. ConfigError where vLLM refuses them together."""
+    """Return an LLMEngine in this process; `options`: see `arguments`. ConfigError if vLLM refuses them."""
     chosen = arguments(rollout, model_path, part=part, **options)
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -47,7 +47,7 @@ def start_engine(rollout: RolloutSection, model_path: str, *, part: Part, **opti
 
 
 def start_headless(rollout: RolloutSection, model_path: str, *, part: Part, **options: Any) -> Any:
-    """The executor of a further node of an engine: its workers, which are up, and nobody here who asks them for anything."""
+    """Return the executor of a further node of an engine, with running workers that the first node calls."""
     chosen = arguments(rollout, model_path, part=part, **options)
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -57,16 +57,17 @@ def start_headless(rollout: RolloutSection, model_path: str, *, part: Part, **op
 
 @contextlib.contextmanager
 def _refusals(model_path: str) -> Iterator[None]:
-    """ConfigError for what vLLM says of settings that it does not take together."""
+    """Raise vLLM's errors of incompatible settings as ConfigError."""
     try:
         yield
     except ValidationError as error:
-        said = "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors())
-        raise ConfigError(f"vLLM does not start an engine of {model_path}: {said}") from error
+        faults = "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors())
+        raise ConfigError(f"vLLM does not start an engine of {model_path}: {faults}") from error
 
 
 def _vllm_config(chosen: Any, part: Part) -> Any:
-    """vLLM counts the nodes of all dp ranks, and refuses in its arguments that these are more than a dp rank's tp divides into."""
+    """Return vLLM's configuration. The node counts are set afterwards: vLLM counts the nodes of all dp ranks,
+    but its arguments refuse more nodes than one dp rank's tp can use."""
     config = chosen.create_engine_config(headless=part.node > 0)
     if part.nodes > 1:
         config.parallel_config.nnodes = part.dp * part.nodes
@@ -87,14 +88,17 @@ def arguments(
     trust_remote_code: bool = False,
     routes: bool = False,
 ) -> Any:
-    """vLLM's EngineArgs; the process environment is set for them, and vLLM imported. ConfigError or RolloutError where it
-    cannot start so."""
+    """Set the process environment, import vLLM and return its EngineArgs.
+
+    Raises:
+        ConfigError, RolloutError: vLLM cannot start with these settings on this machine.
+    """
     import torch
 
     passthrough_args.require(rollout.engine_args)
     if meeting is None and rollout.dp > 1:
         raise ConfigError(
-            f"rollout.dp = {rollout.dp}: such an engine is several processes, which a run's launcher starts; here set it to 1"
+            f"rollout.dp = {rollout.dp}: only a run's launcher starts several processes; set it to 1 here"
         )
     on_cpu = not torch.cuda.is_available()
     eager = is_eager(rollout, on_cpu=on_cpu, routes=routes)
@@ -131,7 +135,7 @@ def arguments(
         max_num_batched_tokens=min(rollout.max_num_batched_tokens, seqs * max_length),
         enforce_eager=eager,
         enable_prefix_caching=rollout.enable_prefix_caching and not deterministic,
-        # Processed ones are of the tokens that truncation leaves, raw ones have no temperature (the configuration says 1).
+        # Processed log-probs cover the tokens left by truncation; raw ones ignore the temperature (set to 1).
         logprobs_mode="raw_logprobs" if rollout.truncates else "processed_logprobs",
         load_format=plugin.LOAD_FORMAT if real_weights else "dummy",
         generation_config="vllm",
@@ -151,16 +155,15 @@ def arguments(
 
 
 def is_eager(rollout: RolloutSection, *, on_cpu: bool, routes: bool) -> bool:
-    """Whether nothing of the engine is compiled. What listens to the routers is no part of a compiled CPU model, as it is of
-    a GPU's."""
+    """Return True if nothing is compiled. On CPU a compiled model lacks the hooks that record routes."""
     return rollout.enforce_eager or (on_cpu and (rollout.ranks > 1 or routes))
 
 
 def _require_devices(rollout: RolloutSection, part: Part, seen: int) -> None:
     if seen < (wanted := rollout.tp // part.nodes):
         raise RolloutError(
-            f"{part.name} needs {wanted} GPUs (of rollout.tp = {rollout.tp}) and sees {seen}: CUDA_VISIBLE_DEVICES="
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
+            f"{part.name} needs {wanted} GPUs (of rollout.tp = {rollout.tp}) and sees {seen}: "
+            f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
         )
 
 
@@ -176,7 +179,7 @@ def _of_platform(rollout: RolloutSection, model_path: str, *, on_cpu: bool) -> d
 
 
 def _of_parts(rollout: RolloutSection, part: Part, meeting: Meeting | None) -> dict[str, Any]:
-    """What an engine of several processes is told beside its environment."""
+    """Return the arguments of an engine of several processes."""
     if meeting is None or part.is_whole:
         return {}
     seconds = int(rollout.step_deadline_seconds)
@@ -185,8 +188,8 @@ def _of_parts(rollout: RolloutSection, part: Part, meeting: Meeting | None) -> d
         "cpu_distributed_timeout_seconds": seconds,
     }
     if part.dp > 1:
-        # With asynchronous scheduling some steps run no forward pass, and the ranks would no longer run the same number; the
-        # sizes of batches are told over gloo, which has a deadline that NCCL's kernels do not have.
+        # With asynchronous scheduling some steps run no forward pass, so ranks would run different numbers of
+        # them. Batch sizes are exchanged over gloo, which has a deadline; NCCL kernels have none.
         fields |= {"async_scheduling": False, "disable_nccl_for_dp_synchronization": True}
     if part.nodes > 1:
         address, port = meeting

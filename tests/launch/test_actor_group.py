@@ -54,7 +54,7 @@ class Ended:
         raise RayTaskError("tick", "traceback", self._failures[call])
 
 
-GONE = PeerLost("engine 0, dp rank 0 could not go on without the other ranks of its engine: Timed out")
+GONE = PeerLost("engine 0, dp rank 0 could not continue without the other ranks of its engine: Timed out")
 RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
 
 
@@ -62,7 +62,7 @@ RANKS = {f"engine 0, dp rank {rank}": f"tick {rank}" for rank in range(3)}
     ("middle", "told", "words"),
     [
         (None, WorkerLost, "^engine 0, dp rank 1 kept others waiting in phase .*: PeerLost: "),
-        (GONE, PeerLost, "^engine 0, dp rank 0, phase .*could not go on"),
+        (GONE, PeerLost, "^engine 0, dp rank 0, phase .*could not continue"),
         (NumericError("a token is NaN"), NumericError, "^engine 0, dp rank 1, phase .*a token is NaN"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_further_worker_that_stands_still_ends_the_wait_for_it(task, ray_clust
         future = generate(hybrid)
         worker.suspend()
         begun = time.monotonic()
-        said = "engine 0 failed in phase .*engine 0 could not go on without the other ranks"
+        said = "engine 0 failed in phase .*engine 0 could not continue without the other ranks"
         with pytest.raises(WorkerLost, match=said):
             come(hybrid, future)
         worker.kill()

@@ -161,7 +161,7 @@ def test_stop_texts_and_the_tokens_of_the_generation_config_end_each_turn(acting
 def test_a_stop_that_can_end_nothing_is_refused(task: Path) -> None:
     asked = [f"model.path={task}/model", f"data.validation={task}/validation.jsonl", "rollout.stop=['<end>']"]
     asked += ["model.max_length=32", "data.max_prompt_tokens=16", "rollout.max_response_tokens=8"]
-    with pytest.raises(ConfigError, match="holds the special token '<end>'"):
+    with pytest.raises(ConfigError, match="contains the special token '<end>'"):
         evaluate(load([GSM8K.with_name("quickstart.yaml")], asked))
 
 

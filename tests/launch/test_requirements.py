@@ -85,7 +85,7 @@ def test_what_can_run_passes(model: str, words: str, nodes: str, gpus: bool, tmp
         ("gpt_oss", "training.layout={tp: 2, dp: 1, ep: 1, etp: 2}; rollout.tp=1", "00", True,
          "training.layout.etp = 2: the experts of gpt_oss have biases"),
         ("gpt_oss", f"{STACKS}; rollout.quantization=fp8_block; rollout.dtype=bfloat16", "00", True,
-         "rollout.quantization = fp8_block: the experts of gpt_oss lie in stacks"),
+         "rollout.quantization = fp8_block: the experts of gpt_oss are stacked"),
         ("dense", TRAINER, "00", True,
          "routing.replay = trainer: the model has no experts to choose from; set it to off"),
         ("moe", f"{REPLAY}; loop.deterministic=true", "00", True,

@@ -1,10 +1,9 @@
-"""One conversation with a candidate: requests and replies in lock step, output drained and capped, one limit
-of the candidate's own time.
+"""Conversation with a candidate: requests and replies in turn, capped output, a limit of its own time.
 
 consumes      calls of the verifier
-produces      replies, not yet decoded, or CandidateEnded with the outcome; Starved where the machine leaves it open
-waits for     the reply descriptor, standard output and error together, until the process' own time is used up
-never does    believe an exit status or printed text: they only ever explain a failure
+produces      undecoded replies, or CandidateEnded with the outcome; Starved if too little CPU leaves it open
+waits for     the reply descriptor, standard output and error together, until its own time is used up
+never does    trust an exit status or printed text: they only explain a failure
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from mrl.rewards.code.sandbox import Boundary, BoundaryRun
 _READY_SECONDS = 30.0
 _LAST_SECONDS = 2.0
 _RECURSION_PER_MIB = 1024
-"""A call of Python takes at least as much of the memory as this allows it."""
+"""Recursion limit per MiB: a Python call takes at least 1 KiB."""
 _SIGSYS_STATUS = 128 + 31
 
 
 class CandidateProcess:
-    """A sandboxed process with a program in it. Use as a context manager."""
+    """Sandboxed process that runs a program. Use it as a context manager."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules, allowance: Allowance) -> None:
-        """Own time that the program uses is taken from the allowance at the end of the block."""
+        """Start the sandbox. The end of the `with` block subtracts the used own time from the allowance."""
         self._boundary = boundary
         self._rules = rules
         self._allowance = allowance
@@ -70,7 +69,7 @@ class CandidateProcess:
         self._run.__exit__()
 
     def load(self, program: str, entry_point: str) -> None:
-        """Define the program and find its function. Raises CandidateEnded."""
+        """Run the program's definitions and find its function; raise CandidateEnded if that fails."""
         self._close_stdin()
         self._send(self._setup(program, entry_point))
         reply = self._receive()
@@ -80,23 +79,23 @@ class CandidateProcess:
             self._end(Outcome.RUNTIME_ERROR, f"the program raised {_name(reply)} while it was loaded")
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one call, both as encoded. Raises CandidateEnded where all is over."""
+        """Send one encoded call and return the encoded reply; raise CandidateEnded if the run is over."""
         self._refuse_early()
         self._calls += 1
         self._send({"id": self._calls, **question})
         reply = self._receive()
         if reply.get("id") != self._calls or type(reply.get("id")) is not int:
-            self._end(Outcome.WRONG, "an answer to another call than the one asked")
+            self._end(Outcome.WRONG, "a reply to another call")
         if reply.get("raised") == "MemoryError":
             self._end(Outcome.MEMORY_LIMIT, "MemoryError")
         return reply
 
     def finish(self) -> None:
-        """After the last call: nothing may be left to read."""
+        """Check after the last call that no reply is left."""
         self._refuse_early()
 
     def run_as_main(self, program: str, stdin: str) -> bytes:
-        """Run a program that reads standard input to its end; what it wrote to standard output."""
+        """Run a program that reads standard input; return its standard output."""
         self._send(self._setup(program, None))
         left = memoryview(stdin.encode())
         while self._open_outputs:
@@ -110,7 +109,7 @@ class CandidateProcess:
         return bytes(self._output[self._stdout])
 
     def _begin(self) -> None:
-        """Counts what is used from now on."""
+        """Start counting time and CPU use."""
         self._time, self._cpu_before = OwnTime(self._run.process.pid), self._run.cpu_seconds()
 
     def _setup(self, program: str, entry_point: str | None) -> dict[str, Any]:
@@ -123,19 +122,19 @@ class CandidateProcess:
         }
 
     def _await_ready(self) -> None:
-        """The runner's first word; without it the verifier has failed, not the candidate."""
+        """Wait for the runner's "ready"; without it the verifier failed, not the candidate."""
         deadline = time.monotonic() + _READY_SECONDS
         while not self._replies:
             if time.monotonic() > deadline or not self._reply_open:
-                words = bytes(self._output[self._stderr][-200:])
+                errors = bytes(self._output[self._stderr][-200:])
                 raise RewardError(
-                    f"code verifier: the sandbox did not start: {words.decode('utf-8', 'replace')!a}"
+                    f"code verifier: the sandbox did not start: {errors.decode('utf-8', 'replace')!a}"
                 )
             self._select(None, [self._run.replies], deadline - time.monotonic())
         with contextlib.suppress(BadReply):
             if parse_reply(self._replies.pop(0)) == {"ready": True}:
                 return
-        raise RewardError("code verifier: the sandbox's runner did not say that it is ready")
+        raise RewardError("code verifier: the sandbox's runner did not report that it is ready")
 
     def _send(self, message: dict[str, Any]) -> None:
         left = memoryview(frame(json.dumps(message).encode()))
@@ -157,7 +156,7 @@ class CandidateProcess:
         try:
             return parse_reply(self._replies.pop(0))
         except BadReply:
-            self._end(Outcome.WRONG, "an answer that is no data")
+            self._end(Outcome.WRONG, "a reply that is not valid JSON")
 
     def _refuse_early(self) -> None:
         while self._reply_open and select.select([self._run.replies], [], [], 0)[0]:
@@ -165,29 +164,28 @@ class CandidateProcess:
             if self._replies:
                 break
         if self._replies:
-            self._end(Outcome.WRONG, "an answer nobody asked for")
+            self._end(Outcome.WRONG, "a reply without a call")
 
     def _wait(self, *, writing: int | None, reading_replies: bool) -> None:
-        """Reads what is there, at the latest when the time is looked at again."""
+        """Read available data; return at the latest when the time must be checked again."""
         self._check_time()
         replies = [self._run.replies] if reading_replies and self._reply_open else []
         ends = [] if self._open_outputs else [self._run.end]
         self._select(writing, [*replies, *ends], self._time.pause)
 
     def _check_time(self) -> None:
-        """Raises CandidateEnded where the run has used up its time, Starved where the machine gave it too
-        little to say so."""
+        """Raise CandidateEnded if the run used up its time, Starved if too little CPU leaves that open."""
         limit = min(self._seconds, self._rules.cpu_seconds)
         if self._time.pause and self._time.waited < limit:
             return
         self._time.look()
-        if self._has_used_its_processor():
-            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of processor time")
+        if self._has_used_its_cpu():
+            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of CPU time")
         if self._time.seconds >= self._seconds:
             self._end(Outcome.TIME_LIMIT, f"no end within {self._seconds:g} s")
         self._allowance.require_patience(self._time)
 
-    def _has_used_its_processor(self) -> bool:
+    def _has_used_its_cpu(self) -> bool:
         return max(self._time.cpu, self._run.cpu_seconds() - self._cpu_before) >= self._rules.cpu_seconds
 
     def _select(self, writing: int | None, reading: list[int], seconds: float) -> None:
@@ -210,9 +208,9 @@ class CandidateProcess:
         try:
             self._replies.extend(self._frames.feed(data))
         except BadReply:
-            self._end(Outcome.OUTPUT_LIMIT, "an answer over the size limit")
+            self._end(Outcome.OUTPUT_LIMIT, "a reply over the size limit")
         if len(self._replies) > 1:
-            self._end(Outcome.WRONG, "several answers to one question")
+            self._end(Outcome.WRONG, "several replies to one call")
 
     def _drain(self, descriptor: int) -> None:
         try:
@@ -243,7 +241,7 @@ class CandidateProcess:
             stream.close()
 
     def _ended_early(self) -> NoReturn:
-        """The process is gone, or has closed its side, without the answer it owed."""
+        """Explain a process that ended or closed its side without the expected reply."""
         try:
             status = self._run.process.wait(timeout=_LAST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -255,9 +253,9 @@ class CandidateProcess:
             self._end(Outcome.MEMORY_LIMIT, f"more than {self._rules.memory_mib} MiB")
         if status == _SIGSYS_STATUS:
             self._end(Outcome.FORBIDDEN, "a system call that is not allowed")
-        if self._has_used_its_processor():
-            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of processor time")
-        self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it answered")
+        if self._has_used_its_cpu():
+            self._end(Outcome.TIME_LIMIT, f"{self._rules.cpu_seconds:g} s of CPU time")
+        self._end(Outcome.RUNTIME_ERROR, f"the program ended with status {status} before it replied")
 
     def _end(self, outcome: Outcome, reason: str) -> NoReturn:
         raise CandidateEnded(outcome, reason)

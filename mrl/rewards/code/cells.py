@@ -1,4 +1,4 @@
-"""An interpreter in the sandbox that keeps its names from one cell to the next."""
+"""Sandboxed interpreter that keeps its names from one cell to the next."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mrl.rewards.code.outcome import Outcome
 from mrl.rewards.code.sandbox import Boundary
 
 _ERROR_BYTES, _BYTES_A_CHARACTER = 24_000, 12
-"""Of an answer, as JSON: a traceback's at most, and a character's."""
+"""Largest JSON size of a traceback and of a character in a reply."""
 _ALL_CELLS = 100
-"""Cells' worth of processor time that the kernel allows the interpreter; each cell's own is looked at."""
+"""Kernel limit of the interpreter's CPU time, in cells; each cell's own time is checked separately."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell made."""
+    """Result of a cell."""
 
     output: str
-    """What it printed, and the value of its last expression; cut at the limit, which is said."""
+    """Printed text and the value of the last expression, cut at the limit with a note."""
     error: str
-    """The end of its traceback; empty where nothing was raised."""
+    """End of the traceback; empty without an error."""
 
 
 class Cells(CandidateProcess):
-    """A sandboxed interpreter. Use as a context manager; no cell runs after CandidateEnded, and nothing that one
-    has started runs between two."""
+    """Sandboxed interpreter, a context manager. No cell runs after CandidateEnded; all stops between
+    cells."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
-        """`rules.seconds` and `rules.cpu_seconds` are those of one cell."""
+        """`rules.seconds` and `rules.cpu_seconds` apply to one cell."""
         super().__init__(boundary, rules, Allowance.of(rules.seconds))
 
     def __enter__(self) -> Cells:
@@ -50,8 +50,12 @@ class Cells(CandidateProcess):
         return self
 
     def run(self, source: str) -> CellResult:
-        """Runs a cell. CandidateEnded where it used up its time or memory, or ended the interpreter, and all names with it; Starved
-        where the machine gave it no processor."""
+        """Run a cell.
+
+        Raises:
+            CandidateEnded: It used up its time or memory or ended the interpreter; all names are lost.
+            Starved: The machine gave it no CPU.
+        """
         self._refuse_early()
         self._allowance = Allowance.of(self._rules.seconds)
         for printed in self._output.values():
@@ -67,5 +71,5 @@ class Cells(CandidateProcess):
     def _result(self, reply: dict[str, Any]) -> CellResult:
         output, error = reply.get("output"), reply.get("error")
         if reply.get("id") != self._calls or not isinstance(output, str) or not isinstance(error, str):
-            self._end(Outcome.WRONG, "an answer to another cell than the one asked")
+            self._end(Outcome.WRONG, "a reply to another cell")
         return CellResult(output, error)

@@ -1,5 +1,4 @@
-"""Memory, process and processor limits for one sandbox run by cgroup, where this process may make one (v1 or
-v2)."""
+"""Memory, process and CPU limits of one sandbox run by cgroup (v1 or v2), if this process may create one."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ _TCP_BYTES = 8 * 2**20
 
 
 class Cgroup:
-    """Limits for one run; empty and removed at the end of the `with` block, its processes killed."""
+    """Limits of one run; `close` kills its processes and removes it."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
         self.procs = [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in folders]
 
     def memory_was_exceeded(self) -> bool:
-        """True where the kernel ended a process of the run for its memory."""
+        """Return True if the kernel killed a process of the run for its memory."""
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):
@@ -33,7 +32,7 @@ class Cgroup:
         return False
 
     def cpu_seconds(self) -> float:
-        """Processor time of all processes that were ever in the group; 0 where it is not counted."""
+        """Return the CPU seconds of all processes ever in the group; 0 if they are not counted."""
         for folder in self.folders:
             with contextlib.suppress(OSError, ValueError):
                 return int((folder / "cpuacct.usage").read_text()) / 1e9
@@ -43,42 +42,42 @@ class Cgroup:
         return 0.0
 
     def close(self, *, deadline_seconds: float = 2.0) -> None:
-        """Kill what is left and remove the folders. Raises OSError for one that does not go away in time."""
+        """Kill remaining processes and remove the folders; raise OSError if the deadline passes."""
         for descriptor in self.procs:
             os.close(descriptor)
         _remove(self.folders, deadline_seconds)
 
 
 def make_cgroup(*, memory_bytes: int, processes: int) -> Cgroup | None:
-    """Limits of a run, or None where this process may not make a cgroup."""
+    """Return a run's limits, or None if this process may not create a cgroup."""
     name = f"mrl-{os.getpid()}-{next(_NUMBERS)}"
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for parent, settings in _settings(memory_bytes, processes):
             folder = parent.resolve() / name
-            if folder not in made:  # controllers may share a hierarchy
+            if folder not in created:  # controllers may share a hierarchy
                 folder.mkdir()
-                made.append(folder)
+                created.append(folder)
             for file, value, needed in settings:
                 try:
                     (folder / file).write_text(value)
                 except OSError:
                     if needed:
                         raise
-        return Cgroup(made)
+        return Cgroup(created)
     except OSError:
-        for folder in made:
+        for folder in created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         return None
 
 
 def remove_of(owner: int, *, deadline_seconds: float = 0.5) -> None:
-    """Kills what is left in the groups of a process that was killed, and removes them; those that do not go away in time are swept later."""
-    found = [folder for parent, _ in _settings(0, 0) for folder in parent.glob(f"mrl-{owner}-*")]
-    if found and not Path(f"/proc/{owner}").exists():
+    """Kill the processes in a dead owner's groups and remove these; `remove_empty_cgroups` gets the rest."""
+    folders = [folder for parent, _ in _settings(0, 0) for folder in parent.glob(f"mrl-{owner}-*")]
+    if folders and not Path(f"/proc/{owner}").exists():
         with contextlib.suppress(OSError):
-            _remove(found, deadline_seconds)
+            _remove(folders, deadline_seconds)
 
 
 def _remove(folders: list[Path], deadline_seconds: float) -> None:
@@ -94,23 +93,23 @@ def _remove(folders: list[Path], deadline_seconds: float) -> None:
                 if time.monotonic() > deadline:
                     raise
                 _kill_all(folder)
-                time.sleep(0.002)  # the kernel empties the group a moment after its last process is gone
+                time.sleep(0.002)  # the kernel empties the group shortly after its last process ends
 
 
 def remove_empty_cgroups() -> None:
-    """Remove the empty groups of processes of ours that were killed before they could."""
+    """Remove the empty groups of our killed processes."""
     for parent, _ in _settings(0, 0):
         for folder in parent.glob("mrl-*-*"):
             owner = folder.name.split("-")[1]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-                with contextlib.suppress(OSError):  # not empty: not ours to end
+                with contextlib.suppress(OSError):  # not empty: leave it
                     folder.rmdir()
 
 
 def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[str, str, bool]]]]:
-    own = _own_groups()
+    groups = _own_groups()
     if (_ROOT / "cgroup.controllers").exists():
-        parent = _ROOT / own.get("", "").lstrip("/")
+        parent = _ROOT / groups.get("", "").lstrip("/")
         files = [
             ("memory.max", str(memory_bytes), True),
             ("memory.swap.max", "0", False),
@@ -118,24 +117,24 @@ def _settings(memory_bytes: int, processes: int) -> list[tuple[Path, list[tuple[
             ("cpu.max", "100000 100000", False),
         ]
         return [(parent, files)]
-    memory = _ROOT / "memory" / own.get("memory", "").lstrip("/")
+    memory = _ROOT / "memory" / groups.get("memory", "").lstrip("/")
     return [
         (
             memory if memory.is_dir() else _ROOT / "memory",
             [
                 ("memory.limit_in_bytes", str(memory_bytes), True),
                 ("memory.memsw.limit_in_bytes", str(memory_bytes), False),
-                ("memory.kmem.tcp.limit_in_bytes", str(_TCP_BYTES), False),  # counted apart here
+                ("memory.kmem.tcp.limit_in_bytes", str(_TCP_BYTES), False),  # counted separately in v1
             ],
         ),
-        (_under("pids", own), [("pids.max", str(processes), True)]),
-        (_under("cpu", own), [("cpu.cfs_quota_us", "100000", False)]),
-        (_under("cpuacct", own), []),
+        (_under("pids", groups), [("pids.max", str(processes), True)]),
+        (_under("cpu", groups), [("cpu.cfs_quota_us", "100000", False)]),
+        (_under("cpuacct", groups), []),
     ]
 
 
-def _under(controller: str, own: dict[str, str]) -> Path:
-    folder = _ROOT / controller / own.get(controller, "").lstrip("/")
+def _under(controller: str, groups: dict[str, str]) -> Path:
+    folder = _ROOT / controller / groups.get(controller, "").lstrip("/")
     return folder if folder.is_dir() else _ROOT / controller
 
 

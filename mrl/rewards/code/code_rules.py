@@ -1,26 +1,25 @@
-"""What of running programs is a setting."""
+"""Settings and constants of program runs."""
 
 from pydantic import Field
 
 from mrl.section import Section
 
 PROCESSES = 32
-"""Processes and threads of a candidate together."""
+"""Largest number of a candidate's processes and threads together."""
 OUTPUT_KIB = 256
-"""Output bytes read before a run counts as over its limit."""
+"""Largest output of a run in KiB."""
 FILE_MIB = 32
-"""Size of the writable file system."""
+"""Size of the writable file system in MiB."""
 
 
 class CodeRules(Section):
     """Limits of one program run."""
 
     seconds: float = Field(default=5.0, gt=0)
-    """Time of one process of the candidate by the clock, without what it waited for a processor."""
+    """Limit one candidate process to so many seconds by the clock, without waits for a CPU."""
     cpu_seconds: float = Field(default=5.0, gt=0)
-    """Processor time of one process of the candidate with its children."""
+    """Limit one candidate process and its children to so many seconds of CPU time."""
     memory_mib: int = Field(default=512, ge=32)
-    """Memory of the candidate's processes; where no cgroup can be made, its files and what its sockets can hold are a
-    part of it."""
+    """Limit the candidate's processes to so many MiB; without a cgroup this includes files and sockets."""
     partial: bool = False
-    """The value is the share of passed cases rather than all or nothing."""
+    """Give the share of passed cases as the value instead of all or nothing."""

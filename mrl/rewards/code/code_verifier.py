@@ -1,8 +1,8 @@
-"""The code verifier: runs a program in the sandbox and compares what it answers with what the task expects.
+"""Code verifier: run a program in the sandbox and compare its results with the task's.
 
-Four parties: the verifier (here; it passes on questions and answers and reads neither), the runner inside the
-boundary, the candidate, and the exam (`mrl.rewards.code.exam`): a process that holds expected values and asserts,
-runs no candidate code, and is killed when a value makes it take too long.
+Four parties: the verifier (here; it forwards calls and replies without reading them), the runner inside the
+boundary, the candidate, and the test run (`mrl.rewards.code.exam`): a process that has the expected values
+and asserts, runs no candidate code, and is killed if a value makes it take too long.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ def verify_program(
 ) -> Verdict:
     """Verify one program against a task; `seconds` bounds the own time of all its processes together.
 
-    Raises Starved where the machine gave it too little processor time to tell, and RewardError where the sandbox cannot be set up: nothing is ever run without it.
+    Raises:
+        Starved: The machine gave too little CPU time to tell.
+        RewardError: The sandbox cannot be set up; nothing runs without it.
     """
     start = time.monotonic()
-    source = _behind(task.context, program) if task.context else program
+    source = _with_context(task.context, program) if task.context else program
     if len(source.encode("utf-8", "replace")) > MAX_PROGRAM_BYTES:
         verdict = rejected(f"program larger than {MAX_PROGRAM_BYTES} bytes")
     else:
@@ -60,9 +62,8 @@ def verify_program(
     return dataclasses.replace(verdict, verifier=NAME, version=VERSION, seconds=time.monotonic() - start)
 
 
-def _behind(context: str, program: str) -> str:
-    """The source of a program behind the task's own code: a body goes on where that ends, and one that begins anew
-    leaves it whole."""
+def _with_context(context: str, program: str) -> str:
+    """Return the task's code and the program after it; `completed` ends the code unless a body follows."""
     is_body = bool(re.match(r"\s*\n[ \t]+\S|[ \t]+\S|\s*$", program))
     return (context if is_body else completed(context)) + "\n" + program
 
@@ -80,21 +81,20 @@ class _Run:
         return CandidateProcess(find_boundary(), self.rules, self.allowance)
 
     def asserts(self) -> Verdict:
-        """The data set's own test."""
+        """Run the data set's own test."""
         _, outcome, reason = self._examined(Exam(self.task))
         return _verdict(outcome, reason, float(outcome is Outcome.ACCEPTED))
 
     def cases(self) -> Verdict:
-        """All cases, in an order that depends on the program, so that it cannot know which one it is looking
-        at."""
+        """Run all cases in an order that depends on the program, which thus cannot tell its case."""
         cases = list(self.task.cases)
         random.Random(zlib.crc32(self.source.encode())).shuffle(cases)
         size = CASES_PER_PROCESS if self.task.entry_point else 1
         passed = 0
         first: tuple[Outcome, str] | None = None
         for start in range(0, len(cases), size):
-            good, outcome, reason = self._process(cases[start : start + size])
-            passed += good
+            num_passed, outcome, reason = self._process(cases[start : start + size])
+            passed += num_passed
             if outcome is not Outcome.ACCEPTED:
                 first = first or (outcome, reason)
                 if not self.rules.partial:
@@ -104,7 +104,7 @@ class _Run:
         return _verdict(outcome, reason, value)
 
     def _process(self, cases: Sequence[Case]) -> tuple[int, Outcome, str]:
-        """Cases of one fresh process: how many passed, and the first failure."""
+        """Run cases in one fresh process; return (cases passed, outcome and reason of the first failure)."""
         if self.task.entry_point:
             return self._examined(
                 Exam(dataclasses.replace(self.task, cases=tuple(cases)), self.rules.partial)
@@ -116,7 +116,7 @@ class _Run:
             return 0, ended.outcome, ended.reason
 
     def _examined(self, exam: Exam) -> tuple[int, Outcome, str]:
-        """Cases passed, outcome and reason of one fresh process with the program in it."""
+        """Run a test run on one fresh process; return (cases passed, outcome, reason)."""
         try:
             with self.session() as session:
                 session.load(self.source, self.task.entry_point or "")
@@ -126,8 +126,8 @@ class _Run:
 
     def _stdin_case(self, session: CandidateProcess, case: Case) -> tuple[int, Outcome, str]:
         written = session.run_as_main(self.source, case.stdin).decode("utf-8", "replace")
-        right = same_output(written, case.stdout, self.task.tolerance)
-        return (1, Outcome.ACCEPTED, "") if right else (0, Outcome.WRONG, "another output than expected")
+        is_correct = same_output(written, case.stdout, self.task.tolerance)
+        return (1, Outcome.ACCEPTED, "") if is_correct else (0, Outcome.WRONG, "another output than expected")
 
 
 def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
@@ -136,13 +136,13 @@ def _verdict(outcome: Outcome, reason: str, value: float) -> Verdict:
 
 
 class CodeVerifier:
-    """Scores the program of a response."""
+    """Verifier of the program in a response."""
 
     name, version = NAME, VERSION
 
     def __init__(self, rules: CodeRules) -> None:
         self._rules = rules
-        find_boundary()  # refuse at start-up, not at the first sample
+        find_boundary()  # fail at start-up, not at the first sample
 
     async def score(self, request: RewardRequest) -> Verdict:
         program = program_in(request.visible, request.ground_truth)

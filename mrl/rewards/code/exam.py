@@ -1,9 +1,8 @@
-"""A task's own test, or its cases, on what a candidate answers: the part that reads a policy's values.
+"""Test run: a task's test or cases on a candidate's return values. Only this code reads values of a policy.
 
-Runs in a process that is killed when its time is over (`mrl.rewards.code.examiner`), so that a value on which the
-test hangs, fills the memory or crashes costs its own sample and nothing else. An exception of the candidate
-reaches the test only where the test names its kind, and never as one that Python itself takes for the end of a
-loop; any other concludes the exam, and no `except` of the test can swallow that.
+It runs in a process that is killed at its deadline (`mrl.rewards.code.examiner`), so that a value that makes
+the test hang, fill the memory or crash costs only its own sample. A candidate's exception reaches the test
+only if the test names its type, and never as one that ends a loop in Python; any other ends the run uncaught.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from mrl.rewards.code.tasks import Case, CodeTask
 
 MAX_QUESTION_BYTES = 64 * 2**20
 _TOLERANCE = 1e-6
-"""Relative error allowed between floats where the task names none."""
+"""Default relative tolerance between floats."""
 _Exceptions = Mapping[str, type[Exception]]
 _ENDS_OF_LOOPS = (StopIteration, StopAsyncIteration)
 _BUILT_IN: _Exceptions = {
@@ -35,15 +34,15 @@ _BUILT_IN: _Exceptions = {
 
 
 class Channel:
-    """The candidate, at the other end of two pipes."""
+    """Connection to the candidate over two pipes."""
 
     def __init__(self, answers: BinaryIO, questions: BinaryIO) -> None:
         self._answers, self._questions = answers, questions
         self.passed = 0
-        """Cases that were correct so far."""
+        """Number of cases passed so far."""
 
     def call(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one call, both encoded."""
+        """Send one encoded call and return the encoded reply."""
         self._send({"call": question})
         answer = read_frame(self._answers)
         if answer is None:
@@ -51,19 +50,19 @@ class Channel:
         return json.loads(answer)
 
     def conclude(self, outcome: Outcome, reason: str = "") -> NoReturn:
-        """End the exam with a result, whatever the test would do next."""
+        """Send the result and end this process, whatever the test would do next."""
         self._send({"outcome": outcome.value, "reason": reason[:500]})
         os._exit(0)
 
     def fail(self, reason: str) -> NoReturn:
-        """End the exam without a result: the task, not the candidate, is at fault."""
+        """End this process without a result: the task, not the candidate, is at fault."""
         self._send({"failed": reason[:500]})
         os._exit(0)
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message | {"passed": self.passed}).encode()
         if len(data) > MAX_QUESTION_BYTES:
-            self.conclude(Outcome.WRONG, "the test made a question of it that is too large")
+            self.conclude(Outcome.WRONG, "the test's next call with a returned value is too large")
         with contextlib.suppress(BrokenPipeError):
             self._questions.write(frame(data))
             self._questions.flush()
@@ -71,15 +70,15 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exam:
-    """What one process of a candidate is asked."""
+    """Test run of one process of a candidate."""
 
     task: CodeTask
-    """Of its cases, those that are asked."""
+    """The task, with the cases of this run."""
     partial: bool = False
-    """A wrong answer does not end it."""
+    """Continue after a failed case."""
 
     def sit(self, candidate: Channel) -> NoReturn:
-        """Ask the candidate and conclude."""
+        """Run the test or the cases and send the result."""
         if self.task.test:
             _test(self.task, candidate)
         _cases(self, candidate)
@@ -93,7 +92,7 @@ class Raised(Exception):
         self.name = str(answer.get("raised"))[:60]
         bases = answer.get("bases")
         self.bases = [str(name) for name in bases] if isinstance(bases, list) else []
-        """Names of the exception's type and those it derives from, nearest first."""
+        """Names of the exception's type and its bases, nearest first."""
         self.text = str(answer.get("text") or "")
 
 
@@ -111,21 +110,21 @@ def _cases(exam: Exam, candidate: Channel) -> NoReturn:
 def _fault(case: Case, task: CodeTask, candidate: Channel) -> tuple[Outcome, str] | None:
     question = _question(case.args, dict(case.kwargs))
     tolerance = _TOLERANCE if task.tolerance is None else task.tolerance
-    wanted = [case.expected, *case.expected] if task.is_wrapped else [case.expected]
+    accepted = [case.expected, *case.expected] if task.is_wrapped else [case.expected]
     try:
         value = _value(candidate.call(question))
-        right = any(same(value, expected, tolerance=tolerance) for expected in wanted)
+        is_correct = any(same(value, expected, tolerance=tolerance) for expected in accepted)
     except Raised as raised:
         return Outcome.RUNTIME_ERROR, f"raised {raised.name}"
     except ForeignValue as error:
         return Outcome.WRONG, f"returned {error}"
     except Exception as error:
-        return Outcome.WRONG, f"returned what cannot be compared ({type(error).__name__})"
-    return None if right else (Outcome.WRONG, "another value than expected")
+        return Outcome.WRONG, f"returned a value that cannot be compared ({type(error).__name__})"
+    return None if is_correct else (Outcome.WRONG, "another value than expected")
 
 
 def _test(task: CodeTask, candidate: Channel) -> NoReturn:
-    """Execute the trusted test with a proxy in the candidate's place."""
+    """Execute the trusted test with a proxy for the candidate."""
     names: dict[str, Any] = {"__name__": "test"}
     proxy = _Proxy(candidate)
     try:
@@ -145,7 +144,7 @@ def _test(task: CodeTask, candidate: Channel) -> NoReturn:
 
 
 def _ended(error: BaseException, proxy: _Proxy, candidate: Channel) -> NoReturn:
-    """What an exception that the test let out says."""
+    """Send the result that an uncaught exception of the test implies."""
     if not proxy.num_calls or isinstance(error, ImportError):
         candidate.fail(f"the task's test ended with {type(error).__name__}: {str(error)[:200]}")
     if error is proxy.crossed:
@@ -153,22 +152,22 @@ def _ended(error: BaseException, proxy: _Proxy, candidate: Channel) -> NoReturn:
     if isinstance(error, AssertionError):
         candidate.conclude(Outcome.WRONG, "an assertion failed")
     if isinstance(error, MemoryError):
-        candidate.conclude(Outcome.MEMORY_LIMIT, "in the test, with what was returned")
+        candidate.conclude(Outcome.MEMORY_LIMIT, "in the test, with the returned values")
     candidate.conclude(Outcome.WRONG, f"the test ended with {type(error).__name__}")
 
 
 class _Proxy:
-    """What the test calls."""
+    """Proxy that the test calls instead of the candidate."""
 
     def __init__(self, candidate: Channel) -> None:
         self._candidate = candidate
         self.known: _Exceptions = {}
-        """Exceptions that can cross."""
+        """Exceptions that the test could see."""
         self.expected: tuple[type[Exception], ...] = ()
-        """Those that may."""
+        """Exceptions that the test names and thus may see."""
         self.num_calls = 0
         self.crossed: Exception | None = None
-        """The last one that did."""
+        """Last exception that the test saw."""
         self.last_raised = ""
 
     def function(self) -> Callable[..., Any]:
@@ -191,27 +190,29 @@ class _Proxy:
             self.last_raised = raised.name
             self.crossed = _crossing(raised, self.known, self.expected)
         except Exception as error:
-            self._candidate.conclude(Outcome.WRONG, f"returned what cannot be read ({type(error).__name__})")
+            self._candidate.conclude(
+                Outcome.WRONG, f"returned a value that cannot be read ({type(error).__name__})"
+            )
         if self.crossed is None:
             self._candidate.conclude(Outcome.RUNTIME_ERROR, f"raised {self.last_raised}")
         raise self.crossed
 
 
 def _question(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A call as data. Raises TypeError for an argument of a type that cannot cross."""
+    """Return a call as data; raise TypeError for an argument of another type."""
     named = {name: encode_value(value) for name, value in kwargs.items()}
     return {"args": [encode_value(value) for value in args], "kwargs": named}
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
-    """A call's value. Raises Raised and ForeignValue."""
+    """Return a call's value; raise Raised or ForeignValue if it has none."""
     if "raised" in answer:
         raise Raised(answer)
     return decode_value(answer.get("value"))
 
 
 def _crossing(raised: Raised, known: _Exceptions, expected: tuple[type[Exception], ...]) -> Exception | None:
-    """The exception that the test sees; None where it sees none."""
+    """Return the exception that the test sees, or None."""
     for kind in (known[name] for name in raised.bases if name in known):
         if issubclass(kind, _ENDS_OF_LOOPS):  # as PEP 479 has it for generators
             kind = RuntimeError
@@ -219,13 +220,13 @@ def _crossing(raised: Raised, known: _Exceptions, expected: tuple[type[Exception
             return None
         try:
             return kind(raised.text)
-        except TypeError:  # it takes more than a text: the next base will do
+        except TypeError:  # it needs more than a text: try the next base
             continue
     return None
 
 
 def _named(source: str, known: _Exceptions) -> tuple[type[Exception], ...]:
-    """The exceptions that a source names, all where it has an `except` without a kind."""
+    """Return the exceptions that a source names; all if it has a bare `except`."""
     nodes = list(ast.walk(ast.parse(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -242,7 +243,7 @@ def _exceptions_in(names: Mapping[str, Any]) -> _Exceptions:
 
 
 def completed(context: str) -> str:
-    """Code before the candidate's, with a body where it ends with a signature."""
+    """Return the code before the candidate's, with `pass` added if it ends with a signature."""
     try:
         ast.parse(context)
     except SyntaxError:

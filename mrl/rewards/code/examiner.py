@@ -1,4 +1,4 @@
-"""The verifier's side of exams: asks the candidate what an exam wants to know, and ends the exam's process when its time is over."""
+"""Verifier's side of a test run: forwards its calls to the candidate and ends its process at the deadline."""
 
 from __future__ import annotations
 
@@ -25,38 +25,37 @@ _TEST = "the test of what was returned"
 def examine(
     exam: Exam, session: CandidateProcess, rules: CodeRules, allowance: Allowance
 ) -> tuple[int, Outcome, str]:
-    """Have an exam sat in a process of its own.
+    """Execute a test run in its own process.
 
     Args:
-        session: The candidate, which answers the exam's questions.
-        allowance: What the exam's own time is taken from. It may take as long as a process of the candidate, whose time does not
-            count here.
+        session: The candidate, which replies to the calls.
+        allowance: Budget of own time. The limit is that of a candidate process, which counts separately.
 
     Returns:
-        Cases passed, outcome and reason.
+        (cases passed, outcome, reason).
 
     Raises:
-        Starved: The machine leaves it open.
+        Starved: The machine gave too little CPU time to tell.
         RewardError: The task's test is at fault.
     """
     passed = 0
     try:
-        with _Sitting(exam, rules, allowance) as sitting:
+        with _TestRun(exam, rules, allowance) as run:
             while True:
-                message = sitting.next()
+                message = run.next()
                 passed = int(message["passed"])
                 if "call" not in message:
                     break
-                sitting.answer(session.call(message["call"]))
+                run.answer(session.call(message["call"]))
         session.finish()
         return passed, Outcome(message["outcome"]), message["reason"]
     except CandidateEnded as ended:
-        # Replies before a breach are not believed either: a process that cheats passes nothing.
+        # Earlier replies of a process that cheats are not trusted either: it passes no case.
         return 0 if ended.outcome is Outcome.WRONG else passed, ended.outcome, ended.reason
 
 
-class _Sitting:
-    """An exam that is sat. Leaving the `with` block ends its process, and takes its time from the allowance."""
+class _TestRun:
+    """Test run in progress. The `with` block ends its process and subtracts its time from the allowance."""
 
     def __init__(self, exam: Exam, rules: CodeRules, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -64,8 +63,8 @@ class _Sitting:
         self._num_answers = 0
         self._exam, self._rules = exam, rules
 
-    def __enter__(self) -> _Sitting:
-        self._child = ForkedChild(self._sit, limit=2 * MAX_QUESTION_BYTES)
+    def __enter__(self) -> _TestRun:
+        self._child = ForkedChild(self._run, limit=2 * MAX_QUESTION_BYTES)
         self._own = OwnTime(self._child.pid, limit=self._seconds)
         self._has_ended = False
         return self
@@ -77,15 +76,19 @@ class _Sitting:
             self._child.reap()
 
     def next(self) -> dict[str, Any]:
-        """Return a question for the candidate, or the result. Raises CandidateEnded if the test used up its time or died of what was
-        returned, and RewardError if the candidate had no part in it."""
+        """Return a call for the candidate, or the result.
+
+        Raises:
+            CandidateEnded: The test used up its time or died because of a returned value.
+            RewardError: The test failed without the candidate.
+        """
         try:
             message = self._child.next_reply(self._own, self._allowance, self._seconds)
         except TimeoutError:
             if self._num_answers:
                 reason = f"no end of {_TEST} within {self._seconds:g} s"
                 raise CandidateEnded(Outcome.TIME_LIMIT, reason) from None
-            raise RewardError("code verifier: the task's test does not come to call the candidate") from None
+            raise RewardError("code verifier: the task's test never called the candidate in time") from None
         except EOFError:
             self._died()
         if "failed" in message:
@@ -93,7 +96,7 @@ class _Sitting:
         return message
 
     def answer(self, reply: dict[str, Any]) -> None:
-        """Tell what the candidate answered."""
+        """Send the candidate's reply."""
         self._num_answers += 1
         self._child.send_bytes(json.dumps(reply).encode())
 
@@ -102,14 +105,14 @@ class _Sitting:
         if not self._num_answers or status >= 0 or status == -signal.SIGKILL:
             raise RewardError(f"code verifier: the task's test ended with status {status}")
         if status == -signal.SIGXCPU:
-            raise CandidateEnded(Outcome.TIME_LIMIT, f"processor time of {_TEST}")
+            raise CandidateEnded(Outcome.TIME_LIMIT, f"CPU time of {_TEST}")
         raise CandidateEnded(Outcome.WRONG, f"{_TEST} ended its process with status {status}")
 
-    def _sit(self, requests: int, replies: int) -> None:
-        """In the child, which has none of its parent's other files."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+    def _run(self, requests: int, replies: int) -> None:
+        """Close all other files and execute the test run, in the child."""
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
         first, second = sorted((requests, replies))
         os.closerange(3, first)
         os.closerange(first + 1, second)
@@ -120,7 +123,7 @@ class _Sitting:
                 _limit(self._rules.memory_mib * 2**20, math.ceil(self._seconds) + 1)
                 self._exam.sit(channel)
             except MemoryError:
-                channel.conclude(Outcome.MEMORY_LIMIT, "in the comparison, with what was returned")
+                channel.conclude(Outcome.MEMORY_LIMIT, "in the comparison, with the returned values")
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -128,8 +131,8 @@ class _Sitting:
 
 
 def _limit(memory_bytes: int, cpu_seconds: int) -> None:
-    """Memory beyond what the interpreter has, and processor time: at its end SIGXCPU says why, which an equal hard limit would
-    make SIGKILL."""
+    """Limit memory beyond the interpreter's, and CPU time. The higher hard limit lets SIGXCPU end the
+    process, which tells the reason; an equal one would send SIGKILL."""
     status = Path("/proc/self/status").read_text()
     limit = int(status.partition("VmData:")[2].split()[0]) * 1024 + memory_bytes
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

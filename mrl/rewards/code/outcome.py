@@ -1,4 +1,4 @@
-"""How a candidate fared. That a verifier failed is an exception (RewardError), not an outcome."""
+"""Outcomes of a candidate. A verifier's failure is an exception (RewardError), not an outcome."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Outcome(enum.Enum):
-    """What a reason starts with, and a verdict's part is named after."""
+    """Outcome, which starts a verdict's reason and names its part."""
 
     ACCEPTED = "accepted"
     WRONG = "wrong"
@@ -18,7 +18,7 @@ class Outcome(enum.Enum):
 
 
 class CandidateEnded(Exception):
-    """The run of a candidate is over before its test was."""
+    """The candidate's run ended before its test."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(f"{outcome.value}: {reason}")

@@ -1,9 +1,9 @@
-"""What a program printed, compared with what a task wants as judges do: line by line, and numbers by value.
+"""Comparison of a program's output with the expected one, as online judges do: by line, and numbers by value.
 
-Space at the end of a line, empty lines at either end, and the space between the numbers of a line of numbers do
-not count. A wanted integer is equal to itself alone, also as 2.0. A wanted number with a point or an exponent is
-equal to one within its last digit and 1e-6, or within a relative error of 1e-6. A task's own tolerance is of the
-absolute or relative error, whichever is larger, and holds for integers beside numbers with a point too.
+Ignored are spaces at the end of a line, empty lines at both ends and the spacing of lines that contain only
+numbers. An expected integer equals only itself, also as 2.0. An expected number with a point or exponent
+equals one within its last digit and 1e-6, or within a relative error of 1e-6. A task's own tolerance bounds
+the absolute or relative error, whichever is larger, also of an expected integer if the output has a point.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from decimal import Decimal
 
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
-"""0010 is none: its zeros may mean something."""
+"""0010 is not a number: its zeros may matter."""
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _SPACE = re.compile(r"(\s+)")
 _TOLERANCE = 1e-6
 
 
 def same_output(written: str, wanted: str, tolerance: float | None = None) -> bool:
-    """Return True if what was written is what is wanted; `tolerance` is the task's own. Raises nothing."""
+    """Return True if the output equals the expected one; `tolerance` is the task's own. Raises nothing."""
     mine, yours = _lines(written), _lines(wanted)
     return len(mine) == len(yours) and all(
         one == other or _same_line(one, other, tolerance) for one, other in zip(mine, yours, strict=True)

@@ -1,8 +1,8 @@
-"""The program of a response: which of its code blocks is meant, read as Markdown is.
+"""Choice of the program among a response's Markdown code blocks.
 
 Fences are those of CommonMark (three or more backticks or tildes, closed by at least as many of the same),
-indented, in a list or in a quotation too; what stands behind the language does not matter. The last block that
-defines the entry point counts, not the last block: usage and output often follow. Nothing here parses Python.
+also indented, in a list or in a quotation; text after the language is ignored. The last block that defines
+the entry point counts, not the last block: usage and output often follow. Nothing here parses Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrl.rewards.visible import answer_frames, visible_text
 
 _PYTHON = ("python", "python3", "py", "py3")
 _MARKDOWN = ("", "markdown", "md", "mdx")
-"""Blocks that may hold blocks."""
+"""Languages of blocks that may contain blocks."""
 _FENCE = re.compile(
     r"(?P<prefix>[ \t>]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?)(?P<marks>`{3,}|~{3,})(?P<info>.*)"
 )
@@ -25,26 +25,25 @@ _LANGUAGE = re.compile(r"[\s{.]*([A-Za-z0-9_+#-]*)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """A closed code block."""
+    """Closed code block."""
 
     language: str
-    """In lower case; empty where the fence names none."""
+    """Lower case; empty if the fence names none."""
     text: str
 
 
 def program_in(response: str, task: CodeTask) -> str | None:
-    """The program for a task in what is visible of a response; where that has no fence, all of it. None where
-    no block is closed."""
+    """Return a task's program from a response's visible part (all of it without fences), or None."""
     text = _framed(visible_text(response))
     if not any(marks in text for marks in ("```", "~~~")):
         return text if text.strip() else None
-    found = list(blocks(text))
-    chosen = _defining(found, task.entry_point) or (_bodies(found) if task.context else []) or _likely(found)
+    code = list(blocks(text))
+    chosen = _defining(code, task.entry_point) or (_bodies(code) if task.context else []) or _likely(code)
     return chosen[-1].text.strip("\n") if chosen else None
 
 
 def _framed(text: str) -> str:
-    """What the last <answer> holds, where there is one and no code is outside it alone."""
+    """Return the text of the last <answer>, if there is one, unless only the text outside it has code."""
     frames = answer_frames(text)
     has_code = [
         any(marks in part for marks in ("```", "~~~")) for part in (text, frames[-1] if frames else "")
@@ -53,13 +52,12 @@ def _framed(text: str) -> str:
 
 
 def reading_of(text: str, task: CodeTask) -> dict[str, str]:
-    """What a person is told of the program in a visible text."""
+    """Return the program in a visible text and its entry point, for people."""
     return {"program": program_in(text, task) or "none", "entry point": task.entry_point or "standard input"}
 
 
 def blocks(text: str, *, closed: bool = False) -> Iterator[Block]:
-    """All blocks in order, each before those inside it. `closed`: the end of the text closes an open one, as
-    the end of the block around it does."""
+    """Yield all blocks in order, each before those inside it. `closed`: the text's end closes an open one."""
     opening: re.Match[str] | None = None
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -91,35 +89,35 @@ def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
 def _with_inner(opening: re.Match[str], lines: Sequence[str]) -> Iterator[Block]:
     quote = ">" if ">" in opening["prefix"] else ""
     prefix = re.compile(rf"[ \t{quote}]{{0,{len(opening['prefix'])}}}")
-    text = "\n".join(line[prefix.match(line).end() :] for line in lines)  # type: ignore[union-attr] it matches ""
-    found = _LANGUAGE.match(opening["info"])
-    language = found[1].lower() if found else ""
+    text = "\n".join(line[prefix.match(line).end() :] for line in lines)  # type: ignore[union-attr]
+    match = _LANGUAGE.match(opening["info"])
+    language = match[1].lower() if match else ""
     yield Block(language, text)
     if language in _MARKDOWN:
         yield from blocks(text, closed=True)
 
 
-def _defining(found: Sequence[Block], name: str | None) -> list[Block]:
-    """Blocks that define the name at their outermost level, or else anywhere."""
+def _defining(code: Sequence[Block], name: str | None) -> list[Block]:
+    """Return the blocks that define the name at their outermost level, or else anywhere."""
     if not name:
         return []
     name = re.escape(name)
     bound = rf"^{name}[ \t]*(?:[:,][^=\n]*)?=(?!=)|^(?:from[ \t].{{1,100}})?import[ \t].{{0,200}}\b{name}\b"
     defined = rf"(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b"
     for pattern in (rf"^{defined}|{bound}", rf"^[ \t]+{defined}"):
-        if chosen := [block for block in found if re.search(pattern, block.text, re.MULTILINE)]:
+        if chosen := [block for block in code if re.search(pattern, block.text, re.MULTILINE)]:
             return chosen
     return []
 
 
-def _bodies(found: Sequence[Block]) -> list[Block]:
-    """Blocks that go on where the task's own code ends, with an indented line."""
-    return [block for block in found if re.match(r"\n*[ \t]+\S", block.text)]
+def _bodies(code: Sequence[Block]) -> list[Block]:
+    """Return the blocks that continue the task's own code: they start with an indented line."""
+    return [block for block in code if re.match(r"\n*[ \t]+\S", block.text)]
 
 
-def _likely(found: Sequence[Block]) -> list[Block]:
-    """Blocks of Python; else those of no language, else all."""
+def _likely(code: Sequence[Block]) -> list[Block]:
+    """Return the Python blocks, else those without a language, else all."""
     for languages in (_PYTHON, ("",)):
-        if chosen := [block for block in found if block.language in languages]:
+        if chosen := [block for block in code if block.language in languages]:
             return chosen
-    return list(found)
+    return list(code)

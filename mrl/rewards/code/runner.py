@@ -1,9 +1,8 @@
-"""What runs inside the sandbox, beside the candidate. Its text is handed to a bare interpreter; it imports
-nothing of ours and holds nothing worth stealing: no expected values, one input at a time.
+"""Runner inside the sandbox, in the candidate's process. A bare interpreter gets this text; it imports
+nothing of ours and contains no secrets: no expected values, one input at a time.
 
 Frames on the request descriptor: the set-up, then one call each. Frames on the reply descriptor: "ready",
-"loaded", then one answer per call with the call's number. Everything that arrives is data; the verifier
-trusts none of it.
+"loaded", then one reply per call with the call's number. The verifier trusts none of them.
 """
 
 import json
@@ -16,7 +15,7 @@ HARNESS = (
     *("collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "operator", "random"),
     *("statistics", "string", "re", "datetime", "copy", "io", "sys", "json", "time", "fractions"),
 )
-"""Modules that the harnesses of LeetCode, APPS, TACO and LiveCodeBench import, with all their names, before a program."""
+"""Modules whose names the harnesses of LeetCode, APPS, TACO and LiveCodeBench import before a program."""
 THREAD_STACK_BYTES = 8 * 2**20
 BUILT_IN = (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
 TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
@@ -28,8 +27,7 @@ def _foreign_value(name):
 
 
 def encode_tagged(value, foreign=_foreign_value, depth=0):
-    """Built-in values as tagged JSON, those of a subclass by what they are as the built-in; anything else only by
-    the name of its type."""
+    """Return a built-in value (of a subclass as the built-in) as tagged JSON, else `foreign(type name)`."""
     kind = type(value)
     if kind not in BUILT_IN:
         kind = next((base for base in kind.__mro__ if base in BUILT_IN), None)
@@ -58,7 +56,7 @@ def encode_tagged(value, foreign=_foreign_value, depth=0):
 
 
 def decode_tagged(data):
-    """The reverse, for inputs."""
+    """Return the value of tagged JSON, for inputs."""
     if not isinstance(data, dict):
         return data
     ((tag, body),) = data.items()
@@ -83,10 +81,10 @@ def _read_frame(descriptor):
 def read_exactly(descriptor, count):
     data = b""
     while len(data) < count:
-        more = os.read(descriptor, count - len(data))
-        if not more:
+        chunk = os.read(descriptor, count - len(data))
+        if not chunk:
             os._exit(0)
-        data += more
+        data += chunk
     return data
 
 
@@ -108,13 +106,13 @@ def limit(limits, recursion):
         sys.set_int_max_str_digits(0)
     import _thread
 
-    _thread.stack_size(THREAD_STACK_BYTES)  # else it is the main thread's, which is all the memory
+    _thread.stack_size(THREAD_STACK_BYTES)  # else it is the main thread's, which is the whole memory
     deepen(recursion)
 
 
 def deepen(recursion):
-    """Let calls that go through C (functools.cache, max over a generator) nest as deep as the stack allows:
-    CPython 3.12 and 3.13 end them after some hundred, whatever the recursion limit is."""
+    """Let calls through C (functools.cache, max over a generator) nest as deep as the stack allows. CPython
+    3.12 and 3.13 end them after some hundred, whatever the recursion limit."""
     if sys.version_info[:2] not in ((3, 12), (3, 13)):
         return
     try:
@@ -125,14 +123,14 @@ def deepen(recursion):
     state.restype = ctypes.c_void_p
     fields = (ctypes.c_int * 32).from_address(state())
     # CPython's Include/cpython/pystate.h: py_recursion_remaining, py_recursion_limit, c_recursion_remaining
-    found = [n for n in range(1, 31) if fields[n] == recursion and 0 < recursion - fields[n - 1] < 100]
+    matches = [n for n in range(1, 31) if fields[n] == recursion and 0 < recursion - fields[n - 1] < 100]
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    if len(found) == 1 and 0 < fields[found[0] + 1] < stack // 1024:
-        fields[found[0] + 1] = stack // 1024
+    if len(matches) == 1 and 0 < fields[matches[0] + 1] < stack // 1024:
+        fields[matches[0] + 1] = stack // 1024
 
 
 def error_message(error):
-    """An exception as names and text; what it says of itself is not asked."""
+    """Return an exception's type names and text, without a call of its methods."""
     kinds = [kind.__name__[:60] for kind in type(error).__mro__]
     text = next((argument[:1000] for argument in error.args[:1] if type(argument) is str), "")
     return {"raised": kinds[0], "bases": kinds[:20], "text": text}
@@ -155,7 +153,7 @@ def main(requests, replies):
 
 
 def add_builtins_of_site():
-    """exit, quit and the others that a Python without -S has."""
+    """Add exit, quit and the other built-ins of a Python without -S."""
     import _sitebuiltins
     import builtins
 
@@ -171,8 +169,7 @@ def run_as_main(program):
 
 
 def function_of(program, entry_point):
-    """The function that is asked for: a method of the program's `Solution`, of a new one for each call, or else
-    its own by that name."""
+    """Return the entry point: a method of its `Solution` (a new object per call), else its function."""
     names = execute(program, "candidate")
     solution = names.get("Solution")
     if isinstance(solution, type) and hasattr(solution, entry_point):
@@ -181,7 +178,7 @@ def function_of(program, entry_point):
 
 
 def execute(program, name):
-    """The names of a program that has run as a module of that name."""
+    """Run a program as a module of that name; return its names."""
     code = compile(program, "candidate.py", "exec")
     module = sys.modules[name] = type(sys)(name)
     names = vars(module)
@@ -191,7 +188,7 @@ def execute(program, name):
 
 
 def given(program):
-    """Of the names of the harness, those that a program reads and does not bind itself."""
+    """Return the harness's names that a program reads but does not bind itself."""
     import builtins
     import symtable
 
@@ -233,7 +230,7 @@ def _serve(setup, requests, replies):
 
 
 class Output:
-    """What a cell prints, up to a limit."""
+    """Output of a cell, up to a limit."""
 
     def __init__(self, limit):
         self.limit, self.parts, self.length, self.encoding = limit, [], 0, "utf-8"
@@ -253,8 +250,8 @@ class Output:
         return False
 
     def text(self):
-        more = self.length - self.limit
-        return "".join(self.parts) + (f"\n[{more} more characters]" if more > 0 else "")
+        excess = self.length - self.limit
+        return "".join(self.parts) + (f"\n[{excess} more characters]" if excess > 0 else "")
 
 
 def serve_cells(limit, requests, replies):
@@ -269,7 +266,7 @@ def serve_cells(limit, requests, replies):
 
 
 def run_cell(source, names, output):
-    """What went wrong; the value of a last expression is printed."""
+    """Run a cell, print the value of its last expression and return its error, or ""."""
     import ast
     import traceback
 

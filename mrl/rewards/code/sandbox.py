@@ -1,12 +1,10 @@
-"""The sandbox: where untrusted programs run, or nothing runs at all.
+"""Sandbox for untrusted programs; without it no program runs.
 
-Bubblewrap gives own user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with an
-interpreter and nothing else, a small writable /tmp, an empty environment and a session of its own. Under it:
-a system-call filter, resource limits, and where this process may make one, a cgroup. Started by root, the
-run gets a user id of its own. Where no cgroup can be made, the candidate may not start a process,
-and its address space, its files and what its pipes and sockets can hold share one limit, so that the limits of
-one process are the limits of the run.
-`describe` says which of these hold here.
+Bubblewrap gives separate user, pid, mount, network, ipc, uts and cgroup namespaces, a read-only root with
+only an interpreter, a small writable /tmp, an empty environment and a new session. Below it are a system-call
+filter, resource limits and, if this process may create one, a cgroup. A run started by root gets its own user
+id. Without a cgroup the candidate may not start processes, and one limit covers its address space, files,
+pipes and sockets, so that the limits of one process bound the run. `describe` reports which limits apply.
 """
 
 from __future__ import annotations
@@ -34,50 +32,49 @@ from mrl.rewards.code.seccomp import filter_program
 _MIB = 2**20
 _DESCRIPTORS = 64
 _PIPE_BYTES = 32 * 1024
-"""Of a pipe, for each of its two descriptors; F_SETPIPE_SZ is refused where they are not counted."""
+"""Pipe capacity per descriptor (a pipe has two); F_SETPIPE_SZ is refused if no cgroup counts pipes."""
 _PACKET_BYTES = 64 * 1024
-"""More than a socket's buffer holds: one packet is always taken whole."""
+"""Excess over a socket's buffer, because one packet is always accepted whole."""
 _SOCKET_BUFFER = Path("/proc/sys/net/core/wmem_default")
 _FIRST_RUN_UID, _RUN_UIDS = 20_000, 40_000
-"""User ids of runs started by root: above a system's own, inside what a container maps."""
+"""User ids of runs started by root: above the system's, within a container's mapping."""
 _RUNNER = Path(__file__).with_name("runner.py")
 _PROBE_SECONDS = 30.0
 _END_SECONDS = 2.0
 _STOP_SECONDS = 30.0
-"""A process stops when it next has a processor."""
+"""Deadline to stop all processes; one stops only when it next gets a CPU."""
 _PROBLEM_BYTES = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Boundary:
-    """What this machine offers; found once per process."""
+    """Sandbox features of this machine; detected once per process."""
 
     bwrap: str
     python: str
     has_cgroup: bool
     own_uid: bool
     has_scratch: bool
-    """Whether the writable file system can be one with bounded inodes."""
+    """True if the writable file system has bounded inodes."""
 
     def describe(self) -> str:
-        """One line for the log: which limits hold."""
+        """Return one line for the log: the limits that apply."""
         limits = (
-            "memory, processes and processor by cgroup"
+            "memory, processes and CPU by cgroup"
             if self.has_cgroup
             else "no cgroup here: address space by rlimit and no further process for the candidate"
         )
         if not self.has_scratch:
             limits += ", files by the cgroup" if self.has_cgroup else ", nothing writable"
-        user = "a user id of its own" if self.own_uid else "this process' user id, mapped to nobody"
+        user = "its own user id" if self.own_uid else "this process's user id, mapped to nobody"
         return f"bubblewrap namespaces, no network, read-only root, system-call filter; {user}; {limits}"
 
     def rlimits(self, rules: CodeRules) -> dict[str, int]:
-        """Limits the runner puts on itself before it reads the program."""
+        """Return the limits that the runner sets on itself before it reads the program."""
         limits = {
             "RLIMIT_AS": rules.memory_mib * _MIB,
             "RLIMIT_SIGPENDING": 64,
-            "RLIMIT_CPU": int(rules.cpu_seconds)
-            + 2,  # a second line: who waits for the run looks at its time
+            "RLIMIT_CPU": int(rules.cpu_seconds) + 2,  # fallback: the waiting process checks the time itself
             "RLIMIT_FSIZE": FILE_MIB * _MIB,
             "RLIMIT_CORE": 0,
             "RLIMIT_NOFILE": _DESCRIPTORS,
@@ -91,11 +88,11 @@ class Boundary:
         return limits | {"RLIMIT_AS": memory - held}
 
     def has_socketpairs(self, rules: CodeRules) -> bool:
-        """Return True if there may be sockets: counted, or together no more than a quarter of the memory."""
+        """Return True if sockets are allowed: a cgroup counts them, or all fit in a quarter of the memory."""
         return self.has_cgroup or 4 * _socket_bytes() <= rules.memory_mib * _MIB
 
     def scratch_bytes(self, rules: CodeRules) -> int:
-        """Size of the writable file system; without a cgroup it is a part of the run's memory."""
+        """Return the size of the writable file system; without a cgroup it is part of the run's memory."""
         if self.has_cgroup:
             return FILE_MIB * _MIB
         return min(FILE_MIB, rules.memory_mib // 2) * _MIB if self.has_scratch else 0
@@ -103,38 +100,38 @@ class Boundary:
 
 @functools.lru_cache(maxsize=1)
 def find_boundary() -> Boundary:
-    """The sandbox of this machine. Raises RewardError, saying what is missing, where there is none."""
+    """Return the sandbox of this machine; raise RewardError with what is missing if there is none."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise RewardError(
-            "code verifier: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; install it "
-            "(Debian: apt-get install bubblewrap)"
+            "code verifier: bubblewrap (bwrap) is not installed and programs are not run without a sandbox; "
+            "install it (Debian: apt-get install bubblewrap)"
         )
     cgroup.remove_empty_cgroups()
     probe = cgroup.make_cgroup(memory_bytes=256 * _MIB, processes=16)
     if probe is not None:
         probe.close()
-    said: list[str] = []
+    problems: list[str] = []
     for boundary in _candidates(bwrap, has_cgroup=probe is not None):
         problem = _trial(boundary)
         if not problem:
             return boundary
-        said.append(f"{boundary.python}{' as another user' if boundary.own_uid else ''}: {problem}")
+        problems.append(f"{boundary.python}{' as another user' if boundary.own_uid else ''}: {problem}")
     raise RewardError(
         "code verifier: the sandbox cannot be set up here, and programs are not run without one. Tried: "
-        + " | ".join(said)
+        + " | ".join(problems)
         + ". Allow user namespaces for this process, or score programs elsewhere by reward.kind=plugin"
     )
 
 
 def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
-    own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    own_python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     pythons = [
-        own,
+        own_python,
         *(path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)),
     ]
     users = [(python, os.geteuid() == 0) for python in pythons]
-    # Root's process limit is not enforced by the kernel: without a cgroup, only another user is acceptable.
+    # The kernel does not enforce root's process limit: without a cgroup only another user is acceptable.
     if os.geteuid() == 0 and has_cgroup:
         users.append((pythons[0], False))
     return [
@@ -145,7 +142,7 @@ def _candidates(bwrap: str, *, has_cgroup: bool) -> list[Boundary]:
 
 
 def _trial(boundary: Boundary) -> str:
-    """Why a boundary does not work; empty when it does."""
+    """Return why a boundary does not work, or "" if it does."""
     try:
         run = BoundaryRun(boundary, CodeRules())
     except OSError as error:
@@ -161,7 +158,7 @@ def _trial(boundary: Boundary) -> str:
 
 
 class BoundaryRun:
-    """One process tree inside the boundary; leaving the block ends all of it."""
+    """Process tree inside the boundary; leaving the `with` block ends all of it."""
 
     def __init__(self, boundary: Boundary, rules: CodeRules) -> None:
         self._cgroup = (
@@ -170,7 +167,7 @@ class BoundaryRun:
             else None
         )
         if boundary.has_cgroup and self._cgroup is None:
-            raise RewardError("code verifier: a cgroup could be made at start-up and cannot be made now")
+            raise RewardError("code verifier: a cgroup could be created at start-up but not any more")
         requests_out, self.requests = os.pipe()
         self.replies, replies_in = os.pipe()
         filter_fd, runner_fd = (
@@ -232,7 +229,7 @@ class BoundaryRun:
             self._cgroup.close()
 
     def _kill(self) -> None:
-        """End the sandbox's first process, and with it all others; bubblewrap itself then reaps it and ends."""
+        """Kill the sandbox's first process, which ends all others; bubblewrap then reaps it and ends."""
         if self.process.poll() is None:
             for pid in _children(self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -242,8 +239,7 @@ class BoundaryRun:
         self.process.kill()
 
     def pause(self) -> None:
-        """Stop all its processes until `resume`, those too that they start meanwhile. Raises RewardError where
-        they do not stop in time."""
+        """Stop all its processes, and those they start meanwhile, until `resume`, or raise RewardError."""
         deadline = time.monotonic() + _STOP_SECONDS
         while running := [pid for pid in _below(self.process.pid) if not _is_stopped(pid)]:
             for pid in running:
@@ -254,13 +250,13 @@ class BoundaryRun:
             time.sleep(0.001)
 
     def resume(self) -> None:
-        """Let its processes go on."""
+        """Continue its processes."""
         for pid in _below(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
-        """Processor time of the whole run, ended processes too; 0 where no cgroup counts it."""
+        """Return the CPU seconds of the whole run, including ended processes; 0 if no cgroup counts them."""
         return self._cgroup.cpu_seconds() if self._cgroup is not None else 0.0
 
     def memory_was_exceeded(self) -> bool:
@@ -268,16 +264,16 @@ class BoundaryRun:
 
 
 def _socket_bytes() -> int:
-    """What all sockets together can hold that a program may have open, of their default size."""
+    """Return the bytes that all sockets of a program can buffer at their default size."""
     return _DESCRIPTORS * (int(_SOCKET_BUFFER.read_text()) + _PACKET_BYTES)
 
 
 def _below(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found = _children(pid)
-    for child in found:
-        found += _children(child)
-    return found
+    """Return all descendants of a process."""
+    descendants = _children(pid)
+    for child in descendants:
+        descendants += _children(child)
+    return descendants
 
 
 def _is_stopped(pid: int) -> bool:
@@ -296,8 +292,8 @@ def _children(pid: int) -> list[int]:
 def _preparation(
     boundary: Boundary, group: cgroup.Cgroup | None, rules: CodeRules, problem: int
 ) -> Callable[[], None]:
-    """What the new process does before it becomes bubblewrap: join the cgroup, give up its user, mount. What
-    fails is written to the descriptor `problem`: the parent is told no more than that something did."""
+    """Return what the new process runs before it becomes bubblewrap: join the cgroup, change user, mount. It
+    writes its error to the descriptor `problem`, because Popen reports only that one happened."""
     descriptors = group.procs if group is not None else []
     size = boundary.scratch_bytes(rules)
     uid = _FIRST_RUN_UID + os.getpid() % _RUN_UIDS if boundary.own_uid else None
@@ -316,7 +312,7 @@ def _preparation(
             step = f"become user {uid}"
             if uid is not None:
                 for stream in range(3):
-                    os.fchmod(stream, 0o666)  # /dev/stdin can be opened by that user too
+                    os.fchmod(stream, 0o666)  # so that the user can open /dev/stdin
                 os.setgroups([])
                 os.setresgid(uid, uid, uid)
                 os.setresuid(uid, uid, uid)
@@ -360,7 +356,7 @@ def _command(
 
 @functools.cache
 def _system_folders() -> list[str]:
-    """What of /usr a program needs: /usr/src and others may hold anything, as the folder of a container's work."""
+    """Return the folders of /usr that a program needs; others, such as /usr/src, may contain anything."""
     names = [
         f"{part}{name}"
         for part in ("", "local/")
@@ -372,20 +368,19 @@ def _system_folders() -> list[str]:
 
 @functools.cache
 def _python_files(python: str) -> list[str]:
-    """An interpreter that is not the system's: itself, its libraries and its modules, and nothing else of the folder
-    that it was installed into, which may be somebody's home."""
+    """Return a non-system interpreter and its libraries, but not the rest of its folder (maybe a home)."""
     prefix = Path(python).parent.parent
     if prefix in (Path("/usr"), Path("/usr/local")):
         return []
-    whole = (prefix / "conda-meta").is_dir()  # all of it is the environment's
-    found = [Path(python)]
+    whole = (prefix / "conda-meta").is_dir()  # the whole folder belongs to the environment
+    files = [Path(python)]
     for folder in (prefix / "lib", prefix / "lib64"):
-        found += [folder] if whole else [*folder.glob("python3.*"), *folder.glob("libpython*.so*")]
-    return [str(path) for path in found if path.exists()]
+        files += [folder] if whole else [*folder.glob("python3.*"), *folder.glob("libpython*.so*")]
+    return [str(path) for path in files if path.exists()]
 
 
 def _writable(boundary: Boundary, rules: CodeRules) -> list[str]:
-    """/tmp and /dev/shm: bounded in inodes too, or counted by the cgroup; where neither, read-only."""
+    """Return the mounts of /tmp and /dev/shm: bounded in inodes or by the cgroup, else read-only."""
     if boundary.has_scratch:
         return ["--bind", TMP, "/tmp", "--bind", SHM, "/dev/shm"]
     if not boundary.has_cgroup:
@@ -398,7 +393,7 @@ def _writable(boundary: Boundary, rules: CodeRules) -> list[str]:
 
 
 def _in_memory(data: bytes) -> int:
-    """A descriptor of a file without a name, at its start."""
+    """Return a descriptor of an unnamed file with this content, at its start."""
     descriptor = os.memfd_create("mrl")
     os.write(descriptor, data)
     os.lseek(descriptor, 0, os.SEEK_SET)

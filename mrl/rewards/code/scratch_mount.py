@@ -1,8 +1,8 @@
-"""The writable file system of a run: one tmpfs whose bytes and inodes are bounded by the kernel.
+"""Writable file system of a run: one tmpfs whose bytes and inodes the kernel bounds.
 
-Bubblewrap bounds the bytes of a tmpfs and not its inodes, and an empty file costs the kernel about a KiB that
-no limit of a process counts. So it is made before bubblewrap starts, in a user and mount namespace of its
-own, and bubblewrap binds its two folders. Owned by the process that becomes bubblewrap; gone with it.
+Bubblewrap bounds the bytes of a tmpfs but not its inodes, and an empty file costs the kernel about a KiB that
+no process limit counts. So the process that becomes bubblewrap mounts it first, in its own user and mount
+namespace, and bubblewrap binds its two folders. It disappears with that process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import os
 
 TMP, SHM = "/dev/shm/tmp", "/dev/shm/shm"
-"""The two folders, as the process that called `mount_scratch` sees them; nobody else does."""
+"""The two folders, visible only to the process that called `mount_scratch`."""
 _PLACE = "/dev/shm"
 _BYTES_PER_INODE = 8192
 """32 MiB hold 4096 files. ext4 reserves one inode per 16384 bytes (mke2fs.conf, inode_ratio)."""
@@ -21,12 +21,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount_scratch(size_bytes: int) -> None:
-    """Mounts the file system for this process and those it starts. Raises OSError where the kernel refuses.
+    """Mount the file system for this process and its children; raise OSError if the kernel refuses.
 
-    Called between fork and exec, with the user id that the run will have.
+    Call it between fork and exec, with the run's user id.
     """
     user, group = os.geteuid(), os.getegid()
-    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # after a change of user /proc/self would be root's
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise root owns /proc/self after a change of user
     os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNS)
     for name, text in (
         ("setgroups", "deny"),

@@ -1,6 +1,6 @@
-"""The system-call filter of the sandbox: calls no solution of a task needs end the process or fail.
+"""System-call filter of the sandbox: calls that no solution needs kill the process or fail.
 
-A deny list on top of namespaces, no capabilities and a read-only root; it is not the boundary by itself.
+A deny list on top of namespaces, dropped capabilities and a read-only root; it is not a boundary by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ARGUMENT = (16, 24, 32)
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# (x86_64, aarch64) numbers; None where an architecture lacks the call. Source: the kernel's syscall tables.
+# (x86_64, aarch64) numbers; None if an architecture lacks the call. Source: the kernel's syscall tables.
 _KILLED = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -86,13 +86,13 @@ _REFUSED = {
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
-    # A program that asks to be run last would look as if the machine starved it.
+    # A program that lowers its priority would look as if the machine starved it.
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
 }
 _REFUSED_UNCOUNTED = {
-    # They park descriptors, and what these hold, inside a socket: beyond the limit on open descriptors.
+    # These store descriptors, and their buffers, inside a socket, beyond the limit on open descriptors.
     "sendmsg": (46, 211),
     "sendmmsg": (307, 269),
     "fork": (57, None),
@@ -106,7 +106,7 @@ _PROTOCOLS = {"default": 0, "TCP": 6, "UDP": 17}
 """Not MPTCP (262), UDP-Lite (136), SCTP (132) or DCCP (33), for the same reason."""
 _SOL_SOCKET = 1
 _BUFFERS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33}
-"""Larger buffers of a socket are in no address space, and those of TCP and UDP in no cgroup of version 1."""
+"""Larger socket buffers count in no address space, and those of TCP and UDP in no cgroup v1."""
 _FCNTL, _F_SETPIPE_SZ = (72, 25), 1031
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _CLONE_THREAD = 0x00010000
@@ -115,12 +115,17 @@ _CLONE_THREAD = 0x00010000
 def filter_program(
     machine: str | None = None, *, is_counted: bool = True, has_socketpairs: bool = True
 ) -> bytes:
-    """The filter as the kernel's sock_filter array. Raises OSError on an architecture it does not know.
+    """Return the filter as the kernel's sock_filter array.
 
-    Where no cgroup counts processes and the kernel's memory (`is_counted` false), what would let them grow is
-    refused too: processes (a thread shares the limits of its own), passing descriptors through sockets, larger pipes, and all sockets but connected pairs of streams, whose
-    unread data is bounded by the number of descriptors: a queue of connections or datagrams outlives theirs.
-    `has_socketpairs` false refuses these too.
+    Args:
+        is_counted: A cgroup counts processes and kernel memory. If false, refuse also what lets them grow:
+            processes (threads share the limits of theirs), descriptors passed through sockets, larger pipes,
+            and all sockets but connected stream pairs, whose unread data the number of descriptors bounds.
+            Queues of connections or datagrams outlive their descriptors.
+        has_socketpairs: Allow stream pairs even if nothing is counted.
+
+    Raises:
+        OSError: The architecture is unknown.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT_ARCH:
@@ -164,13 +169,13 @@ def filter_program(
 
 
 def _for_call(number: int, body: list[bytes]) -> list[bytes]:
-    """The body for one call, which is allowed at its end."""
+    """Return the filter code for one call, which is allowed if no instruction refuses it."""
     body = [*body, _op(_RETURN, _ALLOW)]
     return [_op(_EQUAL, number, no=len(body)), *body]
 
 
 def _require(argument: int, values: Collection[int], refusal: int, bits: int = 0) -> list[bytes]:
-    """A refusal where an argument, or these bits of it, is none of the values."""
+    """Return code that refuses a call if an argument, or these bits of it, is not among the values."""
     return [
         _op(_LOAD, _ARGUMENT[argument]),
         *([_op(_AND, bits)] if bits else []),

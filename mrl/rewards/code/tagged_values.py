@@ -1,10 +1,9 @@
-"""Values that cross the sandbox: built-in types only, as tagged JSON, decoded strictly and compared by
-stated rules.
+"""Values that cross the sandbox: built-in types as tagged JSON, decoded strictly and compared by these rules.
 
-Where a float is expected, also inside a list, a tuple or a dict, a number within the task's relative tolerance
-is equal, and NaN equals NaN; -0.0 is 0.0, and near 0.0 is nothing but itself. Everything else compares exactly:
-integers (3.0 is 3), elements of sets and keys of dicts. bool is never a number. A list stands for a tuple, and
-expected, as JSON has no others, for a set; expected keys that are text stand for the key that JSON writes so.
+An expected float, also inside a list, tuple or dict, equals a number within the task's relative tolerance;
+NaN equals NaN, -0.0 equals 0.0, and only zero equals 0.0. Everything else compares exactly: integers (3.0 is
+3), elements of sets and keys of dicts. bool is never a number. A list equals a tuple and, if expected (JSON
+has no sets), a set; an expected text key equals the key that JSON writes as this text.
 """
 
 from __future__ import annotations
@@ -24,23 +23,22 @@ MAX_INT_BITS = 65_536
 
 
 class ForeignValue(ValueError):
-    """A value that is not built of built-in types, or exceeds the limits."""
+    """Value that does not consist of built-in types or exceeds the limits."""
 
 
 def encode_value(value: Any) -> Any:
-    """Inputs for the candidate. Raises TypeError for a type that does not cross, ValueError for a value that is
-    nested too deep."""
+    """Encode an input of the candidate; TypeError for other types, ValueError if too deep."""
     return runner.encode_tagged(value, foreign=_refuse)
 
 
 def _refuse(name: str) -> NoReturn:
     if name == runner.TOO_DEEP:
         raise ValueError(f"an argument is {name}")
-    raise TypeError(f"an argument of type {name} cannot be handed to a candidate")
+    raise TypeError(f"an argument of type {name} cannot be passed to a candidate")
 
 
 def decode_value(data: Any) -> Any:
-    """A candidate's value. Raises ForeignValue for anything that breaks the format or its limits."""
+    """Decode a candidate's value; raise ForeignValue if it breaks the format or its limits."""
     return _decode(data, 0, [MAX_NODES])
 
 
@@ -95,8 +93,7 @@ def _checked_int(value: int) -> int:
 
 
 def same(value: Any, expected: Any, *, tolerance: float) -> bool:
-    """True where a decoded value equals the expected one; see the module for the rules. May raise on what no
-    right answer is, as Python's own comparison does."""
+    """Return True if a decoded value equals the expected one. May raise for incorrect values, like `==`."""
     if isinstance(expected, float | complex):
         return _near(value, expected, tolerance)
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
@@ -123,7 +120,7 @@ def _same_dict(value: dict[Any, Any], expected: dict[Any, Any], tolerance: float
 
 
 def _key_text(key: Any, expected: dict[str, Any]) -> str:
-    """The text that stands for a key in JSON, or else its `str`, whichever the data set used."""
+    """Return a key's text in JSON or its `str`, whichever the data set uses."""
     if isinstance(key, str):
         return key
     text = json.dumps(key) if key is None or isinstance(key, bool | int | float) else str(key)
@@ -140,7 +137,7 @@ def _near(value: Any, expected: complex, tolerance: float) -> bool:
 
 
 def _exact(value: Any) -> Any:
-    """What equal values have in common, hashable."""
+    """Return a hashable form that is equal for equal values."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, float) and math.isnan(value):

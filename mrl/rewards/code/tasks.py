@@ -1,16 +1,17 @@
-"""Code tasks as rows give them, checked when they are loaded.
+"""Code tasks of data rows, checked at load.
 
     function   {"entry_point": "add", "cases": [{"args": [1, 2], "expected": 3}, ...]}
                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}
-               {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [[3], ...]}     as APPS and TACO have it
-               {"fn_name": "add", "inputs": ["1\\n2", ...], "outputs": ["3", ...]}    as LiveCodeBench: JSON texts
+               {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [[3], ...]}     in APPS and TACO
+               {"fn_name": "add", "inputs": ["1\\n2", ...], "outputs": ["3", ...]}    in LiveCodeBench
     stdin      {"cases": [{"stdin": "1 2", "stdout": "3"}, ...]} or {"inputs": ["1 2"], "outputs": ["3"]}
-    asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the candidate's}
+    asserts    {"entry_point": "add", "test": "def check(candidate): ...", "prompt": code before the program}
                {"entry_point": "add", "test_list": ["assert add(1, 2) == 3", ...]}
 
-A JSON text of any of these works too, `tolerance` may stand beside cases, and the function may be a method of a
-class `Solution` ("Solution().add" works too). Asserts and their context are the data set's, so they are trusted;
-they run in the verifier, never beside the candidate. A task that no program can pass is refused.
+A JSON text of any of these works too. Cases may have a `tolerance`, and the function may be a method of a
+class `Solution` ("Solution().add" works too). Texts in LiveCodeBench's inputs and outputs are JSON. Asserts
+and their context are trusted, because they come from the data set; they run in the verifier, never with the
+candidate. A task that no program can pass is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mrl.rewards.code.tagged_values import decode_value, encode_value
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One input with what is expected of it; for stdin tasks both are text."""
+    """One input and its expected result; for stdin tasks both are text."""
 
     args: tuple[Any, ...] = ()
     kwargs: tuple[tuple[str, Any], ...] = ()
@@ -38,23 +39,23 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CodeTask:
-    """What a program has to do."""
+    """Task for a program."""
 
     entry_point: str | None
-    """The function to call; None for programs that read standard input."""
+    """Function to call; None for programs that read standard input."""
     cases: tuple[Case, ...] = ()
     context: str = ""
-    """Code that stands before the candidate's (a signature with its doc, imports)."""
+    """Code before the candidate's (a signature with its docstring, imports)."""
     test: str = ""
-    """Assert-style test; empty where there are cases."""
+    """Assert-style test; empty if there are cases."""
     tolerance: float | None = None
-    """Error allowed between floats; None is the default of each kind of task."""
+    """Tolerance between floats; None uses the task kind's default."""
     is_wrapped: bool = False
-    """Every expected value stands in a list of one, as APPS and TACO write it: what is inside is right too."""
+    """True if every expected value is in a list of one (APPS, TACO), so the inner value is correct too."""
 
 
 def parse_task(raw: Any, *, place: str, rules: CodeRules = CodeRules()) -> CodeTask:  # noqa: B008
-    """A row's task. Raises DataError naming the place and what is missing, or cannot be passed under the rules."""
+    """Return a row's task; raise DataError naming the place and what is missing or impossible."""
     if isinstance(raw, CodeTask):
         return raw
     if isinstance(raw, str):
@@ -62,22 +63,22 @@ def parse_task(raw: Any, *, place: str, rules: CodeRules = CodeRules()) -> CodeT
             raw = json.loads(raw)
         except ValueError as error:
             raise DataError(
-                f"{place}: the code task is no JSON: {error}; it starts with {raw[:60]!r}"
+                f"{place}: the code task is not valid JSON: {error}; it starts with {raw[:60]!r}"
             ) from error
     if not isinstance(raw, dict):
-        raise DataError(f"{place}: a code task is an object, not {str(raw)[:80]!r}")
+        raise DataError(f"{place}: a code task must be an object, not {str(raw)[:80]!r}")
     entry_point = _entry_point(raw, place)
     test = raw.get("test") or "\n".join(map(str, _listed(raw.get("test_list") or ())))
     if test:
         _compiles(test, place, "test")
         context = str(raw.get("prompt") or raw.get("context") or "")
         if not entry_point:
-            raise DataError(f"{place}: a task with asserts names its entry_point")
+            raise DataError(f"{place}: a task with asserts must name its entry_point")
         return CodeTask(entry_point=entry_point, context=context, test=test)
     cases = _cases(raw, entry_point, place)
     if not cases:
         raise DataError(
-            f"{place}: a code task has cases, inputs and outputs, test or test_list; has {sorted(raw)}"
+            f"{place}: a code task needs cases, inputs and outputs, test or test_list; it has {sorted(raw)}"
         )
     for case in cases:
         _require_passable(case, entry_point, rules, place)
@@ -95,7 +96,7 @@ def _entry_point(raw: dict[str, Any], place: str) -> str | None:
     if not name:
         return None
     if not isinstance(name, str) or not (name := re.sub(r"^Solution(?:\(\))?\.", "", name)).isidentifier():
-        raise DataError(f"{place}: entry_point or fn_name is the name of a function, not {name!r}")
+        raise DataError(f"{place}: entry_point or fn_name must be the name of a function, not {name!r}")
     return name
 
 
@@ -104,20 +105,20 @@ def _tolerance(raw: dict[str, Any], place: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise DataError(f"{place}: tolerance is a number from 0 to below 1, not {value!r}")
+        raise DataError(f"{place}: tolerance must be a number from 0 to below 1, not {value!r}")
     return float(value)
 
 
 def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, place: str) -> None:
-    """Raises DataError for a case that no program can be given, or no answer can equal."""
+    """Raise DataError for a case whose input cannot be sent or whose result no program can return."""
     limit = OUTPUT_KIB * 1024
     try:
         if entry_point:
             for value in (*case.args, *dict(case.kwargs).values()):
                 encode_value(value)
-            answer = encode_value(case.expected)
-            decode_value(answer)
-            size = len(json.dumps(answer))
+            expected = encode_value(case.expected)
+            decode_value(expected)
+            size = len(json.dumps(expected))
         else:
             case.stdin.encode()
             size = len(case.stdout.strip().encode())
@@ -125,8 +126,8 @@ def _require_passable(case: Case, entry_point: str | None, rules: CodeRules, pla
         raise DataError(f"{place}: no program can pass a case of this task: {error}") from error
     if size > limit:
         raise DataError(
-            f"{place}: no program can pass a case of this task: what it wants has {size} bytes, and a program "
-            f"may write {limit}; leave the row out"
+            f"{place}: no program can pass a case of this task: the expected result has {size} bytes, but a "
+            f"program may write {limit}; leave the row out"
         )
 
 
@@ -134,7 +135,7 @@ def _cases(raw: dict[str, Any], entry_point: str | None, place: str) -> tuple[Ca
     if "inputs" in raw:
         inputs, outputs = raw["inputs"], raw.get("outputs")
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-            raise DataError(f"{place}: inputs and outputs are lists of the same length")
+            raise DataError(f"{place}: inputs and outputs must be lists of the same length")
         if entry_point:
             return _json_lines(inputs, outputs) or tuple(
                 Case(args=tuple(map(_with_integer_keys, _listed(i))), expected=o)
@@ -147,7 +148,7 @@ def _cases(raw: dict[str, Any], entry_point: str | None, place: str) -> tuple[Ca
 def _case(case: Any, entry_point: str | None, place: str) -> Case:
     required = ("args", "expected") if entry_point else ("stdin", "stdout")
     if not isinstance(case, dict) or any(name not in case for name in required):
-        raise DataError(f"{place}: a case has {' and '.join(required)}; this one is {str(case)[:80]!r}")
+        raise DataError(f"{place}: a case needs {' and '.join(required)}; this one is {str(case)[:80]!r}")
     if not entry_point:
         return Case(stdin=_text(case["stdin"]), stdout=_text(case["stdout"]))
     kwargs = case.get("kwargs") or {}
@@ -155,20 +156,20 @@ def _case(case: Any, entry_point: str | None, place: str) -> Case:
 
 
 def _json_lines(inputs: list[Any], outputs: list[Any]) -> tuple[Case, ...]:
-    """Cases whose values are JSON texts, one argument a line; empty where any of them is something else."""
+    """Return cases from JSON texts, one argument per line; empty if any of them is something else."""
     if not all(isinstance(text, str) for text in (*inputs, *outputs)):
         return ()
     try:
         return tuple(
-            Case(args=tuple(map(json.loads, text.strip().split("\n"))), expected=json.loads(wanted))
-            for text, wanted in zip(inputs, outputs, strict=True)
+            Case(args=tuple(map(json.loads, text.strip().split("\n"))), expected=json.loads(output))
+            for text, output in zip(inputs, outputs, strict=True)
         )
     except ValueError:
         return ()
 
 
 def _with_integer_keys(value: Any) -> Any:
-    """An argument as APPS' harness hands it over: keys that JSON had to make text are integers again."""
+    """Return an argument as in APPS' harness: keys that JSON made text are integers again."""
     if isinstance(value, dict) and value and all(re.fullmatch("-?[0-9]{1,300}", key) for key in value):
         return {int(key): item for key, item in value.items()}
     return value
@@ -182,8 +183,8 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _compiles(source: str, place: str, what: str) -> None:
+def _compiles(source: str, place: str, label: str) -> None:
     try:
-        compile(source, what, "exec")
+        compile(source, label, "exec")
     except (SyntaxError, ValueError) as error:
-        raise DataError(f"{place}: the task's {what} does not compile: {error}") from error
+        raise DataError(f"{place}: the task's {label} does not compile: {error}") from error

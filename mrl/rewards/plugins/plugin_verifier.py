@@ -1,14 +1,13 @@
-"""Users' reward functions: found by name, their signature checked, called in the convention they are written
-in.
+"""Users' reward functions: loaded by name, checked by signature, called in their own convention.
 
     native    score(request) -> Verdict | float | None            group: score(requests) -> list of these
-    verl      compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | {"score": float}
+    verl      compute_score(data_source, solution_str, ground_truth, extra_info) -> float | {"score": float}
     trl       f(prompts, completions, completion_ids, **columns) -> list of float or None
     openrlhf  reward_func(queries, prompts, labels, **kwargs) -> {"rewards": [...]} | list
 
-Which one a function is written in is seen by its arguments, or said by `reward.style`. Each may be async: then one process works on many samples at once (`concurrency`), which suits functions that
-wait for a service; one that computes or blocks is better a plain function. None means "does not apply". Runs
-in a reward worker.
+The arguments, or `reward.style`, determine the convention. An async function scores many samples at once in
+one process (`concurrency`), which suits one that waits for a service; one that computes or blocks should be a
+plain function. None means "does not apply". Runs in a reward worker.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ _SIGNS: dict[str, Style] = {
     "completions": "trl",
     "completion_ids": "trl",
 }
-"""Argument -> the style of a function that has it."""
+"""Argument name -> style of a function with it."""
 
 
 def load_plugin(part: RewardPart) -> Verifier | GroupVerifier:
-    """The verifier around a user's function. Raises ConfigError naming what cannot be found or does not fit."""
+    """Return the verifier of a user's function; raise ConfigError if it is missing or unfit."""
     module, function = find_callable(part.path or "", setting="reward.path", what="function")
     part = part.model_copy(update={"style": part.style or style_of(function)})
     check_signature(function, part)
-    made = GroupPlugin if part.group else SinglePlugin
-    return made(function, part, f"{part.style}:{part.path}", source_hash(module))
+    plugin = GroupPlugin if part.group else SinglePlugin
+    return plugin(function, part, f"{part.style}:{part.path}", source_hash(module))
 
 
 def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
-    """Raises ConfigError where the function cannot be called in its style."""
+    """Raise ConfigError if the function cannot be called in its style."""
     signature = inspect.signature(function)
     keywords = _KEYWORDS[part.style or "native"]
     if part.style == "trl":  # further columns of the row may be required by name
@@ -66,13 +65,14 @@ def check_signature(function: Callable[..., Any], part: RewardPart) -> None:
     except TypeError as error:
         arguments = ", ".join(keywords) or ("requests" if part.group else "request")
         raise ConfigError(
-            f"reward.path = {part.path!r}: a {part.style} function is called with ({arguments}), and this one has the "
-            f"signature {signature}: {error}. reward.style names another convention: {', '.join(_KEYWORDS)}"
+            f"reward.path = {part.path!r}: a {part.style} function is called with ({arguments}), but "
+            f"this one has the signature {signature}: {error}. reward.style names another convention: "
+            f"{', '.join(_KEYWORDS)}"
         ) from error
 
 
 def style_of(function: Callable[..., Any]) -> Style:
-    """Return the calling convention that the names of a function's arguments belong to."""
+    """Return the calling convention that a function's argument names imply."""
     names = inspect.signature(function).parameters
     for sign, style in _SIGNS.items():
         if sign in names:
@@ -86,12 +86,12 @@ def _required(signature: inspect.Signature) -> list[str]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it (a function, or an object with `__call__`) makes a coroutine."""
+    """Return True if a call of the function (or object with `__call__`) returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def source_hash(module: ModuleType) -> str:
-    """Names the source that is running; a file that changes during the run does not change the run."""
+    """Return 12 hex digits of the source file's SHA-256, to detect a change during the run."""
     file = getattr(module, "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else "unknown"
 
@@ -104,7 +104,7 @@ class _Plugin:
 
 
 class SinglePlugin(_Plugin):
-    """Scores one sample per call."""
+    """Plug-in that scores one sample per call."""
 
     async def score(self, request: RewardRequest) -> Verdict | None:
         answers = await _call(self._function, self._part.style, [request], group=False)
@@ -112,7 +112,7 @@ class SinglePlugin(_Plugin):
 
 
 class GroupPlugin(_Plugin):
-    """Scores all samples of a prompt in one call."""
+    """Plug-in that scores all samples of a prompt in one call."""
 
     async def score_group(self, requests: Sequence[RewardRequest]) -> Sequence[Verdict | None]:
         answers = await _call(self._function, self._part.style, requests, group=True)
@@ -181,13 +181,13 @@ def _openrlhf_arguments(requests: Sequence[RewardRequest]) -> dict[str, Any]:
 def _openrlhf_answers(answer: Any) -> Any:
     if isinstance(answer, dict):
         if "rewards" not in answer:
-            raise RewardError(f"an openrlhf reward function answers with 'rewards', not {sorted(answer)}")
+            raise RewardError(f"an openrlhf reward function must return 'rewards', not {sorted(answer)}")
         answer = answer["rewards"]
     return _listed(answer)
 
 
 def _listed(answer: Any) -> Any:
-    """Arrays and tensors of one dimension (or none) as lists, without importing their library."""
+    """Return arrays and tensors as lists, without importing their library."""
     return answer.tolist() if hasattr(answer, "tolist") and not isinstance(answer, np.generic) else answer
 
 
@@ -196,9 +196,9 @@ def _only(answers: Any, count: int, name: str) -> list[Any]:
     if isinstance(answers, int | float) and count == 1:
         answers = [answers]
     if not isinstance(answers, list | tuple):
-        found = "None" if answers is None else f"a {type(answers).__name__}"
+        returned = "None" if answers is None else f"a {type(answers).__name__}"
         raise RewardError(
-            f"verifier {name}: returned {found}, not a list with a number for each of {count} responses"
+            f"verifier {name}: returned {returned}, not a list with a number for each of {count} responses"
         )
     if len(answers) != count:
         raise RewardError(f"verifier {name}: {len(answers)} rewards for {count} samples")
@@ -215,7 +215,7 @@ def _verdict(answer: Any, part: RewardPart, name: str) -> Verdict | None:
     if isinstance(answer, dict):
         if "score" not in answer:
             raise RewardError(
-                f"verifier {name}: a reward object has 'score'; this one has {sorted(map(str, answer))}"
+                f"verifier {name}: a reward object must have 'score'; this one has {sorted(map(str, answer))}"
             )
         numbers = {
             str(k): float(v) for k, v in answer.items() if k != "score" and isinstance(v, bool | int | float)

@@ -1,12 +1,11 @@
-"""The thread that drives reward workers.
+"""Thread that drives reward workers.
 
 consumes      tasks for queues
 produces      calls of each task's `done`, exactly once
-waits for     replies, the ends of workers, deadlines; all in one place, with a time-out always
+waits for     replies, worker exits and deadlines, in one place and always with a timeout
 unblocked by  a byte on the wake-up pipe
 
-A worker that dies, hangs or breaks its contract is killed by pid and replaced; what becomes of its tasks is
-decided in `queues`.
+A worker that dies, hangs or breaks its contract is killed by pid and replaced; `queues` handles its tasks.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.5
 _LEAST_SECONDS = 0.02
-"""Between two looks at a worker that is late and stands in a run queue."""
+"""Shortest interval between two checks of a late worker that waits for a CPU."""
 _NO_MEMORY = ("MemoryError", "bad_alloc", "allocate", "allocation", "out of memory")
-"""What interpreters and libraries say when memory was refused."""
+"""Words of interpreters' and libraries' out-of-memory errors."""
 
 
 class Dispatcher:
-    """Owns every reward worker of a pool."""
+    """Owner of every reward worker of a pool."""
 
     def __init__(self) -> None:
         self._queues: list[StageQueue] = []
@@ -49,20 +48,19 @@ class Dispatcher:
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._stopping = self._woken = False
         self.failure: BaseException | None = None
-        """What ended the thread, if it ended by itself."""
+        """Error that ended the thread, if any."""
         self._thread = threading.Thread(target=self._run, name="rewards", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread; workers end with it."""
+        """Start the thread; workers end with it."""
         self._thread.start()
 
     def put(self, queue: StageQueue, task: Task) -> None:
-        """Hands in a task; called from any thread. The dispatcher sees it at its next step, at once after
-        `wake`."""
+        """Add a task for the dispatcher's next step, which `wake` starts at once. Thread-safe."""
         self._arrivals.append((queue, task))
 
     def stop(self, *, deadline_seconds: float = 20.0) -> None:
-        """Ends all workers and the thread. Tasks that are still out are dropped."""
+        """End all workers and the thread. Open tasks are dropped."""
         self._stopping = True
         self.wake()
         self._thread.join(deadline_seconds)
@@ -70,7 +68,7 @@ class Dispatcher:
             raise RewardError(f"rewards: the dispatcher did not end within {deadline_seconds:g} s")
 
     def wake(self) -> None:
-        """Writes the one byte that is enough: `_step` forgets it before it looks at the arrivals."""
+        """Wake the thread. One byte is enough: `_step` reads it before it looks at the arrivals."""
         if self._woken:
             return
         self._woken = True
@@ -102,24 +100,24 @@ class Dispatcher:
         for queue in self._queues:
             queue.release_delayed(now)
             self._feed(queue, now)
-        for key, _ in self._selector.select(self._pause(now)):
+        for key, _ in self._selector.select(self._timeout(now)):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_out, 4096)
                 self._woken = False
                 continue
-            queue, worker, what = key.data
+            queue, worker, channel = key.data
             if worker in queue.workers:
-                self._read(queue, worker, what)
+                self._read(queue, worker, channel)
         self._expire(time.monotonic())
 
     def _add(self, queue: StageQueue | None) -> None:
-        """Takes a queue that is new, and those of the stages after it, under its care."""
+        """Register a new queue and those of the following stages."""
         while queue is not None and queue not in self._queues:
             self._queues.append(queue)
             queue = queue.following
 
-    def _pause(self, now: float) -> float:
+    def _timeout(self, now: float) -> float:
         if any(worker.process.has_unsent for queue in self._queues for worker in queue.workers):
             return 0.002
         events = [at for queue in self._queues for at in queue.next_event()]
@@ -148,8 +146,8 @@ class Dispatcher:
                 self._selector.unregister(descriptor)
         return worker.process.end()
 
-    def _read(self, queue: StageQueue, worker: Worker, what: str) -> None:
-        if what == "errors":
+    def _read(self, queue: StageQueue, worker: Worker, channel: str) -> None:
+        if channel == "errors":
             if not worker.process.read_errors():
                 self._selector.unregister(worker.process.errors)
             return
@@ -157,7 +155,7 @@ class Dispatcher:
             for reply in worker.process.read_replies():
                 self._reply(queue, worker, reply)
                 if worker not in queue.workers:
-                    return  # what it said after its last reply is not read
+                    return  # output after its last reply is not read
         except EOFError:
             self._lose(queue, worker)
         except (BadReply, RewardError) as error:
@@ -173,7 +171,7 @@ class Dispatcher:
             queue.start_failed(fault)
 
     def _lose(self, queue: StageQueue, worker: Worker, fault: AttemptFailure | None = None) -> None:
-        """Ends a worker that has ended already, or has to for the fault."""
+        """Remove a worker that died, or kill it because of `fault`."""
         end = self._end(queue, worker)
         queue.lost(worker, fault or AttemptFailure(Cause.DIED, _described(end, queue.part.memory_mib)))
 
@@ -191,9 +189,9 @@ class Dispatcher:
 
 
 def _described(end: WorkerExit, memory_mib: int) -> str:
-    """Return status and last words, and the setting that limits memory if that may have been the cause."""
+    """Return exit status and last output, and the memory limit's setting if that may have been the cause."""
     text = f"its process ended with status {end.status}: {end.last_words}"
     out_of_memory = any(words in end.last_words for words in _NO_MEMORY)
-    if out_of_memory or end.status == -signal.SIGKILL:  # the last may be the kernel's, out of memory
+    if out_of_memory or end.status == -signal.SIGKILL:  # possibly the kernel's out-of-memory killer
         text += f" (reward.memory_mib = {memory_mib} is what it may allocate)"
     return text

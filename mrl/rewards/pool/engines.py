@@ -1,4 +1,4 @@
-"""The servers of `reward.engines`: started beside the workers, each watched by a thread of the driver."""
+"""Servers of `reward.engines`: started next to the workers, each supervised by a thread of the driver."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from mrl.rewards.reward_part import Served
 _log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 1 << 30
-"""KV cache of a rank on CPU, where the section says none: vLLM would take 92 % of the memory, and end where less is free."""
+"""Default KV cache of a CPU rank in bytes: vLLM would take 92 % of the memory and exit if less is free."""
 BASE = {"llm": "/v1", "reward_model": ""}
-"""Kind -> where a server's routes begin."""
+"""Kind -> path prefix of a server's routes."""
 START_SECONDS = 600.0
-"""Longest time until an engine answers, where no configuration of a run says another."""
+"""Default start deadline of an engine, without a run's configuration."""
 
 
 def _job(
     section: RewardSection, name: str, log_folder: Path, start_deadline_seconds: float
 ) -> tuple[Job, Served]:
-    """What the engine of this name is started with, and how it is asked."""
-    engine, words = section.engines[name], _asked(section, name)
+    """Return the start job of the engine of this name, and its server's address."""
+    engine, words = section.engines[name], _needed_words(section, name)
     sockets = _socket_folder()
     served = Served(f"{sockets}/server", _answers(engine, words))
     command = module_words("mrl.rollout.serve", str(os.getpid()), "--uds", served.socket)
@@ -52,7 +52,7 @@ def _job(
 
 
 class RewardEngines:
-    """All of a run's, in the making from the start; `with` ends them."""
+    """All reward engines of a run, which start at once; `with` ends them."""
 
     def __init__(
         self,
@@ -61,8 +61,12 @@ class RewardEngines:
         *,
         start_deadline_seconds: float = START_SECONDS,
     ) -> None:
-        """`log_folder`: of the run; without it their logs lie in a folder that is left behind where one does not start.
-        `start_deadline_seconds`: longest time until an engine answers, also when it is started again."""
+        """Start the engines.
+
+        Args:
+            log_folder: The run's; without it the logs go to a new temporary folder.
+            start_deadline_seconds: Longest start or restart of an engine.
+        """
         self._section = section
         self._engines: dict[str, ServerSupervisor] = {}
         self._served: dict[str, Served] = {}
@@ -77,21 +81,21 @@ class RewardEngines:
                 raise
 
     def ready(self) -> RewardSection:
-        """Return the rewards as ones that ask the engines' servers, once all answer."""
-        began = time.monotonic()
+        """Wait until all engines respond; return the rewards with their servers' addresses."""
+        start = time.monotonic()
         for engine in self._engines.values():
             engine.ready()
         if self._engines:
-            _log.info("engines %s are up after %.1f s", sorted(self._engines), time.monotonic() - began)
+            _log.info("engines %s are up after %.1f s", sorted(self._engines), time.monotonic() - start)
         return self._with_addresses()
 
     def check(self) -> None:
-        """WorkerLost where one is gone for good."""
+        """Raise WorkerLost if an engine is lost for good."""
         for engine in self._engines.values():
             engine.check()
 
     def restarts(self) -> int:
-        """Times that an engine was started again."""
+        """Return the number of engine restarts."""
         return sum(engine.restarts for engine in self._engines.values())
 
     def close(self) -> None:
@@ -114,8 +118,8 @@ class RewardEngines:
         return self._addressed(section).model_copy(update={"domains": domains})
 
     def _addressed(self, part: Any) -> Any:
-        """A part, or several, as asked of the server."""
-        parts = tuple(self._addressed(each) for each in getattr(part, "parts", ()))
+        """Return a part, and its sub-parts, with the server's address."""
+        parts = tuple(self._addressed(sub) for sub in getattr(part, "parts", ()))
         changed: dict[str, Any] = {"parts": parts} if parts else {}
         if part.engine is not None:
             tokenizer = {"tokenizer": self._section.engines[part.engine].model}
@@ -127,40 +131,40 @@ class RewardEngines:
 
 @contextlib.contextmanager
 def served(section: RewardSection, log_folder: Path | None = None) -> Iterator[RewardSection]:
-    """The rewards with their engines up."""
+    """Start the engines and yield the rewards with their addresses."""
     with RewardEngines(section, log_folder) as engines:
         yield engines.ready()
 
 
 def askers(section: RewardSection, name: str) -> list[KindPart]:
-    """The verifiers that ask an engine."""
+    """Return the verifiers that use an engine."""
     return [part for part in section.all_verifiers() if part.engine == name]
 
 
-def _asked(section: RewardSection, name: str) -> list[str]:
-    """Words that the engine's verifiers make necessary."""
+def _needed_words(section: RewardSection, name: str) -> list[str]:
+    """Return the `vllm serve` words that the engine's verifiers need."""
     parts = askers(section, name)
-    if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined] each kind's rules are in the part
+    if any(part.kind == "llm" and part.llm.constrained for part in parts):  # type: ignore[attr-defined]
         return ["--logprobs-mode", "processed_logprobs"]
     return []
 
 
 def _answers(section: EngineSection, words: Sequence[str]) -> str:
-    """Return a digest of what the server answers by: the files of its model, and the settings that decide what these give."""
+    """Return a digest of all that decides the server's replies: its model's files and its settings."""
     files = sorted(path for path in Path(section.model).glob("*") if path.is_file())
     folder = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     return json_digest(folder, section.dtype, section.max_length, section.arguments, list(words))
 
 
 def _words(section: EngineSection) -> list[str]:
-    """What `vllm serve` is told besides the model and the socket."""
+    """Return the `vllm serve` words besides the model and the socket."""
     words = ["--dtype", section.dtype, "--tensor-parallel-size", str(section.tp)]
     words += ["--max-num-seqs", str(section.max_num_seqs)]
     if section.max_length is not None:
         words += ["--max-model-len", str(section.max_length)]
     if cache := section.kv_cache_bytes or (0 if section.gpus else CPU_CACHE_BYTES):
         words += ["--kv-cache-memory-bytes", str(cache)]
-    if section.shares_slots:  # what vLLM wants to find free when it starts; the cache's size is said
+    if section.shares_slots:  # memory that vLLM requires to be free at its start; the cache size is explicit
         words += ["--gpu-memory-utilization", "0.01"]
     return words
 
@@ -182,12 +186,12 @@ def _environment(section: EngineSection) -> dict[str, str]:
 
 
 def visible_gpus(numbers: Sequence[int]) -> list[str]:
-    """GPUs by their names, of those that this process sees."""
+    """Return the CUDA_VISIBLE_DEVICES names of these GPUs, numbered among those this process sees."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = shown.split(",") if shown else None
     return [names[number] if names else str(number) for number in numbers]
 
 
 def _socket_folder() -> str:
-    """Make a folder of mode 0700 for a server's sockets, its own and those between its processes."""
+    """Create a folder of mode 0700 for the sockets of a server and its processes."""
     return tempfile.mkdtemp(prefix="mrl-judge-", dir=folder_for_sockets())

@@ -1,7 +1,7 @@
-"""Work in a forked child that can be killed at any moment without losing the parent's imports.
+"""Executor of work in a forked child, which can be killed at any time without losing the parent's imports.
 
-The parent (a reward worker) stays clean: it never reads a response itself. A child that exceeds its deadline
-or memory is killed by pid and the next request gets a new one, which costs a fork and no import.
+The parent (a reward worker) never reads a response itself. A child that exceeds its deadline or memory is
+killed by pid; the next request gets a new one, which costs a fork and no import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mrl.processes.own_time import Allowance, OwnTime, Starved
 
 
 class ForkedExecutor:
-    """Runs `work(request) -> bytes` (a JSON reply) in a child, one request at a time."""
+    """Executor of `work(request) -> bytes` (a JSON reply) in a child, one request at a time."""
 
     def __init__(self, work: Callable[[Any], bytes], *, memory_bytes: int) -> None:
         self._work = work
@@ -27,16 +27,16 @@ class ForkedExecutor:
         self._child: ForkedChild | None = None
 
     def run(self, request: Any, *, deadline_seconds: float) -> dict[str, Any]:
-        """The child's reply, or {"limit": ...} where the sample used up its time or memory or answered too
-        much, or {"failed": ...}, with {"starved": True} where the machine gave the child no processor.
+        """Return the child's reply; {"limit": ...} if the sample exceeded its time, memory or reply size; or
+        {"failed": ...}, with {"starved": True} if the machine gave the child no CPU.
 
-        The deadline is own time from the start of this work: what waits behind it is delayed by no more.
+        The deadline is the child's own time (without waits for a CPU) from the start of this request.
         """
         child = self._child = self._child or ForkedChild(self._serve)
-        own = OwnTime(child.pid, limit=deadline_seconds)
+        own_time = OwnTime(child.pid, limit=deadline_seconds)
         child.send(request)
         try:
-            return child.next_reply(own, Allowance.of(deadline_seconds), deadline_seconds)
+            return child.next_reply(own_time, Allowance.of(deadline_seconds), deadline_seconds)
         except EOFError:
             return {"failed": f"the reward worker died with status {self._end(child)}"}
         except TimeoutError:
@@ -45,7 +45,7 @@ class ForkedExecutor:
         except Starved as starved:
             self._end(child)
             return {"failed": str(starved), "starved": True}
-        except BadReply as error:  # a reply over the limit, or none that can be read
+        except BadReply as error:  # a reply over the limit, or unreadable
             self._end(child)
             return {"limit": str(error)}
 

@@ -1,5 +1,4 @@
-"""Whether users' reward functions can be read, asked of the reward workers that will run them: their modules may do anything while
-they are read."""
+"""Check that users' reward functions can be imported, in reward workers: an import may do anything."""
 
 from __future__ import annotations
 
@@ -15,11 +14,10 @@ DEADLINE_SECONDS = 60.0
 
 
 def check_plugins(verifiers: Sequence[RewardPart]) -> None:
-    """ConfigError with one line for each plug-in whose file or function is not there, or cannot be called in
-    its style."""
+    """Raise ConfigError with one line per plug-in that is missing or does not fit its style."""
     faults = dict.fromkeys(_fault(part) for part in verifiers if part.kind == "plugin")
-    if found := [fault.replace("\n", " ") for fault in faults if fault]:
-        raise ConfigError("\n".join(found))
+    if lines := [fault.replace("\n", " ") for fault in faults if fault]:
+        raise ConfigError("\n".join(lines))
 
 
 def _fault(part: RewardPart) -> str:
@@ -30,10 +28,10 @@ def _fault(part: RewardPart) -> str:
         while select.select([worker.replies], [], [], DEADLINE_SECONDS)[0]:
             for reply in worker.read_replies():
                 return str(reply.get("broken", ""))
-        return f"reward.path = {part.path!r}: reading it took more than {DEADLINE_SECONDS:g} s"
+        return f"reward.path = {part.path!r}: importing it took more than {DEADLINE_SECONDS:g} s"
     except EOFError:
         ended = worker.end()
-        return f"reward.path = {part.path!r}: reading it ended the process with {ended}"
+        return f"reward.path = {part.path!r}: importing it ended the process with {ended}"
     finally:
         if ended is None:
             worker.end()

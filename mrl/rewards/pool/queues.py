@@ -1,9 +1,8 @@
-"""What waits and what works, by stage, and what becomes of a task when its worker fails.
+"""Waiting tasks and workers by stage, and the policy for tasks whose worker fails.
 
-Policy: what failed together (a batch, or all that a worker was waiting for) is tried one by one. When a
-task has used up its attempts the verifier's health decides: where the worker died of this sample, or raised
-alike in every attempt, while others are scored (or a sample scored before is scored again), the sample is
-wrong; otherwise it has no reward. Nothing here reads, writes, starts or kills: see `dispatch`.
+Tasks that failed together (a batch, or all tasks of a worker) are retried one by one. After its last attempt
+a task's sample counts as incorrect if it killed the worker or raised the same error in every attempt while
+the verifier is healthy (it scores other samples, or an earlier one again); otherwise it has no reward.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 HINT = "; catch it in the function and return a number, or None for no reward"
 IDLE_SECONDS = 900.0
-"""A worker without work for so long ends; the next sample starts another one."""
+"""A worker idle for so long ends; the next sample starts another one."""
 
 
 class StageQueue:
-    """Tasks and workers of one stage of one kind, and what is known of the verifier's health."""
+    """Tasks and workers of one stage of one kind, and the verifier's health."""
 
     def __init__(
         self, kind: RewardKind, stage: Stage, section: RewardSection, counts: collections.Counter[str]
@@ -41,7 +40,7 @@ class StageQueue:
         self.kind, self.stage, self.part = kind, stage, kind.part
         self.workers: list[Worker] = []
         self.following: StageQueue | None = None
-        """Takes what this stage answers None to."""
+        """Next stage, for samples that get None from this one."""
         self.deadlines = WorkerDeadlines(kind.part.deadline_seconds, stage)
         self._section, self._counts = section, counts
         self._is_cheap = stage.batch_size > 1
@@ -54,24 +53,24 @@ class StageQueue:
         self._successes = 0
         self._last_scored: tuple[RewardRequest, ...] | None = None
         self._undecided: list[tuple[Task, list[Verdict], list[Verdict]]] = []
-        """Failed before anything was scored, so that the verifier's health is not known: no reward, or wrong."""
+        """(task, verdicts if the verifier is broken, else): failures before any sample was scored."""
         self._start_failures = 0
         self._start_again_at = 0.0
         self._start_fault = ""
         self._version = ""
-        """Of the first worker; another one is turned away, so that one run has one verifier."""
+        """Version of the first worker; others are refused, so that a run has only one verifier."""
 
     @property
     def label(self) -> str:
-        """The verifier's name, with the stage where it has several."""
+        """Name of the verifier, with the stage if it has several."""
         return f"{self.part.label}.{self.stage.name}" if self.stage.name != "whole" else self.part.label
 
     def put(self, task: Task) -> None:
-        """Adds a task at its group's end."""
+        """Add a task at the end of its group."""
         self._tasks.push(task)
 
     def release_delayed(self, now: float) -> None:
-        """Puts tasks whose pause is over back among those that wait."""
+        """Queue the tasks whose retry delay is over."""
         due = [task for at, task in self._delayed if at <= now]
         self._delayed = [(at, task) for at, task in self._delayed if at > now]
         for task in due:
@@ -82,8 +81,7 @@ class StageQueue:
             self._undecided.clear()
 
     def next_batch(self, worker: Worker, now: float) -> TaskBatch | None:
-        """What the worker takes now: several tasks where they are cheap, or one; None where it takes
-        nothing."""
+        """Return the worker's next batch (several tasks if they are cheap), or None."""
         if not self._has_work_for(worker):
             return None
         tasks = [self._tasks.pop()]
@@ -100,7 +98,7 @@ class StageQueue:
         return batch
 
     def _has_work_for(self, worker: Worker) -> bool:
-        """A task that goes alone waits until nothing else runs beside it, and nothing is started beside it."""
+        """Return True if the worker may take a task. A starved task runs alone in its stage."""
         if not worker.ready or not self._tasks or worker.num_sent >= self._section.tasks_per_worker:
             return False
         if self._tasks.first().is_starved:
@@ -113,7 +111,7 @@ class StageQueue:
         return len(worker.running) < worker.capacity and not alone
 
     def num_to_start(self, now: float) -> int:
-        """Workers that are missing. None while starts have failed too often: what waits gets no reward then."""
+        """Return the number of missing workers: 0 after a failed start, until its delay is over."""
         starting = sum(not worker.ready for worker in self.workers)
         missing = min(len(self._tasks) - starting, self._num_workers - len(self.workers))
         if missing > 0 and now < self._start_again_at:
@@ -122,21 +120,21 @@ class StageQueue:
         return max(missing, 0)
 
     def next_event(self) -> list[float]:
-        """When a pause ends or a deadline passes (monotonic seconds)."""
+        """Return the times at which retry delays end and deadlines pass (monotonic seconds)."""
         looks = [self.deadlines.next_look(worker) for worker in self.workers]
         return [*(at for at, _ in self._delayed), *(at for at in looks if at)]
 
     def is_spent(self, worker: Worker) -> bool:
-        """Whether the worker has done its share and is replaced."""
+        """Return True if the worker has done its `tasks_per_worker` batches."""
         return worker.num_sent >= self._section.tasks_per_worker and not worker.running
 
     def is_idle(self, worker: Worker, now: float) -> bool:
-        """Whether the worker has had nothing to do for so long that it ends."""
+        """Return True if the worker has been idle for more than IDLE_SECONDS."""
         idle = worker.ready and not worker.running
         return idle and now - worker.idle_since > IDLE_SECONDS
 
     def opened(self, worker: Worker, reply: dict[str, Any]) -> str:
-        """Notes a worker's first words; why it cannot be used, or nothing where it is ready."""
+        """Process a worker's first reply; return why it cannot be used, or "" if it is ready."""
         if "broken" in reply:
             return str(reply["broken"])
         version = str(reply.get("version", ""))
@@ -153,15 +151,14 @@ class StageQueue:
         return ""
 
     def replied(self, worker: Worker, reply: dict[str, Any]) -> None:
-        """Passes a worker's answer to its tasks. Raises RewardError for one that answers nothing that was
-        asked."""
+        """Pass a worker's reply to its tasks; raise RewardError if it belongs to no open batch."""
         number = reply.get("number")
         if not isinstance(number, int) or number not in worker.running:
-            raise RewardError(f"a reward worker's reply answers no open request: {str(reply)[:200]}")
+            raise RewardError(f"a reward worker's reply belongs to no open request: {str(reply)[:200]}")
         tasks = worker.running.pop(number).tasks
         worker.idle_since = time.monotonic()
         if "verdicts" in reply:
-            self._verdicts(worker, tasks, reply["verdicts"])
+            self._take_verdicts(worker, tasks, reply["verdicts"])
         elif "limit" in reply:
             self._counts["limit"] += 1
             for task in tasks:
@@ -169,10 +166,12 @@ class StageQueue:
         else:
             self._failed(tasks, _fault_of(reply))
 
-    def _verdicts(self, worker: Worker, tasks: Sequence[Task], replies: Any) -> None:
-        asked = sum(len(task.requests) for task in tasks)
-        if not isinstance(replies, list) or len(replies) != asked:
-            self._failed(tasks, AttemptFailure(Cause.FAILED, f"{len(replies)} verdicts for {asked} samples"))
+    def _take_verdicts(self, worker: Worker, tasks: Sequence[Task], replies: Any) -> None:
+        expected = sum(len(task.requests) for task in tasks)
+        if not isinstance(replies, list) or len(replies) != expected:
+            self._failed(
+                tasks, AttemptFailure(Cause.FAILED, f"{len(replies)} verdicts for {expected} samples")
+            )
             return
         remaining = iter(replies)
         for task in tasks:
@@ -196,14 +195,14 @@ class StageQueue:
         self._successes += not task.is_control
         self._last_scored = task.requests
         while self._undecided:
-            self._try_healthy(task.requests, *self._undecided.pop())
+            self._check_verifier(task.requests, *self._undecided.pop())
         if self.following is not None and verdicts == [None]:
             self.following.put(Task(task.requests, task.done))
         else:
             task.done(verdicts)
 
     def lost(self, worker: Worker, fault: AttemptFailure) -> None:
-        """Tries the tasks of a worker that ended or was killed again."""
+        """Retry the tasks of a worker that ended or was killed."""
         if not worker.ready:
             self.start_failed(fault.reason)
             return
@@ -211,7 +210,7 @@ class StageQueue:
         self._failed(worker.tasks, fault)
 
     def start_failed(self, reason: str) -> None:
-        """Waits longer before the next start."""
+        """Record a failed start and double the delay before the next one."""
         self._start_failures += 1
         self._start_fault = reason
         self._start_again_at = time.monotonic() + min(0.2 * 2**self._start_failures, 30.0)
@@ -232,22 +231,22 @@ class StageQueue:
             if task.successes_at_failure < 0:
                 task.successes_at_failure = self._successes
             if len(tasks) > 1:
-                task.alone = True  # who of the batch it was is not known: no attempt is counted
+                task.alone = True  # the culprit in the batch is unknown: the attempt does not count
                 self.put(task)
                 continue
             task.faults.append(fault)
             self._counts["failures"] += 1
             if len(task.faults) <= self._retries(fault) and not task.is_control:
-                is_ours = fault.cause in (Cause.FAILED, Cause.RAISED)
-                pause = 0.1 * 2 ** len(task.faults) * self._jitter.uniform(0.5, 1.5) if is_ours else 0.0
-                self._delayed.append((time.monotonic() + pause, task))
+                is_delayed = fault.cause in (Cause.FAILED, Cause.RAISED)
+                delay = 0.1 * 2 ** len(task.faults) * self._jitter.uniform(0.5, 1.5) if is_delayed else 0.0
+                self._delayed.append((time.monotonic() + delay, task))
                 continue
             self._exhausted(task, fault)
 
     def _retries(self, fault: AttemptFailure) -> int:
-        """Further attempts after such a fault: none where it would be the same again, one beside nothing else."""
-        at_most = {Cause.COMPUTED: 0, Cause.REFUSED: 0, Cause.STARVED: 1}
-        return min(self._section.retries, at_most.get(fault.cause, self._section.retries))
+        """Return the number of retries after such a fault: none if it would fail again, one if starved."""
+        limits = {Cause.COMPUTED: 0, Cause.REFUSED: 0, Cause.STARVED: 1}
+        return min(self._section.retries, limits.get(fault.cause, self._section.retries))
 
     def _exhausted(self, task: Task, fault: AttemptFailure) -> None:
         size, label = len(task.requests), self.label
@@ -263,14 +262,14 @@ class StageQueue:
             self._counts["poisonous"] += 1
             task.done(wrong)
         elif self._last_scored is not None:
-            self._try_healthy(self._last_scored, task, failed, wrong)
+            self._check_verifier(self._last_scored, task, failed, wrong)
         else:
             self._undecided.append((task, failed, wrong))
 
-    def _try_healthy(
+    def _check_verifier(
         self, requests: tuple[RewardRequest, ...], task: Task, failed: list[Verdict], wrong: list[Verdict]
     ) -> None:
-        """Verifies a sample again that was scored before: it tells a bad verifier from a bad sample."""
+        """Verify an earlier scored sample again, to distinguish a broken verifier from a bad sample."""
 
         def decide(verdicts: Sequence[Verdict | None]) -> None:
             is_broken = any(verdict is not None and verdict.value is None for verdict in verdicts)
@@ -281,7 +280,7 @@ class StageQueue:
 
 
 def queues_of(kind: RewardKind, section: RewardSection, counts: collections.Counter[str]) -> StageQueue:
-    """The queue of a kind's first stage, each linked to the next stage's."""
+    """Return the queue of a kind's first stage; each queue links to the next stage's."""
     queues = [StageQueue(kind, stage, section, counts) for stage in kind.used_stages()]
     for queue, following in itertools.pairwise(queues):
         queue.following = following
@@ -289,7 +288,7 @@ def queues_of(kind: RewardKind, section: RewardSection, counts: collections.Coun
 
 
 def _fault_of(reply: dict[str, Any]) -> AttemptFailure:
-    """What a worker says of its failure."""
+    """Return the failure that a worker reports."""
     reason = str(reply.get("failed", reply))[:500]
     if reply.get("starved"):
         return AttemptFailure(Cause.STARVED, reason)
@@ -300,8 +299,8 @@ def _fault_of(reply: dict[str, Any]) -> AttemptFailure:
 
 
 def _may_be_the_sample(task: Task) -> bool:
-    """Whether the attempts say that it is this sample, if the verifier is healthy: its process died last, or
-    its code raised at the same place every time, of one sample alone and more than once."""
+    """Return True if the sample, not a healthy verifier, may be the cause: the process died in the last
+    attempt, or a task of one sample raised at the same place in every attempt, more than once."""
     cause = task.faults[-1].cause
     if cause is not Cause.RAISED:
         return cause in (Cause.DIED, Cause.COMPUTED)

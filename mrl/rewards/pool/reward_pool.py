@@ -1,9 +1,8 @@
-"""Verifiers at work while others still generate: hand samples in as they finish, collect verdicts as they
-come.
+"""Pool of verifiers that run during generation: submit finished samples, collect verdicts as they arrive.
 
 consumes      submit(sample, prompt), from one thread
-produces      collect(timeout) -> [(sample_id, Verdict)], each submitted sample exactly once, in order of completion; or calls of what
-              `deliver_to` was given, in the dispatcher's thread or in submit
+produces      collect(timeout) -> [(sample_id, Verdict)], every sample exactly once, in order of completion;
+              or calls of the `deliver_to` callback in the dispatcher's thread or in submit
 waits for     room in the queue (submit) and verdicts (collect), both with a deadline
 unblocked by  the dispatcher's thread
 """
@@ -37,15 +36,15 @@ from mrl.samples import Prompt, Sample, Status, Verdict, VerdictKind
 _log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 4096
-"""Samples waiting; above it, handing in another one waits."""
+"""Largest number of open samples; submit waits while it is reached."""
 NO_REWARD_ALARM = 0.02
-"""Share of samples without a reward above which a warning is written."""
+"""Share of samples without a reward above which an error is logged."""
 _ALARM_FROM = 50
-"""Samples before a rate says anything."""
+"""Samples needed before the share is meaningful."""
 
 
 class RewardPool:
-    """The verifiers of a run. Processes start on first need and end with `close`, or with this process."""
+    """Verifiers of a run. Their processes start on first need and end with `close` or with this process."""
 
     def __init__(
         self,
@@ -56,9 +55,14 @@ class RewardPool:
         check: Callable[[], None] = lambda: None,
         is_quiet: bool = False,
     ) -> None:
-        """`group_size` is needed where a verifier scores whole groups: its work starts when so many samples
-        are in. In `folder` a run keeps what outlasts a worker: what models that judge have answered. `check` is
-        called with every submit and collect, and raises what ends the run. `is_quiet`: the caller reports which samples have no reward."""
+        """Create the pool; workers start on first need.
+
+        Args:
+            group_size: Samples that complete a group; required if a verifier scores whole groups.
+            folder: The run's folder, for data that outlasts a worker: the replies of judge models.
+            check: Called with every submit and collect; raises what ends the run.
+            is_quiet: Do not log samples without a reward; the caller reports them.
+        """
         grouped = [part.label for part in section.all_verifiers() if part.group]
         if grouped and group_size is None:
             raise RewardError(f"verifiers {grouped} score whole groups; RewardPool needs group_size")
@@ -69,9 +73,9 @@ class RewardPool:
         self._queues_by_part: dict[int, StageQueue] = {}
         self._open: dict[str, Ticket] = {}
         self._uncollected: set[str] = set()
-        """Samples handed in whose verdict nobody has: the open ones and those whose verdict waits."""
+        """Submitted samples whose verdict was not collected: open ones and those with a waiting verdict."""
         self._gated: dict[str, tuple[Sample, Prompt]] = {}
-        """Samples some of whose verifiers wait for a gate."""
+        """Samples with verifiers that wait for a gate."""
         self._waiting_groups: dict[tuple[int, str], list[tuple[Ticket, RewardRequest, RewardPart]]] = (
             collections.defaultdict(list)
         )
@@ -87,22 +91,23 @@ class RewardPool:
         self._dispatcher.start()
 
     def submit(self, sample: Sample, prompt: Prompt, *, deadline_seconds: float = 600.0) -> None:
-        """`submit_all` of one sample."""
+        """Submit one sample (`submit_all`)."""
         self.submit_all([(sample, prompt)], deadline_seconds=deadline_seconds)
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]], *, deadline_seconds: float = 600.0) -> None:
-        """Hand in samples; returns at once unless the queue is full. Raises RewardError past the deadline; and
-        before any is handed in, for a sample that is there twice or whose verdict was not collected yet, and
-        for a domain without a verifier.
+        """Submit samples; return at once unless the queue is full.
 
-        The dispatcher is woken once, after the last: woken by the first it would compete with the caller for
-        the interpreter, and send the verifiers many small batches.
+        The dispatcher wakes after the last sample; else it would slow the caller and send many small batches.
+
+        Raises:
+            RewardError: The deadline passed; or, before any is submitted, a sample is duplicate or its
+                verdict was not collected yet, or a domain has no verifier.
         """
         self.check()
         deadline = time.monotonic() + deadline_seconds
         pairs = list(pairs)
         specs = [self._spec(prompt) for _, prompt in pairs]
-        self._refuse_twice([sample.sample_id for sample, _ in pairs])
+        self._refuse_duplicates([sample.sample_id for sample, _ in pairs])
         try:
             for (sample, prompt), spec in zip(pairs, specs, strict=True):
                 self._submit(sample, prompt, spec, deadline)
@@ -110,7 +115,7 @@ class RewardPool:
             self._dispatcher.wake()
 
     def collect(self, timeout_seconds: float) -> list[tuple[str, Verdict]]:
-        """All verdicts that are there; waits up to `timeout_seconds` for the first one."""
+        """Return all available verdicts; wait up to `timeout_seconds` for the first one."""
         self.check()
         verdicts: list[tuple[str, Verdict]] = []
         deadline = time.monotonic() + timeout_seconds
@@ -125,7 +130,11 @@ class RewardPool:
     def score_all(
         self, pairs: Sequence[tuple[Sample, Prompt]], *, deadline_seconds: float
     ) -> dict[str, Verdict]:
-        """Hand in samples, with them whole groups, and return all their verdicts by their ids. Raises RewardError past the deadline."""
+        """Submit samples as complete groups and return their verdicts by sample id.
+
+        Raises:
+            RewardError: A verdict is missing at the deadline.
+        """
         deadline = time.monotonic() + deadline_seconds
         self.submit_all(pairs, deadline_seconds=deadline_seconds)
         self.flush_groups({sample.prompt_index for sample, _ in pairs})
@@ -140,17 +149,17 @@ class RewardPool:
         return verdicts
 
     def deliver_to(self, deliver: Callable[[str, Verdict], None]) -> None:
-        """Hand every verdict to `deliver` instead of `collect`, as it comes."""
+        """Pass every verdict to `deliver` as it arrives, instead of `collect`."""
         self._deliver = deliver
 
     def flush_groups(self, prompts: Collection[int]) -> None:
-        """Start group verifiers on the incomplete groups of these prompts: no more of their samples will come."""
+        """Start group verifiers on the incomplete groups of these prompts, which get no more samples."""
         for key in [key for key in self._waiting_groups if key[0] in prompts]:
             self._start_group(key)
         self._dispatcher.wake()
 
     def check(self) -> None:
-        """Raise RewardError, or what the caller's check raises, if no verdict can come any more."""
+        """Raise RewardError, or the error of the caller's check, if no more verdicts can arrive."""
         if self._closed:
             raise RewardError("rewards: the pool is closed")
         if self._dispatcher.failure is not None:
@@ -159,15 +168,15 @@ class RewardPool:
 
     @property
     def num_open(self) -> int:
-        """Samples handed in whose verdict is not there yet."""
+        """Number of submitted samples without a verdict."""
         return len(self._open)
 
     def counts(self) -> Mapping[str, int]:
-        """Verdicts by kind; failures, lost processes, limits and poisonous samples."""
+        """Return the counts of verdicts by kind, failures, lost processes, limits and poisonous samples."""
         return {**self._kinds, **self._counts}
 
     def close(self) -> None:
-        """End every reward worker. What is still open stays without a reward and is not reported."""
+        """End every reward worker. Open samples get no verdict."""
         if not self._closed:
             self._closed = True
             self._dispatcher.stop()
@@ -180,13 +189,13 @@ class RewardPool:
     ) -> None:
         self.close()
 
-    def _refuse_twice(self, sample_ids: Sequence[str]) -> None:
+    def _refuse_duplicates(self, sample_ids: Sequence[str]) -> None:
         counts = collections.Counter(sample_ids)
         twice = [name for name, count in counts.items() if count > 1 or name in self._uncollected]
         if twice:
             raise RewardError(
-                f"rewards: handed in twice: {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}; nothing of this "
-                "call was handed in"
+                f"rewards: submitted twice: {', '.join(twice[:5])}{', ...' if len(twice) > 5 else ''}; "
+                "no sample of this call was submitted"
             )
 
     def _submit(self, sample: Sample, prompt: Prompt, spec: RewardSpec, deadline: float) -> None:
@@ -198,14 +207,14 @@ class RewardPool:
         if sample.status in (Status.FAILED, Status.ABORTED):
             self._finish(ticket, no_reward(f"no response to verify: {_why(sample)}"))
             return
-        asked = ticket.begin()
+        parts = ticket.begin()
         if ticket.waiting:
             self._gated[sample.sample_id] = sample, prompt
-        for part in asked:
-            self._hand_in(ticket, part, sample, prompt)
+        for part in parts:
+            self._submit_part(ticket, part, sample, prompt)
 
     def _await_room(self, deadline: float) -> None:
-        """With `_room` held; what was handed in before is at work meanwhile."""
+        """Wait for room in the queue while earlier samples are scored; the caller has locked `_room`."""
         if len(self._open) < QUEUE_LIMIT:
             return
         self._dispatcher.wake()
@@ -213,7 +222,7 @@ class RewardPool:
             lambda: len(self._open) < QUEUE_LIMIT, timeout=deadline - time.monotonic()
         ):
             raise RewardError(
-                f"rewards: {QUEUE_LIMIT} samples are waiting and none was scored by the deadline"
+                f"rewards: {QUEUE_LIMIT} samples are waiting and none was scored before the deadline"
             )
 
     def _spec(self, prompt: Prompt) -> RewardSpec:
@@ -224,9 +233,9 @@ class RewardPool:
                 f"{prompt.row}: domain {prompt.domain!r} has no verifier: {error.args[0]}"
             ) from error
 
-    def _hand_in(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
+    def _submit_part(self, ticket: Ticket, part: RewardPart, sample: Sample, prompt: Prompt) -> None:
         if part.kind == "environment":
-            self._answered(ticket, part, return_of(sample))
+            self._record_verdict(ticket, part, return_of(sample))
             return
         ground_truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(ticket.parts) == 1)
         request = request_for(
@@ -250,16 +259,16 @@ class RewardPool:
     ) -> None:
         def done(verdicts: Sequence[Verdict | None]) -> None:
             for ticket, verdict in zip(tickets, verdicts, strict=True):
-                self._answered(ticket, part, verdict)
+                self._record_verdict(ticket, part, verdict)
 
         self._dispatcher.put(self._queue(part), Task(requests, done))
 
     def _queue(self, part: RewardPart) -> StageQueue:
-        """Return the queue of a part's first stage; parts whose workers would do the same share one."""
+        """Return the queue of a part's first stage; parts with equal workers share one."""
         if (known := self._queues_by_part.get(id(part))) is not None:
             return known
-        with self._room:  # a gate that opens is seen by the dispatcher's thread
-            if id(part) not in self._queues_by_part:  # the section keeps its parts
+        with self._room:  # the dispatcher's thread comes here when a gate opens
+            if id(part) not in self._queues_by_part:  # ids stay valid: the section owns the parts
                 kind = reward_kind(part, self._folder)
                 key = kind.worker_key()
                 if key not in self._queues:
@@ -267,16 +276,16 @@ class RewardPool:
                 self._queues_by_part[id(part)] = self._queues[key]
             return self._queues_by_part[id(part)]
 
-    def _answered(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
-        """Called from the dispatcher's thread, or from submit where no process is asked."""
+    def _record_verdict(self, ticket: Ticket, part: RewardPart, verdict: Verdict | None) -> None:
+        """Record a part's verdict, in the dispatcher's thread or, without a worker, in submit."""
         with self._room:
             complete = ticket.answer(part.label, verdict)
             opened = ticket.opened()
         if complete is not None:
             self._finish(ticket, complete)
         if opened:
-            for each in opened:
-                self._hand_in(ticket, each, *self._gated[ticket.sample_id])
+            for opened_part in opened:
+                self._submit_part(ticket, opened_part, *self._gated[ticket.sample_id])
             self._dispatcher.wake()
 
     def _finish(self, ticket: Ticket, verdict: Verdict) -> None:
@@ -314,10 +323,12 @@ def _why(sample: Sample) -> str:
 def try_verifiers(
     section: RewardSection, prompts: Sequence[Prompt], *, deadline_seconds: float = 120.0
 ) -> None:
-    """Start every verifier and run one sample per domain through it, before engines start; through one that returned None for it all
-    prompts, each with a wrong and, if it is known, the right response.
+    """Start every verifier and score one sample per domain, before engines start.
 
-    Raises RewardError naming the domain and what the verifier said.
+    If a verifier returns None for it, try all prompts with an incorrect and, if known, the correct response.
+
+    Raises:
+        RewardError: A verifier failed, with its domain and error, or returned only None.
     """
     for part in {part.kind: part for part in section.all_verifiers()}.values():
         reward_kind(part).announce()
@@ -325,18 +336,21 @@ def try_verifiers(
     with RewardPool(once, group_size=1, is_quiet=True) as pool:
         firsts = [(prompt, TRIAL_RESPONSE) for prompt in first_of_each_domain(prompts)]
         for domain in _try(pool, section, firsts, deadline_seconds):
-            own = [prompt for prompt in prompts if prompt.domain == domain]
-            texts = [(prompt, text) for prompt in own for text in _trial_responses(section, prompt)]
+            domain_prompts = [prompt for prompt in prompts if prompt.domain == domain]
+            texts = [
+                (prompt, text) for prompt in domain_prompts for text in _trial_responses(section, prompt)
+            ]
             if len(_try(pool, section, texts, deadline_seconds, each=True)) == len(texts):
                 raise RewardError(
-                    f"the verifier of domain {domain!r} returned None for all {len(texts)} trial responses, and samples without a reward "
-                    "are not trained on: return a number, 0 if a response is wrong"
+                    f"the verifier of domain {domain!r} returned None for all {len(texts)} trial responses, "
+                    "and samples without a reward are not trained on: return a number, 0 if a response is "
+                    "incorrect"
                 )
 
 
 def _trial_responses(section: RewardSection, prompt: Prompt) -> list[str]:
-    right = right_response(section, prompt)
-    return [TRIAL_RESPONSE] if right is None else [TRIAL_RESPONSE, right]
+    correct = right_response(section, prompt)
+    return [TRIAL_RESPONSE] if correct is None else [TRIAL_RESPONSE, correct]
 
 
 def _try(
@@ -347,8 +361,8 @@ def _try(
     *,
     each: bool = False,
 ) -> list[str]:
-    """Verify responses to prompts; return the domain of each response for which every verifier returned None. Unless it is about `each`
-    of them, raises RewardError for one that could not be verified."""
+    """Verify responses; return the domain of each response for which every verifier returned None. Raise
+    RewardError for one without a verdict, except with `each`."""
     pairs = [
         (trial_sample(dataclasses.replace(prompt, index=number), text), prompt)
         for number, (prompt, text) in enumerate(texts)
@@ -362,12 +376,12 @@ def _try(
             left_out.append(prompt.domain)
         elif verdict.kind is VerdictKind.NO_REWARD and not each:
             raise RewardError(
-                f"the verifier of domain {prompt.domain!r} failed on a trial sample, whose response is {sample.response_text[:60]!r}: "
-                f"{verdict.reason}"
+                f"the verifier of domain {prompt.domain!r} failed on a trial sample, whose response is "
+                f"{sample.response_text[:60]!r}: {verdict.reason}"
             )
     return left_out
 
 
 def first_of_each_domain(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """One prompt for each domain among them."""
+    """Return the first prompt of each domain."""
     return list({prompt.domain: prompt for prompt in reversed(prompts)}.values())

@@ -1,13 +1,12 @@
-"""A reward worker: `python -m mrl.rewards.pool.reward_worker PARENT_PID`.
+"""Reward worker process: `python -m mrl.rewards.pool.reward_worker PARENT_PID`.
 
 consumes      frames on standard input: first (RewardKind, Stage), then (number, requests), pickled
-produces      frames on the descriptor standard output had: {"ready"} or {"broken"}, then one JSON reply per number
+produces      frames on standard output's descriptor: {"ready"} or {"broken"}, then one JSON reply per number
 waits for     the next frame; ends at end of input and with its parent
-never does    let a verifier's own printing reach the channel: standard output is turned into standard error
+never does    let a verifier's own printing reach the channel: standard output is redirected to standard error
 
-A verifier that computes answers one frame after the other. A verifier that waits (`waits`: an async
-function, a service) has many frames in flight on one event loop, each with its deadline; replies come in any
-order.
+A verifier that computes serves one frame at a time. One that waits (`waits`: an async function, a service)
+has many frames in flight on one event loop, each with its deadline; replies come in any order.
 """
 
 from __future__ import annotations
@@ -75,10 +74,10 @@ def _serve_in_turn(
     requests: BinaryIO,
     send: Callable[[dict[str, Any]], None],
 ) -> None:
-    answer = _answerer(verifier, part, stage)
+    score = _scorer(verifier, part, stage)
     while (payload := read_frame(requests)) is not None:
         number, batch = pickle.loads(payload)
-        send({"number": number} | answer(batch))
+        send({"number": number} | score(batch))
 
 
 async def _serve_waiting(
@@ -99,7 +98,7 @@ async def _serve_waiting(
         try:
             async with asyncio.timeout(seconds):
                 reply = await _scored(verifier, batch, part)
-        except TimeoutError:  # of ours: the verifier's own are its failures
+        except TimeoutError:  # ours: the verifier's own are caught in _scored
             reply = {"failed": f"verifier {verifier.name}: no verdict in {seconds:g} s"}
         except MemoryError:
             traceback.print_exc()
@@ -110,19 +109,18 @@ async def _serve_waiting(
         task = asyncio.create_task(serve(*pickle.loads(payload)))
         running.add(task)
         task.add_done_callback(running.discard)
-    os._exit(0)  # nobody is left to hear: threads that still wait for a service are not waited for
+    os._exit(0)  # the parent is gone: do not wait for threads that still wait for a service
 
 
 def _limit_memory(part: RewardPart, stage: Stage) -> None:
-    """Limits the private memory of a verifier that runs in this process; one that forks limits its child
-    instead."""
+    """Limit the private memory of a verifier that runs in this process; one that forks limits its child."""
     limit = part.memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not stage.in_child:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _answerer(
+def _scorer(
     verifier: AnyVerifier, part: RewardPart, stage: Stage
 ) -> Callable[[Sequence[RewardRequest]], dict[str, Any]]:
     loop = asyncio.new_event_loop()
@@ -139,7 +137,7 @@ def _answerer(
 
 
 def _within_limit(reply: dict[str, Any]) -> bytes:
-    """The reply as JSON; one over the limit becomes a failure, which costs no process."""
+    """Return the reply as JSON; one over the limit becomes a failure, so that the worker survives."""
     payload = json.dumps(reply).encode()
     if len(payload) <= MAX_REPLY_BYTES:
         return payload
@@ -164,7 +162,7 @@ async def _scored(
         return {"failed": str(error), "starved": True}
     except NoVerdict as error:
         return {"failed": _described(error, part), "refused": True}
-    except (MrlError, OSError) as error:  # the verifier says so, or what it asks is not there
+    except (MrlError, OSError) as error:  # the verifier reports a failure, or its service is unreachable
         return {"failed": _described(error, part)}
     except Exception as error:
         where = "" if getattr(verifier, "waits", False) else f"{type(error).__name__}{place_of(error)}"
@@ -173,7 +171,7 @@ async def _scored(
         return {"failed": f"verifier {verifier.name}: {len(verdicts)} verdicts for {len(requests)} samples"}
     wrong = next((v for v in verdicts if v is not None and not isinstance(v, Verdict)), None)
     if wrong is not None:
-        return {"failed": f"verifier {verifier.name}: answered with {type(wrong).__name__}, not a Verdict"}
+        return {"failed": f"verifier {verifier.name}: returned {type(wrong).__name__}, not a Verdict"}
     seconds = (time.monotonic() - start) / max(len(requests), 1)
     return {"verdicts": [_stamped(verdict, seconds) for verdict in verdicts]}
 

@@ -1,4 +1,4 @@
-"""One sample's way through its verifiers: which parts are still out, and the verdict they add up to."""
+"""State of one sample across its verifiers: missing parts and the total verdict."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mrl.samples import Verdict, VerdictKind
 
 @dataclasses.dataclass(slots=True)
 class Ticket:
-    """A sample that is being scored."""
+    """Sample that is being scored."""
 
     sample_id: str
     parts: tuple[RewardPart, ...]
     num_tokens: int
     answers: dict[str, Verdict | None] = dataclasses.field(default_factory=dict)
     waiting: tuple[RewardPart, ...] = ()
-    """Behind gates that have not all answered."""
+    """Parts that wait for open gates."""
 
     def begin(self) -> tuple[RewardPart, ...]:
-        """The parts that are asked at once; witnesses to other samples are answered for."""
-        asked = tuple(part for part in self.parts if _looks_at(part, self.sample_id))
-        self.answers |= {part.label: None for part in self.parts if part not in asked}
-        gates = tuple(part for part in asked if part.gate is not None)
-        self.waiting = tuple(part for part in asked if part.gate is None) if gates else ()
-        return gates or asked
+        """Return the parts to run first; audit verifiers that do not look at this sample get None."""
+        active = tuple(part for part in self.parts if _looks_at(part, self.sample_id))
+        self.answers |= {part.label: None for part in self.parts if part not in active}
+        gates = tuple(part for part in active if part.gate is not None)
+        self.waiting = tuple(part for part in active if part.gate is None) if gates else ()
+        return gates or active
 
     def answer(self, label: str, verdict: Verdict | None) -> Verdict | None:
-        """Note one part's answer; the sample's verdict once all parts have answered."""
+        """Record one part's verdict; return the sample's verdict once all parts have one, else None."""
         self.answers[label] = verdict
         if self._gates_have_answered() and (closed := closed_by(self.parts, self.answers)):
             self.answers |= {
@@ -45,7 +45,7 @@ class Ticket:
         return weighted_verdict(self.parts, self.answers)
 
     def opened(self) -> tuple[RewardPart, ...]:
-        """The parts to ask now that all gates have let the sample pass; each is told once."""
+        """Return the parts to run after all gates let the sample pass; each part is returned once."""
         if not self._gates_have_answered():
             return ()
         opened, self.waiting = self.waiting, ()
@@ -56,7 +56,7 @@ class Ticket:
 
 
 def closed_by(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> str:
-    """The gate that does not let a sample pass; empty while none says so. One that does not apply lets it pass."""
+    """Return the label of the gate that rejects the sample, or ""; one that does not apply is open."""
     for part in parts:
         verdict = answers.get(part.label)
         if (
@@ -69,7 +69,7 @@ def closed_by(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | Non
 
 
 def not_asked(part: RewardPart, gate: str) -> Verdict | None:
-    """What a verifier behind a closed gate counts as."""
+    """Return the verdict of a verifier that a closed gate skipped."""
     return (
         None
         if part.is_witness
@@ -78,19 +78,18 @@ def not_asked(part: RewardPart, gate: str) -> Verdict | None:
 
 
 def _looks_at(part: RewardPart, sample_id: str) -> bool:
-    """Whether a witness looks at the sample: the same each time it is asked for."""
+    """Return True if an audit verifier looks at the sample; deterministic per sample id."""
     if part.share == 1.0:
         return True
-    lot = int.from_bytes(hashlib.sha256(f"{part.label}\0{sample_id}".encode()).digest()[:8])
-    return lot < part.share * 2**64
+    draw = int.from_bytes(hashlib.sha256(f"{part.label}\0{sample_id}".encode()).digest()[:8])
+    return draw < part.share * 2**64
 
 
 def weighted_verdict(parts: tuple[RewardPart, ...], answers: Mapping[str, Verdict | None]) -> Verdict:
-    """The weighted sum of the parts' values.
+    """Return the weighted sum of the parts' values.
 
-    A part that does not apply (None) is left out; one part without a reward leaves the sample without one;
-    the sample is rejected when every part that applies rejects it. A witness without an answer is left out, and
-    decides neither.
+    Parts that do not apply (None) are left out. If one part has no reward, the sample has none; if every part
+    that applies rejects it, it is rejected. Audit verifiers decide neither; one without reward is left out.
     """
     answered = [(part, verdict) for part in parts if (verdict := answers[part.label]) is not None]
     applying = [(p, v) for p, v in answered if not (p.is_witness and v.kind is VerdictKind.NO_REWARD)]
@@ -132,7 +131,7 @@ def _weighted(part: RewardPart, verdict: Verdict) -> Verdict:
 
 
 def _summed_tokens(applying: list[tuple[RewardPart, Verdict]]) -> np.ndarray | None:
-    """[T] the weighted sum of the parts' values where any has one, NaN elsewhere."""
+    """Return [T]: the weighted sum of the parts' token values, NaN at tokens without any."""
     weighted = [
         np.float32(part.weight) * v.token_values for part, v in applying if v.token_values is not None
     ]

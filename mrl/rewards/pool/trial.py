@@ -1,4 +1,4 @@
-"""A response that no policy gave, as a sample: to try a verifier, or to ask it."""
+"""Sample of a response that no policy generated, to try a verifier or to score it offline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRIAL_RESPONSE = "0"
 
 
 def trial_sample(prompt: Prompt, response: str = TRIAL_RESPONSE) -> Sample:
-    """A finished sample of a prompt with one token."""
+    """Return a finished sample of a prompt with one token."""
     one = np.zeros(1, np.int32)
     return Sample(
         prompt_index=prompt.index,

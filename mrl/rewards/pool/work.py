@@ -1,4 +1,4 @@
-"""What a stage's queue holds and a worker does: tasks, batches, and why one failed."""
+"""Tasks, batches, failures and workers of a stage's queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Done = Callable[[Sequence[Verdict | None]], None]
 
 
 class Cause(enum.Enum):
-    """What a failed attempt says of the sample."""
+    """Cause of a failed attempt, and what it implies about the sample."""
 
     FAILED = "the verifier says so itself, or breaks its contract: nothing"
     RAISED = "the verifier's own code raised: it may be the sample, where it raises alike again and again"
@@ -32,28 +32,28 @@ class AttemptFailure:
     cause: Cause
     reason: str
     where: str = ""
-    """Type and place of what was raised."""
+    """Type and place of the raised error."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Task:
-    """Work that one verifier call does: one sample, or all samples of a group."""
+    """Work of one verifier call: one sample, or all samples of a group."""
 
     requests: tuple[RewardRequest, ...]
     done: Done
     """Called once, with one verdict per request."""
     faults: list[AttemptFailure] = dataclasses.field(default_factory=list)
-    """One for each failed attempt by itself."""
+    """One per failed attempt outside a batch."""
     alone: bool = False
-    """Failed in a batch: goes by itself from now on."""
+    """True after a failure in a batch: it is never batched again."""
     successes_at_failure: int = -1
-    """The queue's successes when this task failed first; -1 before."""
+    """The queue's successes at this task's first failure; -1 before it."""
     is_control: bool = False
-    """Runs to find out whether the verifier is healthy."""
+    """True if it only checks whether the verifier is healthy."""
 
     @property
     def is_starved(self) -> bool:
-        """Goes when nothing else of its stage runs."""
+        """True if it must run while nothing else of its stage runs."""
         return bool(self.faults) and self.faults[-1].cause is Cause.STARVED
 
     @property
@@ -63,13 +63,13 @@ class Task:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class TaskBatch:
-    """What one message asks of a reward worker."""
+    """Tasks of one message to a reward worker."""
 
     number: int
-    """The reply carries it."""
+    """Number that the reply repeats."""
     tasks: tuple[Task, ...]
     since: float
-    """When it was sent (monotonic seconds)."""
+    """Time of sending (monotonic seconds)."""
 
     @property
     def requests(self) -> list[RewardRequest]:
@@ -78,7 +78,7 @@ class TaskBatch:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Worker:
-    """A reward worker and what it is doing."""
+    """Reward worker and its running batches."""
 
     process: WorkerProcess
     started: float
@@ -86,26 +86,26 @@ class Worker:
     name: str = ""
     version: str = ""
     capacity: int = 1
-    """Batches it has at once: one, or many where the verifier spends its time waiting."""
+    """Largest number of running batches: one, or many if the verifier mostly waits."""
     running: dict[int, TaskBatch] = dataclasses.field(default_factory=dict)
-    """By the number that the reply will carry."""
+    """By batch number."""
     idle_since: float = 0.0
-    """When it was last heard of (monotonic seconds)."""
+    """Time of its last reply (monotonic seconds)."""
     num_sent: int = 0
-    """Batches it was given so far."""
+    """Batches sent so far."""
     watched_from: float = 0.0
-    """When its process' figures were taken for what it is doing (monotonic seconds); 0 as long as that is short."""
+    """Start of measuring the process's CPU use for the running work (monotonic seconds); 0 before."""
     used: Used = dataclasses.field(default_factory=Used)
-    """Since then, as far as it was asked for."""
+    """CPU use since `watched_from`, as of the last measurement."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """All it is working on."""
+        """All running tasks."""
         return tuple(task for batch in self.running.values() for task in batch.tasks)
 
 
 class FairQueue:
-    """First in, first out inside a group; groups take turns."""
+    """Queue that is first in, first out inside a group; groups take turns."""
 
     def __init__(self) -> None:
         self._groups: collections.OrderedDict[int, collections.deque[Task]] = collections.OrderedDict()
@@ -119,7 +119,7 @@ class FairQueue:
         self._length += 1
 
     def first(self) -> Task:
-        """The task that `pop` gives next."""
+        """Return the task that `pop` returns next."""
         return next(iter(self._groups.values()))[0]
 
     def pop(self) -> Task:

@@ -1,4 +1,4 @@
-"""How long a worker may work, and when it is looked at. A deadline counts own time from the start of the work."""
+"""Deadlines of workers and the times to check them. A deadline counts own time (without waits for a CPU)."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from mrl.rewards.contract import Stage
 from mrl.rewards.pool.work import AttemptFailure, Cause, Worker
 
 UNWATCHED_SECONDS = 0.25
-"""Work that is done by then is not watched, because a process' figures cost as much as a short verdict; the deadline of
-what takes longer counts from the first look."""
+"""Shorter work is not measured, because measuring CPU use costs as much as a short verdict; the deadline of
+longer work counts from the first measurement."""
 START_SECONDS = 60.0
 """A reward worker that is not ready by then counts as failed."""
 GRACE_SECONDS = PATIENCE_SECONDS + 15.0
-"""Beyond the deadline, for verifiers that keep it themselves, before their worker is killed; one that computes
-for the deadline does not keep it."""
+"""Grace after the deadline for verifiers that keep it themselves; none for one that only computes."""
 WAITING_GRACE_SECONDS = 5.0
-"""The same for verifiers that wait, counted from the last reply: their worker ends each overdue wait itself,
-and one that is silent for so long is blocked."""
+"""Grace after the deadline and the last reply for verifiers that wait: their worker ends overdue waits
+itself, so one that is silent for longer is blocked."""
 
 
 class WorkerDeadlines:
-    """The deadlines of one stage's workers: until they are ready, and of what they do then."""
+    """Deadlines of one stage's workers: for their start and for their work."""
 
     def __init__(self, seconds: float, stage: Stage) -> None:
         """`seconds`: the deadline of a verdict."""
         self._seconds, self._stage = seconds, stage
 
     def next_look(self, worker: Worker) -> float | None:
-        """When the worker is worth a look (monotonic seconds); None where it has nothing to do."""
+        """Return when to check the worker next (monotonic seconds); None if it is idle."""
         return self._look_at(worker) or self._limit(worker)
 
     def starts_to_watch(self, worker: Worker, now: float) -> bool:
-        """Whether what the worker does has become long, so that its process' figures are worth taking."""
+        """Return True, and set `watched_from`, if the worker's work has become long enough to measure."""
         at = self._look_at(worker)
         if at is None or now < at:
             return False
@@ -39,20 +38,20 @@ class WorkerDeadlines:
         return True
 
     def _look_at(self, worker: Worker) -> float | None:
-        """When it becomes so; None where it has, or nothing runs."""
+        """Return when to start measuring; None if it has started or nothing runs."""
         if not worker.running or worker.watched_from:
             return None
         return next(iter(worker.running.values())).since + UNWATCHED_SECONDS
 
     def is_late(self, worker: Worker, now: float) -> bool:
-        """Whether the deadline is over by the clock, so that what the worker used is worth asking for."""
+        """Return True if the deadline is over by the clock, so that the worker's CPU use must be measured."""
         if not worker.ready:
             return now >= worker.started + START_SECONDS
         since = self._since(worker)
         return since is not None and now >= since + self._seconds
 
     def overdue(self, worker: Worker, now: float) -> AttemptFailure | None:
-        """Why the worker has to be killed; None where it has not."""
+        """Return why the worker must be killed; None if it may continue."""
         seconds = self._seconds
         limit = self._limit(worker)
         if limit is None:
@@ -70,7 +69,7 @@ class WorkerDeadlines:
         return AttemptFailure(Cause.COMPUTED if is_busy else Cause.DIED, f"no verdict in {seconds:g} s")
 
     def _since(self, worker: Worker) -> float | None:
-        """From when the deadline counts."""
+        """Return the start of the deadline."""
         if not worker.running:
             return None
         oldest = max(next(iter(worker.running.values())).since, worker.watched_from)

@@ -63,7 +63,7 @@ def test_a_test_that_outruns_its_observer_ends_by_its_processor_time(monkeypatch
     verdict = verify_program(program, asserts(body), CodeRules(seconds=1.0, cpu_seconds=1.0))
     assert (verdict.value, verdict.reason) == (
         0.0,
-        "time limit: processor time of the test of what was returned",
+        "time limit: CPU time of the test of what was returned",
     )
 
 
@@ -71,7 +71,7 @@ def test_a_comparison_that_raises_is_the_programs() -> None:
     task = parse_task({"entry_point": "f", "cases": [{"args": [1], "expected": {"1": 1}}]}, place="x")
     verdict = verify_program("def f(x):\n    return {10 ** 5000: 1}", task, PATIENT)
     assert verdict.value == 0.0
-    assert verdict.reason == "wrong: returned what cannot be compared (ValueError)"
+    assert verdict.reason == "wrong: returned a value that cannot be compared (ValueError)"
 
 
 @pytest.mark.parametrize(

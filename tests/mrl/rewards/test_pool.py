@@ -246,7 +246,7 @@ def test_no_response_has_no_reward_and_twice_is_an_error(make_pair: Any) -> None
         ((sample_id, verdict),) = pool.collect(10.0)
         assert (sample_id, verdict.kind) == ("0.0", VerdictKind.NO_REWARD)
         pool.submit(*make_pair(1, "hang", "1"))
-        with pytest.raises(RewardError, match=r"handed in twice: 1\.0"):
+        with pytest.raises(RewardError, match=r"submitted twice: 1\.0"):
             pool.submit(*make_pair(1, "hang", "1"))
     with pytest.raises(RewardError, match="closed"):
         pool.collect(0.0)
@@ -256,7 +256,7 @@ def test_samples_handed_in_twice_are_refused_before_any_is_handed_in(make_pair: 
     """In one call, while they are scored, and while their verdict waits to be collected."""
     one, two = (make_pair(n, "", "1", status=Status.FAILED) for n in (1, 2))
     with RewardPool(plugin("native")) as pool:
-        with pytest.raises(RewardError, match=r"twice: 1\.0; nothing of this"):
+        with pytest.raises(RewardError, match=r"twice: 1\.0; no sample of this"):
             pool.submit_all([two, one, one])
         assert (pool.num_open, pool.collect(0.0)) == (0, [])
         pool.submit(*one)

@@ -56,7 +56,7 @@ def test_rows_of_one_prompt_are_scored_as_a_group() -> None:
     ("row", "message"),
     [
         ({"answer": "1", "ground_truth": "1"},
-         "row 2: a text is needed under `response`; its columns: answer"),
+         "row 2: column `response` must be a text; the row's columns: answer"),
         ({"response": "1"}, "row 2: the row has no ground truth"),
         ({"response": "1", "domain": "chess"}, "row 2: domain 'chess' has no verifier"),
     ],

@@ -194,7 +194,7 @@ def test_ranks_pause_together_whenever_each_is_told_and_one_says_that_its_peer_i
     both.run(main())
     ends = {number: (why, kind) for number, why, kind in both.lost}
     assert ends[1][1] == "" and ends[0][1] == "PeerLost"
-    assert "engine 0, dp rank 0 could not go on without the other ranks" in ends[0][0]
+    assert "engine 0, dp rank 0 could not continue without the other ranks" in ends[0][0]
     both.close()
 
 
@@ -214,14 +214,16 @@ def test_latent_attention_and_a_rank_that_is_late(tmp_path: Path) -> None:
         for share, answers in zip(shares, made.both(driving.generate, *shares), strict=True):
             assert driving.worst_gap(folder, share, answers) < 1e-5
         made.hosts[0].start(driving.generate, driving.requests(1, max_tokens=9, seed=9))
-        with pytest.raises(PeerLost, match=r"(?s)dp rank 0 could not go on.*Timed out"):
+        with pytest.raises(PeerLost, match=r"(?s)dp rank 0 could not continue.*Timed out"):
             made.hosts[0].result(150)
     finally:
         made.close()
 
 
 def test_a_process_by_itself_is_no_engine_of_two(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.dp = 2: .*a run's launcher starts; here set it to 1"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.dp = 2: only a run's launcher starts .*; set it to 1 here"
+    ):
         vllm_start.arguments(
             DP2,
             str(tiny_model),

@@ -70,7 +70,7 @@ async def gone(number: int) -> Any:
     ("message", "why"),
     [
         (ROUTED, "block 3 is gone"),
-        (engine_messages.Resume(True), "engine 0 sent Resume"),
+        (engine_messages.Resume(True), "engine 0 sent an unexpected Resume"),
         (engine_messages.Failure("PeerLost", "PeerLost: x"), "engine 0 failed: PeerLost: x"),
     ],
     ids=["routes", "foreign", "failure"],

@@ -64,7 +64,7 @@ def test_a_folder_of_int4_weights_serves_wide_ones_and_is_read_itself_by_gpus(tm
     published = folder(tmp_path, quantization_config=INT4)
     assert told(published) == {"quantization_config": None}
     assert told(published, real_weights=True) == {}
-    with pytest.raises(ConfigError, match=r"holds compressed-tensors weights, .* on GPUs alone; evaluate"):
+    with pytest.raises(ConfigError, match=r"contains compressed-tensors weights, .* only on GPUs; evaluate"):
         quantised_overrides(RolloutSection(), published, on_cpu=True, real_weights=True)
 
 
