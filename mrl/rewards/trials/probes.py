@@ -150,7 +150,7 @@ def _attacks(rows: Sequence[Mapping[str, float]]) -> Iterator[TrialFinding]:
 
 def _length(probes: Sequence[Probe]) -> Iterator[TrialFinding]:
     pairs = [(len(p.response), p.value) for p in probes if p.value is not None and p.name != "right"]
-    lengths, values = np.array([p[0] for p in pairs], float), np.array([p[1] for p in pairs], float)
+    lengths, values = np.array([xy[0] for xy in pairs], float), np.array([xy[1] for xy in pairs], float)
     if len(pairs) < 10 or not lengths.std() or not values.std():
         return
     correlation = float(np.corrcoef(lengths, values)[0, 1])
