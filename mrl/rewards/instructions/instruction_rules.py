@@ -6,7 +6,7 @@ from mrl.section import Section
 
 
 class InstructionRules(Section):
-    """How a row's checks make a value."""
+    """Rules for turning a row's checks into a value."""
 
     partial: bool = False
     """Give the share of passed checks as the value; default: 1 if all pass, else 0."""

@@ -43,7 +43,7 @@ class EngineSection(Section):
 
 
 class LlmRules(Section):
-    """How a language model is asked for a verdict, and how its reply is read."""
+    """Rules for asking a language model for a verdict and reading its reply."""
 
     template: str | None = None
     """Ask with the text in this file, which contains {prompt}, {response} and, if `reference`, {reference};

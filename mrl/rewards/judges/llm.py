@@ -102,7 +102,7 @@ class LlmVerifier:
     def _read(self, reply: dict[str, Any], question: Question) -> float:
         replies = reply.get("choices")
         if not isinstance(replies, list) or not replies or not isinstance(replies[0], dict):
-            raise RewardError(f"the judge's response contains no choices: {str(reply)[:80]!r}")
+            raise RewardError(f"the server's response contains no reply: {str(reply)[:80]!r}")
         if self._rules.verdict == "choice":
             return read_choice(replies[0], self._rules.choices)
         return read_line(replies[0], self._rules.choices, question.nonce)

@@ -66,9 +66,8 @@ class ConversationEncoder:
     """Tokenizer of conversations for the reward model in a folder."""
 
     def __init__(self, folder: str, *, date: datetime.date | None = None) -> None:
-        """Read the folder's config and tokenizer; `date` is today's date for its chat template.
-
-        Raises ConfigError if the folder is not a reward model with one score at a distinct end token."""
+        """Read the folder; `date` is today's date for its chat template. Raises ConfigError if it is not a
+        reward model with one score at a distinct end token."""
         config = _checked_config(Path(folder))
         try:
             self.tokenizer = writing_date(from_folder(folder), date or datetime.date.today())

@@ -27,7 +27,7 @@ class _ServedModel(RewardKind):
         if part.path is not None:
             yield from address_faults(part.path)
         if part.engine is not None and part.server.tokenizer:
-            yield "server.tokenizer does not go with engine, which uses its own model's tokenizer; leave it out"
+            yield "server.tokenizer excludes engine, which uses its own model's tokenizer; leave it out"
 
     @property
     def own_folder(self) -> Path | None:

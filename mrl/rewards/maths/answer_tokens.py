@@ -154,7 +154,7 @@ def _command(text: str, position: int) -> tuple[list[tuple[str, str]], int]:
 
 
 def _is_one_thing(inner: str) -> bool:
-    """Return True for one letter or a function's name: an upright or bold command around it is ignored."""
+    """Return True for one letter or a function's name: a font command around it is ignored."""
     return inner.isascii() and inner.isalpha() and (len(inner) == 1 or inner in FUNCTIONS)
 
 

@@ -8,7 +8,7 @@ from mrl.section import Section
 
 
 class MathsRules(Section):
-    """How the final answer is found and compared."""
+    """Rules for finding and comparing final answers."""
 
     extraction: tuple[
         Literal["boxed", "gsm8k", "answer", "answer_tags", "whole_response", "last_number"], ...

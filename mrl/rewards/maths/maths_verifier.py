@@ -1,5 +1,4 @@
-"""Verifier `maths` in two stages: exact integers and rationals, then comparison by shape (in a killable
-process).
+"""Verifier `maths` in two stages: exact numbers, then comparison by shape in a process that can be killed.
 
 It decides what is correct and what a ground truth may be; the reward pool owns deadlines and processes.
 """

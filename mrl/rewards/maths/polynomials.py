@@ -24,7 +24,7 @@ def numerator(value: Any) -> Any:
 
 
 def same_roots(left: Any, right: Any, *, real: bool) -> bool:
-    """Return True if two nonzero polynomials have the same roots; if `real`, the same real ones, at least 1."""
+    """Return True if two nonzero polynomials have equal roots; if `real`, equal real roots, at least one."""
     left, right = left.sqf_part().monic(), right.sqf_part().monic()
     if left == right or not real:
         return left == right

@@ -78,7 +78,7 @@ def _random(numbers: random.Random) -> Fraction:
 
 
 def product(trees: Sequence[Tree]) -> Tree:
-    """The tree that is zero where one of them is."""
+    """Return the product of trees, which is zero if one of them is."""
     tree = trees[0]
     for other in trees[1:]:
         tree = Call("*", (tree, other))
@@ -86,7 +86,7 @@ def product(trees: Sequence[Tree]) -> Tree:
 
 
 def sides_difference(relation: Relation) -> Tree | None:
-    """Left side minus right side, where both are expressions."""
+    """Return left side minus right side; None unless both sides are expressions."""
     left, right = relation.sides
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         return Call("-", (base_unit_value(left), base_unit_value(right)))

@@ -104,8 +104,7 @@ def _same_at(answer: Tree, ground_truth: Tree, point: Point) -> bool | None:
 
 def _close(answer: Tree, ground_truth: Tree, point: Point) -> bool:
     """Return True if two values are the same number. Few digits decide if they are far apart; else the number
-    of digits follows the size of the expressions, so that values that agree in them are equal (see
-    `Digits`)."""
+    of digits follows the size of the expressions, so that equal digits mean equal values (see `Digits`)."""
     size = len(list(walk(answer))) + len(list(walk(ground_truth)))
     digits = 30
     try:

@@ -99,8 +99,8 @@ _FUNCTION = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|sec|csc|cot)(?![A-Za-z])")
 def words(text: str) -> str | None:
     """Return a word answer (choice letter, yes/no, a name) in lower case; None for mathematics.
 
-    There one small letter is a variable, up to three are a product, and a dash between letters is a minus
-    sign."""
+    There one small letter is a variable, up to three are a product, and a dash between letters is a minus.
+    """
     match = _TEXT.fullmatch(text)
     if not match:
         return None
@@ -127,7 +127,7 @@ def _is_product(run: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParseOptions:
-    """How to read letters, as the ground truth decides."""
+    """Options for reading letters, set by the ground truth."""
 
     single_letters: bool = False
     """True if plain single letters after a number may be units."""

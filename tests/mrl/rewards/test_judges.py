@@ -80,7 +80,7 @@ def test_of_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_
         "status 429",
         "status 503",
         "not valid JSON",
-        "no choices",
+        "no reply",
         "is not a verdict",
         "ended by 'length'",
         "4194304",
