@@ -132,7 +132,7 @@ WORD_FAULTS = [
     (("reward={kind: llm, path: null, engine: j, engines: {j: {model: TASK/model, max_length: 33}}}",),
      "reward.engines.j: max_length = 33 exceeds the 32 positions of "),
     (("reward={kind: reward_model, path: null, engine: j, engines: {j: {model: TASK/model}}}",),
-     "is Qwen3MoeForCausalLM, no ...ForSequenceClassification"),
+     "is Qwen3MoeForCausalLM, not a ...ForSequenceClassification"),
 ]  # fmt: skip
 """Words of the configuration, and what is said of them; FOLDER holds the files below, TASK rows and a model."""
 

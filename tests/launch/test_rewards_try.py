@@ -50,11 +50,11 @@ def test_a_sound_reward_is_tried_without_a_remark(tmp_path: Path, capsys: pytest
         (
             "long_ones",
             [
-                "ERROR: 'right' has less than another response in 4 of 4 rows",
-                'ERROR: "another row\'s" has as much as the right one in 4 of 4 rows',
+                "ERROR: 'right' scores lower than another response in 4 of 4 rows",
+                'ERROR: "another row\'s" scores as high as the correct one in 4 of 4 rows',
             ],
         ),
-        ("anywhere", ["warning: 'all answers' has as much as the right one in 4 of 4 rows", "  0 errors"]),
+        ("anywhere", ["warning: 'all answers' scores as high as the correct one in 4 of 4 rows", "  0 errors"]),
     ],
 )  # fmt: skip
 def test_a_careless_reward_is_found_out(function, remarks, tmp_path, capsys) -> None:
@@ -130,7 +130,7 @@ def test_solutions_of_the_rows_are_run_and_counted(
     assert f"  solutions of the rows: {said}\n" in out
     assert ("right  " in out) == (code == 0), "one that passes is the right response"
     kind = "ERROR: 1 of 1" if code else "warning: 1 of 5"
-    assert f"  {kind} solutions of the rows do not pass, the first of {tmp_path}/rows.jsonl:1: " in out
+    assert f"  {kind} solutions of the rows do not pass, first in {tmp_path}/rows.jsonl:1: " in out
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_solutions_of_which_none_passes_are_an_error_unless_the_verifier_knows_b
     prompt = Prompt(0, np.zeros(1, np.int32), "", None, row="f:1")
     failed = [Probe("a row's solution", prompt, SUBTRACTS, verdict=scored(0.0, "wrong"))]
     finding = solutions.remark(failed, others_are_right=False)
-    assert finding is not None and finding.is_error and finding.text.endswith("the first of f:1: wrong")
+    assert finding is not None and finding.is_error and finding.text.endswith("first in f:1: wrong")
     finding = solutions.remark(failed, others_are_right=True)
     assert finding is not None and not finding.is_error
     assert (

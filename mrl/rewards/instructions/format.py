@@ -1,4 +1,4 @@
-"""Rewards for a response's shape: tags in order, one final answer, no repetition. All linear in the length."""
+"""Rewards for a response's format: tags in order, one final answer, no repetition. All take linear time."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mrl.samples import Verdict
 
 _UNITS = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 LONGEST_WORD = 80
-"""Longer runs without a space count character by character: rules and long names are shorter."""
+"""Longer runs without a space count as one unit per character; rules (----) and long names are shorter."""
 
 
 def verify_format(response: str, rules: FormatRules) -> Verdict:
-    """1 for a response in shape, else 0 with the first thing that is not."""
-    wrong = _objection(response, rules)
-    return scored(float(not wrong), wrong or "in shape")
+    """Return 1 if the format is correct, else 0 with the first fault as reason."""
+    fault = _fault(response, rules)
+    return scored(float(not fault), fault or "correct format")
 
 
 def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
-    """Minus the share of n-grams that occurred before; 0 for a text without n-grams.
+    """Return minus the share of repeated n-grams; 0 for a text shorter than one n-gram.
 
-    N-grams are of words; of characters in scripts without spaces, and in runs that no word is as long as.
+    The units of n-grams are words; in scripts without spaces and in runs above LONGEST_WORD, characters.
     """
     units = _units(response)
     num_ngrams = len(units) - rules.ngram + 1
@@ -39,11 +39,11 @@ def verify_repetition(response: str, rules: RepetitionRules) -> Verdict:
 
 
 def _units(response: str) -> list[str]:
-    found = _UNITS.findall(prose(plain_text(response)).lower())
-    return [unit for word in found for unit in (word if len(word) > LONGEST_WORD else (word,))]
+    words = _UNITS.findall(prose(plain_text(response)).lower())
+    return [unit for word in words for unit in (word if len(word) > LONGEST_WORD else (word,))]
 
 
-def _objection(response: str, rules: FormatRules) -> str:
+def _fault(response: str, rules: FormatRules) -> str:
     position = 0
     for tag in rules.tags:
         opening, closing = f"<{tag}>", f"</{tag}>"
@@ -58,12 +58,11 @@ def _objection(response: str, rules: FormatRules) -> str:
         position = end + len(closing)
     if rules.final_answer:
         after = response.partition(f"</{rules.tags[0]}>")[2] if rules.tags else response
-        return _objection_to_answers(visible_text(after))
+        return _answer_fault(visible_text(after))
     return ""
 
 
-def _objection_to_answers(visible: str) -> str:
-    """What is wrong with the answers behind marks of every kind: exactly one is right."""
+def _answer_fault(visible: str) -> str:
     answers = marked_answers(visible)
     if len(answers) == 1:
         return ""
@@ -71,19 +70,19 @@ def _objection_to_answers(visible: str) -> str:
 
 
 def format_verifier(rules: FormatRules) -> ShapeVerifier:
-    """Scores with `verify_format`, a thought that the prompt opened included."""
+    """Return a verifier that uses `verify_format` on the response and any thought that the prompt opened."""
     return ShapeVerifier(
         "format", lambda request: verify_format(with_opened_thought(request.response, request.prompt), rules)
     )
 
 
 def repetition_verifier(rules: RepetitionRules) -> ShapeVerifier:
-    """Scores with `verify_repetition`."""
+    """Return a verifier that uses `verify_repetition`."""
     return ShapeVerifier("repetition", lambda request: verify_repetition(request.response, rules))
 
 
 class ShapeVerifier:
-    """Scores a response by its text alone."""
+    """Verifier that looks at a response's text only."""
 
     version = "2"
 

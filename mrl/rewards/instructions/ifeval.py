@@ -1,11 +1,10 @@
-"""Instructions as IFEval and RLVR-IFeval name them, turned into checks.
+"""Convert instructions of IFEval and RLVR-IFeval into checks.
 
 IFEval        {"instruction_id_list": ["punctuation:no_comma", ...], "kwargs": [{...}, ...]}
 RLVR-IFeval   {"func_name": "validate_word_constraint", "N": 50, "quantifier": "at most", ...}
 
-Each name stands for one check of `checks`, with the arguments' names in the check's words. Sources: the
-instruction registry of google-research's instruction_following_eval (Zhou et al., 2023) and open-instruct's
-if_functions.
+Each name maps to one check of `checks`, with renamed arguments. Sources: the instruction registry of
+google-research's instruction_following_eval (Zhou et al., 2023) and open-instruct's if_functions.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from mrl.errors import DataError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Alias:
-    """A check under another name."""
+    """Check under another name."""
 
     check: str
     arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The check's argument for each argument of the other name."""
+    """Other name's argument -> the check's argument."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments that the other name implies."""
 
@@ -108,14 +107,14 @@ ALIASES: Mapping[str, Alias] = {
 _RELATIONS = {"at least": "at_least", "at most": "at_most", "less than": "at_most", "around": "around"}
 
 _SCRIPTS = {
-    "bn": "bengali", "el": "greek", "gu": "gujarati", "he": "hebrew", "kn": "kannada", "ko": "hangul", "ml": "malayalam",
-    "pa": "gurmukhi", "ta": "tamil", "te": "telugu", "th": "thai",
+    "bn": "bengali", "el": "greek", "gu": "gujarati", "he": "hebrew", "kn": "kannada", "ko": "hangul",
+    "ml": "malayalam", "pa": "gurmukhi", "ta": "tamil", "te": "telugu", "th": "thai",
 }  # fmt: skip
-"""Languages (ISO 639-1) whose letters tell them from the other languages that IFEval asks for."""
+"""Languages (ISO 639-1) whose script no other language of IFEval uses."""
 
 
 def checks_of(raw: Mapping[str, Any], *, place: str) -> list[dict[str, Any]] | None:
-    """A row's checks in our own words; None for what is in neither form. Raises DataError for unknown names."""
+    """Return a row's checks; None if the row has neither form. Raises DataError for unknown names."""
     names = raw.get("instruction_id_list")
     if names is not None:
         return _instructions(names, raw.get("kwargs"), place)
@@ -128,32 +127,32 @@ def checks_of(raw: Mapping[str, Any], *, place: str) -> list[dict[str, Any]] | N
 def _instructions(names: Any, arguments: Any, place: str) -> list[dict[str, Any]]:
     if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
         raise DataError(
-            f"{place}: instruction_id_list and kwargs are lists of one length, "
+            f"{place}: instruction_id_list and kwargs must be lists of equal length, "
             f"not {str(names)[:80]!r} and {str(arguments)[:80]!r}"
         )
     unknown = sorted({str(name) for name in names} - ALIASES.keys())
     if unknown:
         raise DataError(f"{place}: no check implements {', '.join(unknown)}")
-    return [_check(name, own or {}, place) for name, own in zip(names, arguments, strict=True)]
+    return [_check(name, kwargs or {}, place) for name, kwargs in zip(names, arguments, strict=True)]
 
 
 def _check(name: str, arguments: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """One check; arguments that are null are not there (a file's columns hold every instruction's)."""
+    """Convert one instruction; drop null arguments, which come from the columns of other instructions."""
     alias = ALIASES.get(name)
     if alias is None:
         raise DataError(f"{place}: no check implements {name}")
-    held = {key: _whole(value) for key, value in arguments.items() if value is not None}
-    unknown = sorted(held.keys() - alias.arguments.keys())
+    given = {key: _whole(value) for key, value in arguments.items() if value is not None}
+    unknown = sorted(given.keys() - alias.arguments.keys())
     if unknown:
-        raise DataError(f"{place}: {name} has the arguments {sorted(alias.arguments)}, and not {unknown}")
-    check = {"check": alias.check, **alias.fixed, **{alias.arguments[key]: v for key, v in held.items()}}
+        raise DataError(f"{place}: {name} takes the arguments {sorted(alias.arguments)}, not {unknown}")
+    check = {"check": alias.check, **alias.fixed, **{alias.arguments[key]: v for key, v in given.items()}}
     if check["check"] == "language_letters":
         check["script"] = _script(check.get("script"), place)
     return _related(check)
 
 
 def _related(check: dict[str, Any]) -> dict[str, Any]:
-    """The check with the relation in our word; fewer than n is at most n - 1."""
+    """Convert the check's relation in place; "less than" n becomes "at_most" n - 1."""
     relation, count = check.get("relation"), check.get("count")
     if relation == "less than" and isinstance(count, int):
         check["count"] = count - 1
@@ -165,12 +164,12 @@ def _related(check: dict[str, Any]) -> dict[str, Any]:
 def _script(language: Any, place: str) -> str:
     if language not in _SCRIPTS:
         raise DataError(
-            f"{place}: no check tells the language {language!r} from others in its script; those that are told: "
-            f"{', '.join(_SCRIPTS)}"
+            f"{place}: the language {language!r} shares its script with others, so no check recognises it; "
+            f"supported: {', '.join(_SCRIPTS)}"
         )
     return _SCRIPTS[language]
 
 
 def _whole(value: Any) -> Any:
-    """Counts are whole numbers, also where a file's columns made decimals of them."""
+    """Turn a count that a file's columns made a decimal back into an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""What of instructions and of a response's shape is a setting."""
+"""Settings of instruction checks and of a response's format."""
 
 from pydantic import Field
 
@@ -6,24 +6,23 @@ from mrl.section import Section
 
 
 class InstructionRules(Section):
-    """How the checks of a row make a value."""
+    """Rules for turning a row's checks into a value."""
 
     partial: bool = False
-    """The value is the share of passed checks rather than all or nothing."""
+    """Give the share of passed checks as the value; default: 1 if all pass, else 0."""
 
 
 class FormatRules(Section):
-    """Shape of a response."""
+    """Format of a response."""
 
     tags: tuple[str, ...] = ("think", "answer")
-    """Tags that must each open and close once, in this order, with content."""
+    """Require each of these tags to open and close once, in this order, with content."""
     final_answer: bool = False
-    """There must be exactly one final answer, behind whatever mark (a box, ####, "Answer:"), outside the first
-    tag."""
+    """Require exactly one final answer after any mark (a box, ####, "Answer:"), outside the first tag."""
 
 
 class RepetitionRules(Section):
     """Penalty for repeated text."""
 
     ngram: int = Field(default=20, ge=1)
-    """Words per n-gram; characters in scripts without spaces."""
+    """Count repeated n-grams of this many words, or characters in scripts without spaces."""

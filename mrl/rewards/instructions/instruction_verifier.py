@@ -1,8 +1,8 @@
-"""Instruction checks: a row names the checks its response has to pass.
+"""Verify instructions: a row names the checks that its response must pass.
 
 [{"check": "num_words", "relation": "at_most", "count": 50}, {"check": "no_commas"}]
 
-IFEval's and RLVR-IFeval's own forms are understood too (see `ifeval`).
+The forms of IFEval and RLVR-IFeval are accepted too (see `ifeval`).
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ MAX_CHARS = 500_000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """One check with its arguments."""
+    """Check with its arguments."""
 
     name: str
     arguments: Mapping[str, Any]
-    """Its texts in plain text, to be compared with a response's."""
+    """Argument -> value; texts are converted by `plain_text`, like the response."""
 
 
 def parse_checks(raw: Any, *, place: str) -> tuple[Check, ...]:
-    """The checks of a row. Raises DataError naming the place and the first thing that is wrong."""
+    """Parse a row's checks. Raises DataError naming the place and the first fault."""
     if isinstance(raw, str) and raw[:1] in ("[", "{"):
         raw = _parsed(raw, place)
     if isinstance(raw, dict):
         raw = checks_of(raw, place=place) or [raw]
     if not isinstance(raw, list) or not raw:
         raise DataError(
-            f"{place}: the answer of an instruction row is a list of checks, not {str(raw)[:80]!r}"
+            f"{place}: the answer of an instruction row must be a list of checks, not {str(raw)[:80]!r}"
         )
     checks = []
     for entry in raw:
         if not isinstance(entry, dict) or not isinstance(entry.get("check"), str):
             raise DataError(
-                f"{place}: a check is an object with 'check' and its arguments, not {str(entry)[:80]!r}"
+                f"{place}: a check must be an object with 'check' and its arguments, not {str(entry)[:80]!r}"
             )
         arguments = {
             name: _plain(value) for name, value in entry.items() if name != "check" and value is not None
         }
-        wrong = arguments_error(entry["check"], arguments)
-        if wrong:
-            raise DataError(f"{place}: {wrong}")
+        fault = arguments_error(entry["check"], arguments)
+        if fault:
+            raise DataError(f"{place}: {fault}")
         checks.append(Check(entry["check"], arguments))
     return tuple(checks)
 
@@ -69,7 +69,7 @@ def _parsed(raw: str, place: str) -> Any:
     try:
         return json.loads(raw)
     except ValueError as error:
-        raise DataError(f"{place}: the checks are no JSON: {error}") from error
+        raise DataError(f"{place}: the checks are not valid JSON: {error}") from error
 
 
 def verify_instructions(
@@ -77,7 +77,7 @@ def verify_instructions(
     checks: Sequence[Check],
     rules: InstructionRules = InstructionRules(),  # noqa: B008
 ) -> Verdict:
-    """All checks on what is visible of a response; one without visible text passes nothing."""
+    """Run all checks on a response's visible text; without visible text, every check fails."""
     if len(response) > MAX_CHARS:
         return rejected(f"response longer than {MAX_CHARS} characters")
     reading = VisibleResponse(visible_text(response))
@@ -95,7 +95,7 @@ def verify_instructions(
 
 
 class InstructionVerifier:
-    """Scores with `verify_instructions`."""
+    """Verifier that uses `verify_instructions`."""
 
     name, version = "instructions", "3"
 

@@ -1,6 +1,6 @@
-"""Text in one spelling: what two readings that look the same have in common.
+"""Normalise text, so that texts that look the same compare equal.
 
-`plain_text` unifies characters and drops those that nobody sees; `prose` drops the marks of emphasis too.
+`plain_text` unifies characters and drops invisible ones; `prose` drops markdown's emphasis too.
 Sources: Unicode's compatibility forms (UAX #15), its Default_Ignorable_Code_Point property (UAX #44), its
 confusable letters (UTS #39), CommonMark's emphasis.
 """
@@ -13,21 +13,22 @@ import re
 import unicodedata
 
 _WHOLE = re.compile("([\u2057\u3300-\u33ff\ufdf0-\ufdfd])")
-"""Single signs that compatibility would spell out as words: they stay one sign."""
+"""Single characters that NFKC would spell out as words: they stay one character."""
 _INVISIBLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
-    "\ufeff\uffa0\ufff0-\uffff\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e0fff]"
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _DECORATION = re.compile("[\u0305\u0332-\u0338\u20d0-\u20f0]")
-"""Marks that strike a letter through, underline it or put something around it."""
+"""Combining marks that strike through, underline or enclose a letter."""
 _STACK = re.compile(r"[^\w\s\x00-\x7f]{31,}")
 _STACKED = 30
-"""Longest run of combining marks that is read: normal forms take quadratic time to order longer ones."""
+"""Longest run of combining marks that is kept: normalisation takes quadratic time to order longer ones."""
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _COMMENT = re.compile(r"<!--(?:(?!<!--|-->).){0,2000}-->", re.DOTALL)
 _INLINE_TAG = re.compile(
-    r"(?<!<)</?(?:b|i|u|s|em|strong|span|mark|wbr|sub|sup)(?: [a-z]{1,20}=[\"'][^\"'<>\n]{0,80}[\"']){0,4} ?/?>(?!>)",
+    r"(?<!<)</?(?:b|i|u|s|em|strong|span|mark|wbr|sub|sup)"
+    r"(?: [a-z]{1,20}=[\"'][^\"'<>\n]{0,80}[\"']){0,4} ?/?>(?!>)",
     re.IGNORECASE,
 )
 _FRAME = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
@@ -44,7 +45,8 @@ _SAME_SIGNS = str.maketrans(
 _LOOKALIKES = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u04bb\u0501\u051b\u051d"
     "\u0410\u0412\u0415\u041a\u041c\u041d\u041e\u0420\u0421\u0422\u0425\u0406\u0408\u0405"
-    "\u03bf\u03bd\u03b1\u03b9\u03c1\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
+    "\u03bf\u03bd\u03b1\u03b9\u03c1"
+    "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
     "aeopcyxijshdqw" + "ABEKMHOPCTXIJS" + "ovaip" + "ABEZHIKMNOPTYX",
 )
 """Cyrillic and Greek letters that look like Latin ones."""
@@ -62,15 +64,15 @@ _EMPHASIS = tuple(
         r"(?<!`)`(?=[^`])([^`\n]{1,2000})`(?!`)",
     )
 )
-"""No pattern reads over its own mark, so each is linear."""
+"""No pattern matches across its own mark, so each takes linear time."""
 
 
 def plain_text(text: str) -> str:
-    """The text with one spelling for each character and without what nobody sees. Linear.
+    """Return the text with unified characters and without invisible ones, in linear time.
 
-    Full-width signs become ordinary ones, entities their characters, curly quotation marks straight ones;
-    zero-width and soft hyphens, comments and inline tags go; letters of another script that stand among Latin
-    ones become the Latin letters that they look like.
+    Full-width characters become ordinary ones, entities their characters, curly quotes straight ones.
+    Zero-width characters, soft hyphens, comments and inline tags are removed. Letters of another script
+    among Latin ones become the Latin letters that they look like.
     """
     text = _INLINE_TAG.sub("", _COMMENT.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
@@ -83,7 +85,7 @@ def plain_text(text: str) -> str:
 
 
 def prose(plain: str) -> str:
-    """Plain text without marks of emphasis and code around its words."""
+    """Return plain text without markdown's marks of emphasis and inline code."""
     for pattern in _EMPHASIS:
         plain = pattern.sub(r"\1", plain)
     return plain
@@ -95,8 +97,7 @@ def _shortened(run: re.Match[str]) -> str:
 
 
 def _in_latin_letters(text: str) -> str:
-    """Words of letters that look Latin, in Latin letters, where the text is mostly that or the word mixes
-    scripts."""
+    """Turn words of lookalike letters into Latin, if the text is mostly Latin or the word mixes scripts."""
     mostly_latin = 2 * len(_LATIN.findall(text)) >= sum(c.isalpha() for c in text)
 
     def rewritten(word: re.Match[str]) -> str:
@@ -109,19 +110,19 @@ def _in_latin_letters(text: str) -> str:
 
 
 class VisibleResponse:
-    """A response as its reader sees it: as written without thoughts, in plain text, and without emphasis."""
+    """Response in three forms: as written without thoughts, as plain text, and without emphasis."""
 
     def __init__(self, written: str) -> None:
-        """`written` is what is visible of the response; answer tags around all of it are its frame."""
+        """Take the visible text; answer tags around all of it are removed."""
         framed = _FRAME.fullmatch(written.strip())
         self.written = framed[1] if framed else written
 
     @functools.cached_property
     def text(self) -> str:
-        """Plain text, with the marks of markdown."""
+        """Plain text, with markdown."""
         return plain_text(self.written).strip()
 
     @functools.cached_property
     def prose(self) -> str:
-        """Plain text without marks of emphasis."""
+        """Plain text without markdown's emphasis."""
         return prose(self.text)

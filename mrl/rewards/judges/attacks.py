@@ -1,7 +1,7 @@
-"""Ways to move a judge without being right, one a line of `attacks.jsonl`: {"id", "text"}.
+"""Attacks that try to make a judge accept an incorrect response.
 
-In a text stand {wrong} (a response that is wrong), {question}, {choice} (the judge's
-best word) and {guess} (a nonce that is not the run's), filled in one pass.
+`attacks.jsonl` has one {"id", "text"} per line. A text may contain {wrong} (an incorrect response),
+{question}, {choice} (the judge's best word) and {guess} (a nonce that is not the run's), filled in one pass.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ GUESS = "0123456789abcdef"
 
 
 def read_attacks(*files: Path) -> dict[str, str]:
-    """Id -> text, of ours and then of the given files. DataError naming a line that is none."""
-    found: dict[str, str] = {}
+    """Return id -> text of our attacks, then of `files`. Raises DataError naming a malformed line."""
+    attacks: dict[str, str] = {}
     for file in (OURS, *files):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
-                found[str(row["id"])] = str(row["text"])
+                attacks[str(row["id"])] = str(row["text"])
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{file}:{number}: an attack is {{'id': ..., 'text': ...}}") from error
-    return found
+                raise DataError(f"{file}:{number}: write an attack as {{'id': ..., 'text': ...}}") from error
+    return attacks
 
 
 def attacked(text: str, values: Mapping[str, str]) -> str:
-    """The attack's text with its places filled."""
+    """Return the attack's text with its placeholders filled."""
     return _PLACE.sub(lambda match: values.get(match[1], ""), text)

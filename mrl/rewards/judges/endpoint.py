@@ -1,7 +1,7 @@
-"""Calls of one server: JSON out, JSON back, tried again where that may help.
+"""Call a judge's server: JSON request, JSON reply, with retries.
 
-Made with httpx and not with a client of one interface: two interfaces are asked (chat completions and vLLM's
-classification), the pauses are ours to choose, and a reply is read up to a limit.
+It uses httpx and not the client of one API, because it calls two APIs (chat completions and vLLM's
+classification), chooses its own pauses, and limits the size of a reply.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PAUSE_SECONDS = 0.25
 _RESTART_PAUSE_SECONDS = 1.0
 _BUSY = {408, 409, 425, 429}
 _PROXIES = ("http", "https", *(("socks5", "socks5h") if importlib.util.find_spec("socksio") else ()))
-"""Schemes of the proxies that httpx can use."""
+"""Proxy schemes that httpx supports here."""
 
 
 class _Busy(RewardError):
-    """A call that may go well later."""
+    """The call failed, but a retry may succeed."""
 
     def __init__(self, reason: str, after: float = 0.0) -> None:
         super().__init__(reason)
@@ -38,11 +38,11 @@ class _Busy(RewardError):
 
 
 class _Down(RewardError):
-    """A server of this run is not there now: it is being started again, and the caller's deadline is its patience."""
+    """A server of this run is down and is being restarted; retry until the caller's deadline."""
 
 
 class Endpoint:
-    """A server that many calls at once are made of."""
+    """Client of one server, for many concurrent calls."""
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class Endpoint:
         deadline_seconds: float,
         socket: str | None = None,
     ) -> None:
-        """`socket`: of a server of this run, which is asked there, and is started again if it ends. ConfigError for
-        a key that is not there and a proxy that cannot be used."""
+        """Create the client; `socket` is that of a server of this run, which is restarted if it exits.
+
+        Raises ConfigError for a missing API key or a proxy that cannot be used.
+        """
         self.url = url.rstrip("/")
         self._server, self._deadline, self._socket = server, deadline_seconds, socket
         self._headers = _headers(server.api_key_env)
@@ -65,7 +67,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, part: RewardPart) -> Endpoint:
-        """The server that a part of the settings names."""
+        """Return the client of the server that `part` names."""
         if part.engine is not None and part.served is None:
             raise ConfigError(f"reward.engines.{part.engine} has not been started")
         socket = part.served.socket if part.served else None
@@ -74,12 +76,14 @@ class Endpoint:
 
     @staticmethod
     def who(part: RewardPart) -> Any:
-        """Return what decides who answers, for a digest: an address, or what a server of this run answers by."""
+        """Return the server's identity for a digest: its address, or the digest of a server of this run."""
         return part.served.answers if part.served else part.path
 
     async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to one call. RewardError where there is none, and NoVerdict where there will be none; the caller has the
-        deadline."""
+        """Return the server's reply to one call; the caller enforces the deadline.
+
+        Raises RewardError if no try succeeds, and NoVerdict if the server refuses the request.
+        """
         last, attempt = None, 0
         while attempt < self._server.tries:
             try:
@@ -123,10 +127,10 @@ class Endpoint:
 
 async def _read(response: httpx.Response, where: str) -> bytes:
     data = bytearray()
-    async for piece in response.aiter_bytes():
-        data += piece
+    async for chunk in response.aiter_bytes():
+        data += chunk
         if len(data) > MAX_REPLY_BYTES:
-            raise RewardError(f"{where}: a reply of more than {MAX_REPLY_BYTES} bytes")
+            raise RewardError(f"{where}: the reply is longer than {MAX_REPLY_BYTES} bytes")
     return bytes(data)
 
 
@@ -134,16 +138,16 @@ def _decoded(data: bytes, where: str) -> dict[str, Any]:
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RewardError(f"{where}: a reply that is no JSON: {data[:80]!r}") from error
+        raise RewardError(f"{where}: the reply is not valid JSON: {data[:80]!r}") from error
     if not isinstance(reply, dict):
-        raise RewardError(f"{where}: a reply that is no object: {data[:80]!r}")
+        raise RewardError(f"{where}: the reply is not a JSON object: {data[:80]!r}")
     return reply
 
 
 def _retry_after(response: httpx.Response) -> float:
-    """Seconds that the server asks to be left alone; dates (RFC 9110, section 10.2.3) are not read."""
-    asked = response.headers.get("retry-after", "")
-    return float(asked) if asked.isdecimal() else 0.0
+    """Return the Retry-After header in seconds; a date (RFC 9110, section 10.2.3) counts as 0."""
+    header = response.headers.get("retry-after", "")
+    return float(header) if header.isdecimal() else 0.0
 
 
 def _headers(api_key_env: str | None) -> dict[str, str]:
@@ -151,5 +155,5 @@ def _headers(api_key_env: str | None) -> dict[str, str]:
         return {}
     key = os.environ.get(api_key_env, "")
     if not key:
-        raise ConfigError(f"api_key_env = {api_key_env!r}: there is no such environment variable")
+        raise ConfigError(f"api_key_env = {api_key_env!r}: set this environment variable; it is empty")
     return {"Authorization": f"Bearer {key}"}

@@ -1,8 +1,7 @@
-"""What a judge has answered in a run: a file that is only ever added to, so that a resumed run asks nothing
-twice and keeps to its budget.
+"""Append-only file of a judge's verdicts, so that a resumed run repeats no question and keeps its budget.
 
-One line of JSON for each answered call: {"judge", "tokens"}, with {"key", "value"} where it held a verdict.
-`judge` is the digest of all that decides the verdict, `key` that of the question.
+One JSON line per answered call: {"judge", "tokens"}, and {"key", "value"} if the reply contained a verdict.
+`judge` is the digest of all that decides the verdict, `key` the digest of the question.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ from mrl.rewards.reward_part import ServerSection
 
 FILE, SECRET, DATE = "judged.jsonl", "secret", "date"
 MOST = 1 << 21
-"""Answers that a process keeps in its memory, each about 256 bytes of the 2 GiB that it may have; then it forgets the older half."""
+"""Verdicts kept in memory, about 256 bytes each of a process's 2 GiB; above it the older half is dropped."""
 
 
 def json_digest(*what: Any) -> str:
-    """128 bits of the SHA-256 of what JSON can hold, as hex."""
+    """Return the first 128 bits of the SHA-256 of JSON values, as hex."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class JudgeCache:
-    """The answers of one judge, in memory alone where there is no folder."""
+    """Verdicts of one judge; without a folder they are kept in memory only."""
 
     def __init__(self, folder: Path | None, judge: str) -> None:
         self._judge = judge
         self._values: dict[str, float] = {}
         self.calls = self.tokens = 0
-        """Of answered calls, those of the run's earlier parts included."""
+        """Answered calls and their tokens, including those before a resume."""
         self._file = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = folder / FILE
             self._load(self._file)
         self.secret = _secret(folder)
-        """Of the run: what no policy knows."""
+        """Random hex of the run that no policy knows."""
 
     def find(self, key: str) -> float | None:
-        """The value that was given to this question before."""
+        """Return the cached value of a question; None if there is none."""
         return self._values.get(key)
 
     def note(self, tokens: int, key: str | None = None, value: float | None = None) -> None:
-        """Adds an answered call, with the value that it gave to a question where it gave one."""
+        """Record an answered call, with the question's key and value if the reply contained a verdict."""
         line: dict[str, Any] = {"judge": self._judge, "tokens": tokens}
         if key is not None:
             line |= {"key": key, "value": value}
@@ -58,7 +57,7 @@ class JudgeCache:
         if self._file is None:
             return
         descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:  # one write, so that lines of two judges do not mix
+        try:  # one write, so that lines of concurrent judges do not interleave
             os.write(descriptor, json.dumps(line).encode() + b"\n")
         finally:
             os.close(descriptor)
@@ -66,10 +65,10 @@ class JudgeCache:
     def _load(self, file: Path) -> None:
         if not file.is_file():
             return
-        own = json.dumps(self._judge).encode()
+        judge = json.dumps(self._judge).encode()
         with file.open("rb") as lines:
             for text in lines:
-                if own in text and (line := _line(text)).get("judge") == self._judge:
+                if judge in text and (line := _line(text)).get("judge") == self._judge:
                     self._count(line)
 
     def _count(self, line: dict[str, Any]) -> None:
@@ -82,7 +81,7 @@ class JudgeCache:
 
 
 def _line(text: bytes) -> dict[str, Any]:
-    """Empty where it is none: the end of a line that a killed process wrote."""
+    """Parse a line; return {} for one that a killed process left incomplete."""
     try:
         line = json.loads(text)
     except ValueError:
@@ -91,23 +90,22 @@ def _line(text: bytes) -> dict[str, Any]:
 
 
 def check_budget(server: ServerSection, ledger: JudgeCache) -> None:
-    """NoVerdict where the run may not ask again, for all that the ledger holds."""
+    """Raise NoVerdict if the run has used up `max_calls`."""
     if server.max_calls is not None and ledger.calls >= server.max_calls:
         raise NoVerdict(f"the run's budget is spent: max_calls = {server.max_calls}")
 
 
 def first_date(folder: Path | None) -> datetime.date:
-    """Return the day on which the run's judges were first made, which their templates write; today without a folder."""
-    return datetime.date.fromisoformat(_kept(folder, DATE, datetime.date.today().isoformat()))
+    """Return the day when the run first made its judges, which chat templates write as today's date."""
+    return datetime.date.fromisoformat(_stored(folder, DATE, datetime.date.today().isoformat()))
 
 
 def _secret(folder: Path | None) -> str:
-    """Return what no policy knows."""
-    return _kept(folder, SECRET, secrets.token_hex(16))
+    return _stored(folder, SECRET, secrets.token_hex(16))
 
 
-def _kept(folder: Path | None, name: str, first: str) -> str:
-    """The run's own text of this name, which is `first` on first need; two processes that begin at once agree."""
+def _stored(folder: Path | None, name: str, first: str) -> str:
+    """Return the run's text in the file `name`, created with `first`; processes that start together agree."""
     if folder is None:
         return first
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A language model that is asked for a verdict on each response.
+"""Verifier `llm`: a language model gives a verdict on each response.
 
-A verdict is what the model says in the one form that it was asked for; all else (a server that is down, a reply
-that is cut off, words that are no verdict) is a failure of ours, and the sample has no reward.
+Only a reply in the requested form is a verdict. Anything else (a server that is down, a truncated reply,
+other words) is a failure of the verifier, and the sample has no reward.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _OF_THE_VERDICT = (
     "reply_tokens",
     "body",
 )
-"""Rules that a verdict depends on, besides the texts of the template and of the control tokens."""
+"""Rules that a verdict depends on, besides the template and the control tokens."""
 ASKS = 2
-"""Replies that are asked for until one holds a verdict: the first at temperature 0, another at 0.7 with another seed."""
+"""Replies requested until one has a verdict: first at temperature 0, then at 0.7 with another seed."""
 
 
 class LlmVerifier:
-    """Asks a server's chat completions."""
+    """Verifier that calls a server's chat completions."""
 
     name = "llm"
     waits = True
@@ -60,21 +60,21 @@ class LlmVerifier:
         reference = str(request.ground_truth) if self._rules.reference else ""
         if fault := fault_of(request.visible, question_of(request), reference):
             return rejected(fault, min_reward=self._part.min_reward)
-        asked = self._questions.about(request, self._nonce(request.sample_id))
-        value = await self._value(asked)
-        return scored(value, score=value, control_strings=float(asked.control_strings))
+        question = self._questions.about(request, self._nonce(request.sample_id))
+        value = await self._value(question)
+        return scored(value, score=value, control_strings=float(question.control_strings))
 
-    async def _value(self, asked: Question) -> float:
-        key, ledger = json_digest(asked.text), self._ledger
-        if (found := ledger.find(key)) is not None:
-            return found
+    async def _value(self, question: Question) -> float:
+        key, ledger = json_digest(question.text), self._ledger
+        if (cached := ledger.find(key)) is not None:
+            return cached
         fault: RewardError | None = None
         for number in range(ASKS):
             check_budget(self._part.server, ledger)
-            reply = await self._endpoint.post("/chat/completions", self._body(asked, number))
+            reply = await self._endpoint.post("/chat/completions", self._body(question, number))
             tokens = _tokens(reply)
             try:
-                value = self._read(reply, asked)
+                value = self._read(reply, question)
             except RewardError as error:
                 ledger.note(tokens)
                 fault = error
@@ -83,12 +83,12 @@ class LlmVerifier:
             return value
         raise RewardError(f"{fault} ({ASKS} replies)") from fault
 
-    def _body(self, asked: Question, number: int) -> dict[str, Any]:
+    def _body(self, question: Question, number: int) -> dict[str, Any]:
         rules = self._rules
         body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": asked.text}],
+            "messages": [{"role": "user", "content": question.text}],
             "temperature": _ASK_AGAIN_TEMPERATURE if number else 0.0,
-            "seed": (int(asked.nonce, 16) + number) % 2**31,
+            "seed": (int(question.nonce, 16) + number) % 2**31,
             "max_tokens": rules.reply_tokens,
         }
         if self._part.server.model:
@@ -99,35 +99,35 @@ class LlmVerifier:
             body["structured_outputs"] = {"choice": list(rules.choices)}
         return body | rules.body
 
-    def _read(self, reply: dict[str, Any], asked: Question) -> float:
+    def _read(self, reply: dict[str, Any], question: Question) -> float:
         replies = reply.get("choices")
         if not isinstance(replies, list) or not replies or not isinstance(replies[0], dict):
-            raise RewardError(f"the judge's answer holds no reply: {str(reply)[:80]!r}")
+            raise RewardError(f"the server's response contains no reply: {str(reply)[:80]!r}")
         if self._rules.verdict == "choice":
             return read_choice(replies[0], self._rules.choices)
-        return read_line(replies[0], self._rules.choices, asked.nonce)
+        return read_line(replies[0], self._rules.choices, question.nonce)
 
     def _nonce(self, sample_id: str) -> str:
-        """64 bits that only this run can name, as hex."""
+        """Return 64 bits, as hex, that only this run can compute."""
         return hashlib.sha256(f"{self._ledger.secret}\0{sample_id}".encode()).hexdigest()[:16]
 
 
 class Questions:
-    """What a judge of these rules is asked about responses."""
+    """Builder of the questions to a judge."""
 
     def __init__(self, rules: LlmRules, server: ServerSection) -> None:
-        """ConfigError where the template, or the judge's tokenizer, cannot be read."""
+        """Read the template and the judge's control tokens. Raises ConfigError if it cannot."""
         self._rules, self._model = rules, server.model
         self.template = template_of(rules)
         self._controls = ControlStrings.of_folder(server.tokenizer)
 
     def judge(self, who: Any) -> str:
-        """Return the digest of all that decides a verdict; `who`: of whom the server is."""
+        """Return the digest of all that decides a verdict; `who` is the server's identity."""
         rules = {name: getattr(self._rules, name) for name in _OF_THE_VERDICT} | {"model": self._model}
         return json_digest("llm", who, rules, self.template, self._controls.pattern)[:12]
 
     def about(self, request: RewardRequest, nonce: str) -> Question:
-        """What a judge is asked about a response."""
+        """Build the question about a response."""
         return ask(
             self.template,
             self._rules,
@@ -140,7 +140,7 @@ class Questions:
 
 
 def shown(rules: LlmRules, server: ServerSection, request: RewardRequest) -> str:
-    """What the judge is asked about a response, with a nonce for show."""
+    """Return the text of the question about a response, with a dummy nonce."""
     return Questions(rules, server).about(request, GUESS).text
 
 

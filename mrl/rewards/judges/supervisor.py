@@ -1,7 +1,7 @@
-"""One server, watched by a thread of this process that starts it again when it ends.
+"""Supervise one server: a thread of this process restarts it when it exits.
 
-The server does not outlive this process: the kernel ends its first process, and each process of a server ends with the one that
-started it (mrl/rollout/serve.py).
+The server does not outlive this process: the kernel kills its first process, and each of a server's processes
+exits with the one that started it (mrl/rollout/serve.py).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _TICK_SECONDS = 0.2
 _END_SECONDS = 5.0
 _HEALTH_SECONDS = 5.0
 _CLOSE_SECONDS = _HEALTH_SECONDS + _END_SECONDS + 5.0
-"""For the thread to find that a server is late, and to end it."""
+"""Time for the thread to notice that a server is late, and to stop it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """What is served."""
+    """Command of a server, and how it is supervised."""
 
     name: str
-    """For errors and logs."""
+    """Name in errors and logs."""
     command: Sequence[str]
-    """Words that the server is started with; it dies with the thread that starts it."""
+    """Command line of the server, which dies with the thread that starts it."""
     environment: Mapping[str, str]
-    """Besides this process's own."""
+    """Environment variables in addition to this process's."""
     socket: str
-    """Unix socket that it answers GET /health on, in a folder of its own, which is removed at the end with what a killed server leaves
-    there."""
+    """Unix socket for GET /health. Its folder is the server's alone and is removed at the end, with all files
+    that a killed server left in it."""
     log: Path
-    """File that the server's words are added to."""
+    """File that the server's output is appended to."""
     restarts: int
     start_deadline_seconds: float
 
 
 class ServerSupervisor:
-    """Starts the server of a job, again when it ends; `close` ends it."""
+    """Owner of a job's server: starts it, restarts it when it exits, and stops it in `close`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -62,7 +62,7 @@ class ServerSupervisor:
         self._thread.start()
 
     def ready(self) -> None:
-        """Wait for the first answer. Raises ConfigError with the server's words if it does not come up."""
+        """Wait until the server is healthy. Raises ConfigError with its last error if it does not start."""
         self._ready.wait(self._job.start_deadline_seconds + _CLOSE_SECONDS)
         if self._lost or not self._ready.is_set():
             raise ConfigError(f"{self._job.name}: {self._lost or 'no answer'}; its log is {self._job.log}")
@@ -71,12 +71,12 @@ class ServerSupervisor:
         """Raise WorkerLost if the server is gone for good."""
         if self._lost:
             raise WorkerLost(
-                f"the engine {self._job.name} is gone: {self._lost} (started again {self.restarts} times); its log is "
-                f"{self._job.log}; the run goes on from its last checkpoint when it is started again"
+                f"the engine {self._job.name} is gone: {self._lost} (restarted {self.restarts} times); its "
+                f"log is {self._job.log}; start the run again to resume from its last checkpoint"
             )
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._closing.set()
         self._thread.join()
 
@@ -91,7 +91,7 @@ class ServerSupervisor:
                     self._lost = fault
                     return
                 self.restarts += 1
-                _log.warning("%s: %s; it is started again (%d)", self._job.name, fault, self.restarts)
+                _log.warning("%s: %s; restarting it (restart %d)", self._job.name, fault, self.restarts)
         except OSError as error:
             self._lost = f"it cannot be started: {error}"
         finally:
@@ -99,16 +99,19 @@ class ServerSupervisor:
             self._ready.set()
 
     def _watch(self, server: subprocess.Popen[bytes]) -> str:
-        """Return why the server is of no use any more; empty if it is to end."""
-        job, begun = self._job, time.monotonic()
+        """Return why the server failed; empty if it was asked to stop."""
+        job, start = self._job, time.monotonic()
         while not _answers(job.socket):
             if self._closing.wait(_TICK_SECONDS):
                 return ""
             if server.poll() is not None:
-                return f"no answer: it ended with status {server.returncode} before it served; {_last_words(job.log)}"
-            if time.monotonic() - begun > job.start_deadline_seconds:
+                return (
+                    f"no answer: it ended with status {server.returncode} before it served; "
+                    f"{_last_error(job.log)}"
+                )
+            if time.monotonic() - start > job.start_deadline_seconds:
                 return f"no answer within start_deadline_seconds = {job.start_deadline_seconds:g}"
-        _log.info("%s answers after %.1f s", job.name, time.monotonic() - begun)
+        _log.info("%s is ready after %.1f s", job.name, time.monotonic() - start)
         self._ready.set()
         while server.poll() is None:
             if self._closing.wait(_TICK_SECONDS):
@@ -117,9 +120,9 @@ class ServerSupervisor:
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The server's process in a session of its own, which ends with the block."""
+        """Run the server's process in its own session for the length of the block."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._job.socket)  # of the server before
+            os.unlink(self._job.socket)  # left by the previous server
         with open(self._job.log, "ab") as output:
             server = subprocess.Popen(
                 self._job.command,
@@ -127,7 +130,7 @@ class ServerSupervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C is the driver's
+                start_new_session=True,  # Ctrl-C goes to the driver only
             )
         try:
             yield server
@@ -141,7 +144,7 @@ class ServerSupervisor:
 
 
 def _answers(path: str) -> bool:
-    """Return True if the server at this socket says that it is healthy."""
+    """Return True if the server at this socket reports that it is healthy."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_HEALTH_SECONDS)
@@ -152,10 +155,10 @@ def _answers(path: str) -> bool:
         return False
 
 
-def _last_words(log: Path) -> str:
-    """The last line of an error in the log."""
+def _last_error(log: Path) -> str:
+    """Return the log's last error line, else its last line."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 20_000))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
-    return ascii((errors or lines or ["it said nothing"])[-1][:300])
+    return ascii((errors or lines or ["its log is empty"])[-1][:300])

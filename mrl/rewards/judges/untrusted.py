@@ -1,7 +1,6 @@
-"""Text that a policy wrote, made fit to stand in a judge's prompt: it opens no role, closes no fence, and is
-looked at only where there is something to look at.
+"""Make a policy's text safe in a judge's prompt: it opens no role, closes no fence, and is refused if empty.
 
-What it says ("say yes") is another matter: that is measured (`mrl rewards check`), never excluded.
+Its content ("say yes") is not filtered; `mrl rewards check` measures what it does to the judge.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ _NAMES = (
     "start_of_turn|end_of_turn|start_of_image|end_of_image|image_soft_token|sop|eop|gmask|human|bot"
 )
 _BRACKETS = (
-    "INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|IMG_BREAK|"
-    "IMG_END|PREFIX|MIDDLE|SUFFIX|CLS|SEP|PAD|MASK|UNK|BOS|EOS|gMASK|sMASK"
+    "INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|"
+    "IMG_BREAK|IMG_END|PREFIX|MIDDLE|SUFFIX|CLS|SEP|PAD|MASK|UNK|BOS|EOS|gMASK|sMASK"
 )
 _COMMON = rf"<[|\uff5c][^<>\n]{{1,64}}[|\uff5c]>|<<?/?(?:{_NAMES}|sys)>>?|(?-i:\[/?(?:{_BRACKETS})\])"
-"""Control strings of the common families: Qwen and Llama 3 (<|...|>), DeepSeek (the same with full-width bars), Gemma and Llama 2 (<bos>,
-<<SYS>>), Mistral and BERT ([INST], [SEP])."""
+"""Control strings of the common families: Qwen and Llama 3 (<|...|>), DeepSeek (the same with full-width
+bars), Gemma and Llama 2 (<bos>, <<SYS>>), Mistral and BERT ([INST], [SEP])."""
 _ROUNDS = 8
 
 
 class ControlStrings:
-    """Finds what a judge's tokenizer may read as a control token."""
+    """Finder of strings that a judge's tokenizer may read as control tokens."""
 
     def __init__(self, strings: Collection[str] = ()) -> None:
         exact = "|".join(re.escape(s) for s in sorted(strings, key=lambda s: (-len(s), s)) if s.strip())
@@ -38,7 +37,7 @@ class ControlStrings:
 
     @classmethod
     def of_folder(cls, folder: str | None) -> ControlStrings:
-        """Those of the tokenizer in a folder, beside the common ones. ConfigError where it holds none."""
+        """Return a finder for the folder's tokenizer. Raises ConfigError if tokenizer.json is unreadable."""
         if folder is None:
             return cls()
         file = Path(folder) / "tokenizer.json"
@@ -49,18 +48,18 @@ class ControlStrings:
         return cls({a["content"] for a in added if a.get("special") or re.search(r"[<\[|]", a["content"])})
 
     def defuse(self, text: str) -> tuple[str, int]:
-        """The text with a space inside each control string, and how many there were; other text is left as it
-        is. Letters that a tokenizer's normaliser may turn into a control string are written plainly then."""
-        found = 0
+        """Return the text with a space inside each control string, and their number. Other text stays
+        as it is, unless its NFKC form contains a control string: then that form is used."""
+        total = 0
         for _ in range(_ROUNDS):
             plain = unicodedata.normalize("NFKC", text)
             if not self._pattern.search(text):
                 if not self._pattern.search(plain):
-                    return text, found
+                    return text, total
                 text = plain
             text, count = self._pattern.subn(_apart, text)
-            found += count
-        return self._pattern.sub(" ", unicodedata.normalize("NFKC", text)), found
+            total += count
+        return self._pattern.sub(" ", unicodedata.normalize("NFKC", text)), total
 
 
 def _apart(match: re.Match[str]) -> str:
@@ -68,27 +67,27 @@ def _apart(match: re.Match[str]) -> str:
 
 
 def fenced(text: str, nonce: str) -> str:
-    """The text between two lines that it cannot hold."""
+    """Return the text between two lines that it cannot contain."""
     while nonce in text:
         text = text.replace(nonce, "")
     return f"[{nonce}]\n{text}\n[/{nonce}]"
 
 
 def end_of(text: str, max_chars: int) -> str:
-    """The text's last characters, and a word about the others."""
+    """Return the text's last `max_chars` characters, after a note on how many were left out."""
     left_out = len(text) - max_chars
     return text if left_out <= 0 else f"({left_out} characters left out)\n{text[left_out:]}"
 
 
 def fault_of(response: str, question: str, reference: str) -> str:
-    """Why a response is refused without asking anyone: it says nothing, or the question alone. Empty where it is not."""
-    said = " ".join(response.split())
-    if not said:
+    """Return why a response is rejected unjudged (it is empty, or only the question); "" if it is not."""
+    text = " ".join(response.split())
+    if not text:
         return "an empty response"
-    if said == " ".join(reference.split()):
+    if text == " ".join(reference.split()):
         return ""
-    if not any(c.isalnum() for c in said):
+    if not any(c.isalnum() for c in text):
         return "nothing but symbols"
-    asked = " ".join(question.split())
-    rest = said.replace(asked, "") if asked else said
-    return "" if any(c.isalnum() for c in rest) else "the question repeated"
+    prompt = " ".join(question.split())
+    remaining = text.replace(prompt, "") if prompt else text
+    return "" if any(c.isalnum() for c in remaining) else "the question repeated"

@@ -1,4 +1,4 @@
-"""Programs, run in the sandbox."""
+"""Reward kind `code`: programs that run in the sandbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Code(RewardKind):
-    """Programs that run in the sandbox."""
+    """Reward kind for programs that run in the sandbox."""
 
     needs_ground_truth = True
     rules_section = CodeRules

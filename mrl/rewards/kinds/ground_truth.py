@@ -1,4 +1,4 @@
-"""Ground truths as each kind of reward wants them, checked when rows are loaded."""
+"""Parse ground truths for each kind of reward, when rows are loaded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from mrl.rewards.reward_part import RewardPart
 from mrl.samples import Prompt
 
 _MISSING = frozenset(("nan", "NaN", "-nan", "<NA>", "NaT", "null", "NULL", "#N/A"))
-"""Texts that pandas, databases and spreadsheets write for a value that is not there."""
+"""Texts that pandas, databases and spreadsheets write for a missing value."""
 
 
 def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: str) -> Any:
-    """What goes into Prompt.ground_truth for a row of `domain`.
+    """Parse the answer of a row of `domain` into `Prompt.ground_truth`.
 
-    With several verifiers that need a ground truth, the row's answer is an object with an entry per
-    verifier's name, and so is the result. Raises DataError naming the place for a missing or unusable answer
-    and for a domain without a verifier.
+    If several verifiers need a ground truth, answer and result are objects with one entry per verifier name.
+
+    Raises:
+        DataError: if the answer is missing or unusable, or the domain has no verifier; names `place`.
     """
     try:
         parts = section.for_domain(domain).verifiers()
@@ -40,26 +41,25 @@ def parse_ground_truth(raw: Any, *, domain: str, section: RewardSection, place: 
 
 
 def _takes_all(raw: Any, kind: RewardKind, shared: bool) -> bool:
-    """Whether a row's answer is the verifier's as it stands; a witness has an entry of its own, or what the others have."""
+    """Return True if the verifier takes the row's whole answer; an audit verifier prefers its own entry."""
     is_named = isinstance(raw, dict) and kind.part.label in raw
     return not kind.needs_ground_truth or (shared and not (kind.part.is_witness and is_named))
 
 
 def remarks(ground_truth: Any, *, domain: str, section: RewardSection) -> list[str]:
-    """What the domain's kinds remark on a parsed ground truth; for rows that `parse_ground_truth` took."""
+    """Return the remarks of the domain's kinds on a ground truth that `parse_ground_truth` returned."""
     parts = section.for_domain(domain).verifiers()
     kinds = [reward_kind(part) for part in parts]
-    said = [
+    texts = [
         kind.remark(ground_truth_of(kind.part, ground_truth=ground_truth, alone=len(kinds) == 1))
         for kind in kinds
         if kind.needs_ground_truth
     ]
-    return [remark for remark in said if remark]
+    return [text for text in texts if text]
 
 
 def right_response(section: RewardSection, prompt: Prompt) -> str | None:
-    """A response that is right in the form that the row's first verifier with a ground truth asks for; None where none
-    says what that is."""
+    """Return a correct response, in the form of the first verifier that can write one; None if none can."""
     parts = section.for_domain(prompt.domain).verifiers()
     for part in parts:
         truth = ground_truth_of(part, ground_truth=prompt.ground_truth, alone=len(parts) == 1)
@@ -69,15 +69,15 @@ def right_response(section: RewardSection, prompt: Prompt) -> str | None:
 
 
 def ground_truth_of(part: RewardPart, *, ground_truth: Any, alone: bool) -> Any:
-    """The ground truth of one verifier out of a Prompt's."""
+    """Return one verifier's part of a prompt's ground truth."""
     return ground_truth if alone else ground_truth[part.label]
 
 
 def _entry(raw: Any, part: RewardPart, place: str) -> Any:
     if not isinstance(raw, dict) or part.label not in raw:
         raise DataError(
-            f"{place}: several verifiers of this domain need a ground truth, so the answer is an object with an entry "
-            f"per verifier; {part.label!r} is missing in {str(raw)[:80]!r}"
+            f"{place}: the answer has no entry {part.label!r}, but several verifiers of this domain need a "
+            f"ground truth; give an object with one entry per verifier instead of {str(raw)[:80]!r}"
         )
     return raw[part.label]
 
@@ -91,11 +91,11 @@ def _parse(raw: Any, kind: RewardKind, place: str) -> Any:
         )
     if (isinstance(raw, str) and raw.strip() in _MISSING) or (isinstance(raw, float) and math.isnan(raw)):
         raise DataError(
-            f"{place}: the ground truth is {str(raw).strip()}, as writers of files write a missing value; the verifier "
-            f"{kind.part.label!r} needs one"
+            f"{place}: the ground truth is {str(raw).strip()}, which marks a missing value; "
+            f"the verifier {kind.part.label!r} needs one"
         )
     if isinstance(raw, float) and math.isinf(raw):
         raise DataError(
-            f"{place}: the ground truth is {raw}, which is no number that JSON has; write it as text"
+            f"{place}: the ground truth is {raw}, which JSON cannot represent as a number; write it as text"
         )
     return kind.parse_ground_truth(raw, place=place)

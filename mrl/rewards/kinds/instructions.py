@@ -1,4 +1,4 @@
-"""Instructions that a row names, and a response's shape."""
+"""Reward kinds `instructions`, `format` and `repetition`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mrl.rewards.instructions.instruction_rules import FormatRules, InstructionR
 
 
 class Instructions(RewardKind):
-    """Checks of instructions that the row names."""
+    """Reward kind that checks the instructions named in the row."""
 
     rules_section = InstructionRules
     needs_ground_truth = True
@@ -36,7 +36,7 @@ class Instructions(RewardKind):
 
 
 class Format(RewardKind):
-    """The shape of a response."""
+    """Reward kind that checks a response's format."""
 
     rules_section = FormatRules
     stages = (Stage(batch_size=32),)
@@ -52,7 +52,7 @@ class Format(RewardKind):
 
 
 class Repetition(RewardKind):
-    """A penalty for repeated text."""
+    """Reward kind that penalises repeated text."""
 
     rules_section = RepetitionRules
     stages = (Stage(batch_size=32),)

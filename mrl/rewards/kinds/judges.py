@@ -1,4 +1,4 @@
-"""Models that judge, behind a server's address."""
+"""Reward kinds `llm` and `reward_model`: models that judge, served at an address."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mrl.rewards.judges.judge_rules import LlmRules
 from mrl.rewards.reward_part import RewardPart
 
 
-class _Asked(RewardKind):
-    """A model at an address."""
+class _ServedModel(RewardKind):
+    """Base of the kinds that send requests to a model server."""
 
     has_engine = True
     stages = (Stage(one_process=True),)
@@ -23,20 +23,20 @@ class _Asked(RewardKind):
     def faults(cls, part: RewardPart) -> Iterator[str]:
         yield from super().faults(part)
         if (part.path is None) == (part.engine is None):
-            yield f"kind = {part.kind} needs either path or engine"
+            yield f"kind = {part.kind} needs either path or engine; set exactly one"
         if part.path is not None:
             yield from address_faults(part.path)
         if part.engine is not None and part.server.tokenizer:
-            yield "server.tokenizer with engine: it has the tokenizer of its own folder; leave it out"
+            yield "server.tokenizer excludes engine, which uses its own model's tokenizer; leave it out"
 
     @property
     def own_folder(self) -> Path | None:
-        """Where its answers are kept."""
+        """Folder of the judge's cached responses; None without a run."""
         return None if self.folder is None else Path(self.folder)
 
 
-class Llm(_Asked):
-    """A language model that is asked for a verdict, behind an OpenAI-compatible server."""
+class Llm(_ServedModel):
+    """Language model that gives a verdict, behind an OpenAI-compatible server."""
 
     rules_section = LlmRules
 
@@ -50,7 +50,9 @@ class Llm(_Asked):
 
     def parse_ground_truth(self, raw: Any, *, place: str) -> str:
         if not isinstance(raw, str | int | float):
-            raise DataError(f"{place}: a judge is shown a text or a number, not {type(raw).__name__}")
+            raise DataError(
+                f"{place}: a judge's reference must be text or a number, not {type(raw).__name__}"
+            )
         return str(raw)
 
     def right_response(self, ground_truth: Any) -> str | None:
@@ -67,14 +69,14 @@ class Llm(_Asked):
         return {"asked": shown(self.rules, self.part.server, request)}
 
 
-class RewardModel(_Asked):
-    """A sequence classifier behind vLLM's pooling server, whose labels are scores."""
+class RewardModel(_ServedModel):
+    """Sequence classifier behind vLLM's pooling server, whose labels are scores."""
 
     @classmethod
     def faults(cls, part: RewardPart) -> Iterator[str]:
         yield from super().faults(part)
         if not part.engine and not part.server.tokenizer:
-            yield "kind = reward_model needs server.tokenizer, the model's folder"
+            yield "kind = reward_model with path needs server.tokenizer; set it to the model's folder"
 
     def verifier(self, stage: Stage) -> Verifier:
         from mrl.rewards.judges.judge_cache import first_date

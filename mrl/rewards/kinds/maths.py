@@ -1,4 +1,4 @@
-"""Answers of mathematics."""
+"""Reward kind `maths`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _FORMS = {
     "answer": "Answer: {}",
     "answer_tags": "<answer>{}</answer>",
 }
-"""Place -> a final answer there; in any other place it is the whole response."""
+"""Extraction place -> format of a final answer there; elsewhere the answer is the whole response."""
 
 
 class Maths(RewardKind):
-    """Exact numbers first, in batches; what they leave open is compared by shape in a child that can be
-    killed."""
+    """Reward kind for mathematics: exact numbers in batches, then symbolic comparison in a killable child."""
 
     rules_section = MathsRules
     needs_ground_truth = True
@@ -61,4 +60,4 @@ class Maths(RewardKind):
 
         number = exact_quantity(ground_truth)
         shape = number or read_ground_truth(ground_truth)
-        return "" if shape else "the maths verifier cannot read the ground truth and compares its text"
+        return "" if shape else "the maths verifier cannot parse the ground truth, so it compares its text"

@@ -1,4 +1,4 @@
-"""Users' reward functions."""
+"""Reward kind `plugin`: a user's reward function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mrl.rewards.reward_part import RewardPart
 
 
 class Plugin(RewardKind):
-    """A user's reward function."""
+    """Reward kind that calls a user's reward function."""
 
     scores_groups = True
 
@@ -18,7 +18,7 @@ class Plugin(RewardKind):
     def faults(cls, part: RewardPart) -> Iterator[str]:
         yield from super().faults(part)
         if ":" not in (part.path or ""):
-            yield f"path = {part.path!r}: a plug-in is named package.module:function or file.py:function"
+            yield f"path = {part.path!r} is not a plug-in; write package.module:function or file.py:function"
 
     def right_response(self, ground_truth: Any) -> str | None:
         return str(ground_truth) if isinstance(ground_truth, str | int | float) else None

@@ -1,4 +1,4 @@
-"""Every kind of reward by its name in the settings."""
+"""Map from the name of a reward kind in the settings to its class."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ KINDS: dict[str, type[RewardKind]] = {
 
 
 def reward_kind(part: RewardPart, folder: str | None = None) -> RewardKind:
-    """The kind that a part of the settings names, with the run's folder for rewards where there is a run."""
+    """Build the kind that `part` names; `folder` is the run's folder for rewards, None without a run."""
     return KINDS[str(part.kind)](part, folder)

@@ -1,5 +1,4 @@
-"""How responses are verified: which verifier for which domain, its rules, and the pool that runs
-verifiers."""
+"""Settings of the section `reward`: the verifiers of each domain, their rules, and the reward pool."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,13 +12,13 @@ from mrl.section import Section
 
 
 def _kinds_and_rules() -> type[RewardPart]:
-    """A part with the names of all kinds, and a section for the rules of each that has some."""
+    """Return RewardPart with `kind` limited to known names and one rules section per kind that has rules."""
     names: Any = Literal[tuple(KINDS)]
-    fields: dict[str, Any] = {"kind": (names | None, Field(None, description="Which verifier."))}
+    fields: dict[str, Any] = {"kind": (names | None, Field(None, description="Kind of verifier."))}
     for name, kind in KINDS.items():
         if kind.rules_section is not Section:
-            words = f"Rules of the kind {name}."
-            fields[name] = (kind.rules_section, Field(kind.rules_section(), description=words))
+            description = f"Rules of the kind {name}."
+            fields[name] = (kind.rules_section, Field(kind.rules_section(), description=description))
     return create_model("KindsAndRules", __base__=RewardPart, **fields)
 
 
@@ -32,81 +31,81 @@ class KindPart(_kinds_and_rules()):
 
 
 class RewardSpec(KindPart):
-    """What rewards one domain: one verifier, or a weighted sum of several."""
+    """Reward of one domain: one verifier, or a weighted sum of several."""
 
     parts: tuple[KindPart, ...] = ()
-    """Verifiers whose weighted values are added; kind is left out then."""
+    """Add up the weighted values of these verifiers; leave out `kind` then."""
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         if self.parts and self.kind is not None:
             yield "kind and parts exclude each other; put the verifier into parts"
         if any(part.kind is None for part in self.parts):
-            yield "every one of parts needs a kind"
+            yield "a verifier in parts has no kind; give each one a kind"
         if any(part.kind == "environment" for part in self.parts):
             yield (
-                "kind = environment stands alone: its value is the sum over an episode's turns; what else is to count belongs "
-                "into the environment"
+                "kind = environment cannot be one of parts: its value is the sum over an episode's turns; "
+                "put other rewards into the environment"
             )
         names = [part.label for part in self.parts]
         if len(set(names)) != len(names):
-            yield f"parts have the names {names}; give each its own name"
+            yield f"parts have duplicate names {names}; give each a different name"
         parts = self.verifiers()
         if any(part.share < 1 and not part.is_witness for part in parts):
-            yield "share below 1 is for a witness, a verifier among parts with weight 0; every sample needs the others"
+            yield "share below 1 needs weight = 0 and no gate (audit verifier): every sample needs the others"
         if any(part.gate is not None for part in parts):
             if all(part.gate is not None for part in parts):
-                yield "gate: there is no other verifier that it could keep from being asked"
+                yield "gate is set on every verifier, so it holds back none; leave one verifier without gate"
             if any(part.group for part in parts):
-                yield "gate with group = true: a group is scored as a whole, whatever one of its samples passed"
+                yield "gate excludes group = true: a group is scored as a whole, whichever samples passed"
         if all(part.is_witness for part in parts) and self.parts:
-            yield "every one of parts has weight 0: nothing gives a reward"
+            yield "every verifier in parts has weight 0, so nothing gives a reward; give one another weight"
 
     def verifiers(self) -> tuple[KindPart, ...]:
-        """The verifiers whose weighted values make the reward."""
+        """Return the verifiers whose weighted values make the reward."""
         return self.parts or (self,)
 
 
 class RewardSection(RewardSpec):
-    """The verifiers of a run and the pool of processes they work in."""
+    """Verifiers of a run, and the pool of processes that runs them."""
 
     domains: dict[str, RewardSpec] = {}
-    """The verifier of each domain; a domain that is not named here has the verifier above."""
+    """Verify each domain as named here, and every other domain by the verifier above."""
     engines: dict[str, EngineSection] = {}
-    """Servers of models that judge, by the name that a verifier's `engine` says; the run starts and ends them."""
+    """Start and stop these judge servers with the run; a verifier's `engine` names one."""
     workers: int = Field(default=2, ge=1)
-    """Processes for each kind of work (in each rollout worker, if there are any)."""
+    """Start this many processes per kind of work (in each rollout worker, if there are any)."""
     retries: int = Field(default=2, ge=0)
-    """Further attempts after a verifier failed on a sample."""
+    """Retry a sample this many times after its verifier failed."""
     tasks_per_worker: int = Field(default=2000, ge=1)
-    """A worker is replaced after so many pieces of work: a sample, a group, or a batch of cheap checks."""
+    """Replace a worker after this many tasks; a task is a sample, a group, or a batch of cheap checks."""
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         if self.kind is None and not self.parts and not self.domains:
-            yield "needs kind (maths, code, instructions, format, plugin, ...), parts or domains"
+            yield "no verifier: set kind (maths, code, instructions, format, plugin, ...), parts or domains"
         for domain, spec in self.domains.items():
             if spec.kind is None and not spec.parts:
-                yield f"domains.{domain} needs kind or parts"
-        asked: dict[str, set[str]] = {}
+                yield f"domains.{domain} has no verifier; set its kind or parts"
+        kinds_of: dict[str, set[str]] = {}
         for part in self.all_verifiers():
             if part.engine is not None:
-                asked.setdefault(part.engine, set()).add(str(part.kind))
-        if unknown := sorted(asked.keys() - self.engines.keys()):
-            yield f"engine = {unknown[0]!r} is none of reward.engines, which has {sorted(self.engines)}"
-        if idle := sorted(self.engines.keys() - asked.keys()):
-            yield f"engines.{idle[0]} is asked by no verifier; remove it, or name it as a verifier's engine"
-        if mixed := [name for name, kinds in asked.items() if len(kinds) > 1]:
-            kinds = " and ".join(sorted(asked[mixed[0]]))
-            yield f"engines.{mixed[0]} is asked as {kinds}; a server is one of them"
+                kinds_of.setdefault(part.engine, set()).add(str(part.kind))
+        if unknown := sorted(kinds_of.keys() - self.engines.keys()):
+            yield f"engine = {unknown[0]!r} is not in reward.engines ({sorted(self.engines)}); add it there"
+        if idle := sorted(self.engines.keys() - kinds_of.keys()):
+            yield f"engines.{idle[0]} is used by no verifier; remove it, or name it as a verifier's engine"
+        if mixed := [name for name, kinds in kinds_of.items() if len(kinds) > 1]:
+            kinds = " and ".join(sorted(kinds_of[mixed[0]]))
+            yield f"engines.{mixed[0]} is used as {kinds}, but a server serves one kind; add a second engine"
 
     def all_verifiers(self) -> list[KindPart]:
-        """Every verifier of every domain."""
-        own = [self] if self.kind is not None or self.parts else []
-        return [part for spec in (*own, *self.domains.values()) for part in spec.verifiers()]
+        """Return every verifier of every domain."""
+        default = [self] if self.kind is not None or self.parts else []
+        return [part for spec in (*default, *self.domains.values()) for part in spec.verifiers()]
 
     def for_domain(self, domain: str) -> RewardSpec:
-        """The verifier of a domain. Raises KeyError where there is none."""
+        """Return the reward of a domain. Raises KeyError if it has none."""
         if domain in self.domains:
             return self.domains[domain]
         if self.kind is None and not self.parts:

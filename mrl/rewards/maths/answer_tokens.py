@@ -1,4 +1,4 @@
-"""An answer's text as tokens. The list of commands and words is closed: anything else is Unreadable."""
+"""Split an answer's text into tokens. The list of commands and words is closed; other text is Unreadable."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 
 class Unreadable(ValueError):
-    """The text is no mathematics that this reader knows; the message says what it met."""
+    """The text is not mathematics that this parser supports; the message names the first such part."""
 
 
 class Token(NamedTuple):
-    """One token: `kind` is number, letter, function, sign, text or name (of \\begin and \\end)."""
+    """Token of a `kind`: number, letter, function, sign, text or name (of \\begin and \\end)."""
 
     kind: str
     text: str
     spaced: bool = False
-    """A space stands before it."""
+    """True if a space is before it."""
 
 
 MAX_TOKENS = 400
@@ -33,13 +33,14 @@ _LETTERS = """
 """
 _GREEK = frozenset(_LETTERS.split())
 _SIGNS = {
-    "cdot": "*", "times": "*", "ast": "*", "div": "/", "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=",
-    "geqslant": ">=", "lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "pm": "+-", "in": "in", "cup": "cup", "mp": "-+",
-    "infty": "inf", "pi": "pi", "frac": "frac", "binom": "binom", "dbinom": "binom", "tbinom": "binom", "circ": "circ",
-    "degree": "degree", "lfloor": "lfloor", "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "langle": "langle",
-    "rangle": "rangle", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|", "mid": "|",
-    "emptyset": "empty", "varnothing": "empty", "overline": "overline", "begin": "begin", "end": "end", "prime": "'",
-    "colon": ":", "text": "text", "lor": "or", "vee": "or", "sqrt": "sqrt",
+    "cdot": "*", "times": "*", "ast": "*", "div": "/", "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=",
+    "geq": ">=", "geqslant": ">=", "lt": "<", "gt": ">", "ne": "!=", "neq": "!=", "pm": "+-", "in": "in",
+    "cup": "cup", "mp": "-+", "infty": "inf", "pi": "pi", "frac": "frac", "binom": "binom", "dbinom": "binom",
+    "tbinom": "binom", "circ": "circ", "degree": "degree", "lfloor": "lfloor", "rfloor": "rfloor",
+    "lceil": "lceil", "rceil": "rceil", "langle": "langle", "rangle": "rangle", "lbrace": "\\{",
+    "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|", "mid": "|",
+    "emptyset": "empty", "varnothing": "empty", "overline": "overline", "begin": "begin", "end": "end",
+    "prime": "'", "colon": ":", "text": "text", "lor": "or", "vee": "or", "sqrt": "sqrt",
 }  # fmt: skip
 _FONTS = frozenset(["mathbf", "boldsymbol", "mathit", "mathsf", "mathcal", "bm"])
 _ACCENTS = frozenset(["vec", "hat", "bar", "tilde"])
@@ -57,13 +58,15 @@ _WORDS = {
     "U": "cup",
 }
 _UNICODE = {
-    "\u03c0": "\\pi ", "\u221a": "\\sqrt ", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ", "\u00f7": "/",
-    "\u2264": "\\le ", "\u2265": "\\ge ", "\u2260": "\\ne ", "\u221e": "\\infty ", "\u222a": "\\cup ", "\u2208": "\\in ",
-    "\u00b0": "^\\circ ", "\u00b1": "\\pm ", "\u2205": "\\emptyset ", "\u2044": "/", "\u2212": "-", "\u00bd": "\\frac12 ",
-    "\u00bc": "\\frac14 ", "\u00be": "\\frac34 ", "\u2070": "^{0}", "\u00b9": "^{1}", "\u00b2": "^{2}", "\u00b3": "^{3}",
-    "\u2074": "^{4}", "\u2075": "^{5}", "\u2076": "^{6}", "\u2077": "^{7}", "\u2078": "^{8}", "\u2079": "^{9}",
-    "\u03b8": "\\theta ", "\u03b1": "\\alpha ", "\u03b2": "\\beta ", "\u03b3": "\\gamma ", "\u03bb": "\\lambda ", "\u221b": "\\sqrt[3]",
-    "\u03c6": "\\phi ", "\u27e8": "\\langle ", "\u27e9": "\\rangle ",
+    "\u03c0": "\\pi ", "\u221a": "\\sqrt ", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u22c5": "\\cdot ",
+    "\u00f7": "/", "\u2264": "\\le ", "\u2265": "\\ge ", "\u2260": "\\ne ", "\u221e": "\\infty ",
+    "\u222a": "\\cup ", "\u2208": "\\in ", "\u00b0": "^\\circ ", "\u00b1": "\\pm ", "\u2205": "\\emptyset ",
+    "\u2044": "/", "\u2212": "-", "\u00bd": "\\frac12 ", "\u00bc": "\\frac14 ", "\u00be": "\\frac34 ",
+    "\u2070": "^{0}", "\u00b9": "^{1}", "\u00b2": "^{2}", "\u00b3": "^{3}", "\u2074": "^{4}",
+    "\u2075": "^{5}", "\u2076": "^{6}", "\u2077": "^{7}", "\u2078": "^{8}", "\u2079": "^{9}",
+    "\u03b8": "\\theta ", "\u03b1": "\\alpha ", "\u03b2": "\\beta ", "\u03b3": "\\gamma ",
+    "\u03bb": "\\lambda ", "\u221b": "\\sqrt[3]", "\u03c6": "\\phi ", "\u27e8": "\\langle ",
+    "\u27e9": "\\rangle ",
 }  # fmt: skip
 _UNICODE_TABLE = str.maketrans(_UNICODE)
 _NUMBER = re.compile(
@@ -81,7 +84,7 @@ _PLAIN = {"**": "^", ";": ","}
 
 
 def tokenise(text: str) -> list[Token]:
-    """The tokens of a tidy text. Raises Unreadable for what no answer needs and for too many of them."""
+    """Return the tokens of a tidy text. Raises Unreadable for unsupported text, and above the limits."""
     if text.count(", ") and _THOUSANDS.search(text):
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     text = text.translate(_UNICODE_TABLE)
@@ -93,12 +96,12 @@ def tokenise(text: str) -> list[Token]:
             position += 1
         if position == len(text):
             break
-        found, position = _next(text, position)
+        pairs, position = _next(text, position)
         spaced = start < position and text[start] == " "
-        tokens += [Token(kind, body, spaced and number == 0) for number, (kind, body) in enumerate(found)]
-        depth += sum((b in _OPENS) - (b in _CLOSES) for k, b in found if k == "sign")
+        tokens += [Token(kind, body, spaced and number == 0) for number, (kind, body) in enumerate(pairs)]
+        depth += sum((b in _OPENS) - (b in _CLOSES) for k, b in pairs if k == "sign")
         if len(tokens) > MAX_TOKENS or abs(depth) > MAX_NESTING:
-            raise Unreadable("longer or deeper than answers are")
+            raise Unreadable("too many tokens or nested brackets")
     return tokens
 
 
@@ -151,24 +154,24 @@ def _command(text: str, position: int) -> tuple[list[tuple[str, str]], int]:
 
 
 def _is_one_thing(inner: str) -> bool:
-    """One letter, or a function's name: upright and bold ones are what they are without the command."""
+    """Return True for one letter or a function's name: a font command around it is ignored."""
     return inner.isascii() and inner.isalpha() and (len(inner) == 1 or inner in FUNCTIONS)
 
 
 def _run(run: str) -> list[tuple[str, str]]:
-    """A run of letters: a word of mathematics, or single letters in a row, which are a product."""
+    """Split a run of letters: a word of mathematics, or functions and single letters, which are a product."""
     if run in _WORDS:
         return [("sign", _WORDS[run])]
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     position = 0
     while position < len(run):
         function = next((n for n in _BY_LENGTH if run.startswith(n, position)), "")
-        found.append(("function", function) if function else ("letter", run[position]))
+        pairs.append(("function", function) if function else ("letter", run[position]))
         position += len(function) or 1
-    letters = sum(kind == "letter" for kind, _ in found)
+    letters = sum(kind == "letter" for kind, _ in pairs)
     if letters > 4:
-        raise Unreadable(f"the word {run[:20]!r}")
-    return found
+        raise Unreadable(f"the unknown word {run[:20]!r}")
+    return pairs
 
 
 _BY_LENGTH = sorted(FUNCTIONS - {"ln", "lg"}, key=len, reverse=True) + ["ln"]

@@ -1,8 +1,8 @@
-"""Finding the one final answer of a response. Linear in the response's length; nothing is evaluated.
+"""Find the single final answer of a response, in linear time and without evaluating anything.
 
-Only what a reader sees counts (`mrl.rewards.visible`). Places are tried in the order of the rules; the first
-place that holds anything decides, so that a second place gives no second chance. An empty box, the
-instruction repeated ("\\boxed{your answer}") and a heading hold nothing.
+Only the visible text counts (`mrl.rewards.visible`). Places are tried in the order of the rules. The first
+place with an answer decides, so that a second place gives no second chance. An empty box, the repeated
+instruction ("\\boxed{your answer}") and a heading are not answers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from mrl.rewards.maths.numbers import Quantity, exact_number, exact_quantity, ti
 from mrl.rewards.visible import answer_frames, visible_text
 
 MAX_ANSWER_CHARS = 400
-"""Longer answers are refused before anything parses them."""
+"""Longer answers are rejected before parsing."""
 MAX_CANDIDATES = 32
-"""More final answers than this in one place are hedging."""
+"""More final answers in one place count as hedging."""
 MAX_MARKS = 1000
-"""Marks of one kind that are looked at, whether or not something stands behind them."""
+"""Maximum number of marks of one kind that are looked at, with or without an answer."""
 MARKED_PLACES = ("boxed", "gsm8k", "answer")
-"""Places where a mark says that an answer follows."""
+"""Places with a mark in front of the answer."""
 
 _ANSWER = re.compile(r"\banswer[*_]{0,3}[ \t]{0,3}[:\uff1a]", re.IGNORECASE)
 _HASHES = re.compile(r"#{4,}")
 _LABEL = re.compile(r"[ \t*_]*(?:the |final )*answer[*_]{0,3}[ \t]{0,3}[:\uff1a]", re.IGNORECASE)
 _HEADING = re.compile(r"(?:[0-9]{1,3}[.):] +)?(?:[^\W\d_]{4,}|[^\W\d_]{2,} [^\W\d_]{2,})")
-"""How a heading starts: with a word, or a number of a list and a word."""
+"""Start of a heading: a word, or a list number and a word."""
 _ALONE = re.compile(
-    r"[-+$\u20ac\u00a3]{0,2}[0-9][0-9,./]*%?(?: ?[^\W\d_]+)?[.]?|[-+]?\\(?:[dt]?frac|sqrt)\S+|\$.+\$|\\\(.+\\\)|\\\[.+\\\]"
+    r"[-+$\u20ac\u00a3]{0,2}[0-9][0-9,./]*%?(?: ?[^\W\d_]+)?[.]?|[-+]?\\(?:[dt]?frac|sqrt)\S+"
+    r"|\$.+\$|\\\(.+\\\)|\\\[.+\\\]"
 )
-"""A line that is one number, perhaps with a unit, or one formula."""
+"""Line that consists of one number, with or without a unit, or of one formula."""
 _CLOSING_TAG = re.compile(r"(?:</[A-Za-z]{1,20}>[ \t\r]{0,4}){1,4}$")
 _BLANK = re.compile(r"\s{0,100}")
 _NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
@@ -48,22 +49,22 @@ _PLACEHOLDERS = frozenset(
     + ["answer here", "your answer here", "final answer here", "insert answer here", "see below", "see above"]
     + ["as follows", "\\", "\\,", "\\quad", "\\ldots", "\\dots", "\\cdots", "\\square"]
 )
-"""What stands where an answer belongs and is none, without `_FILLER` and a bracket around it."""
+"""Texts in an answer's place that are not answers, without `_FILLER` and brackets around them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The final answer, or why there is none."""
+    """Final answer, or the reason why there is none."""
 
     text: str | None
-    """Tidied."""
+    """Tidied answer; None if there is none."""
     reason: str = ""
     place: str = ""
-    """The one of the rules' places that decided; empty where none holds anything."""
+    """Place that decided; empty if no place has an answer."""
 
 
 def final_answer(response: str, rules: MathsRules) -> FinalAnswer:
-    """The single final answer of a response, or of what is visible of it."""
+    """Return the single final answer of a response's visible text."""
     visible = visible_text(response)
     for place in rules.extraction:
         candidates = _candidates(visible, place)
@@ -73,21 +74,19 @@ def final_answer(response: str, rules: MathsRules) -> FinalAnswer:
 
 
 def marked_answers(text: str) -> list[str]:
-    """Every different answer behind a mark of any kind in a text, tidied: at most a few more than
-    MAX_CANDIDATES for each kind."""
+    """Return the different answers after marks of any kind, tidied; at most MAX_CANDIDATES + 1 per kind."""
     return _different(c for place in MARKED_PLACES for c in _candidates(text, place))
 
 
 def read_answer(text: str) -> Quantity | str:
-    """A tidy answer as `are_equal` compares it: a number with its unit, or else the text without spaces and
-    braces that make no difference."""
+    """Return a tidy answer in the form for `are_equal`: a number with its unit, or else the text without
+    insignificant spaces and braces."""
     quantity = exact_quantity(text)
     return _SPACE.sub("", _SINGLE.sub(r"\1", text)) if quantity is None else quantity
 
 
 def are_equal(one: Quantity | str, other: Quantity | str) -> bool:
-    """Whether two answers of one response say the same; a number without a unit leaves the unit to the
-    other."""
+    """Return True if two answers of one response are equal; a missing unit matches any unit."""
     if isinstance(one, str) or isinstance(other, str):
         return one == other
     if one.unit is None or other.unit is None:
@@ -97,8 +96,8 @@ def are_equal(one: Quantity | str, other: Quantity | str) -> bool:
 
 
 def _candidates(visible: str, place: str) -> list[str]:
-    said = (text for text in _PLACES[place](visible) if not _is_placeholder(text))
-    return list(itertools.islice(said, MAX_CANDIDATES + 1))
+    texts = (text for text in _PLACES[place](visible) if not _is_placeholder(text))
+    return list(itertools.islice(texts, MAX_CANDIDATES + 1))
 
 
 def _is_placeholder(text: str) -> bool:
@@ -124,14 +123,14 @@ def _single(candidates: list[str], place: str, rules: MathsRules) -> FinalAnswer
 
 
 def _different(candidates: Iterable[str]) -> list[str]:
-    """The answers, tidied, without those that equal another one; of those the one with a unit stays."""
+    """Return the tidied answers without duplicates; of two equal ones, keep the one with a unit."""
     texts = list(dict.fromkeys(tidy(text) for text in candidates))
     if len(texts) < 2:
         return texts
     kept: list[tuple[Quantity | str, str]] = []
-    for read, text in sorted(((read_answer(text), text) for text in texts), key=_has_no_unit):
-        if not any(are_equal(read, other) for other, _ in kept):
-            kept.append((read, text))
+    for answer, text in sorted(((read_answer(text), text) for text in texts), key=_has_no_unit):
+        if not any(are_equal(answer, other) for other, _ in kept):
+            kept.append((answer, text))
     return [text for _, text in kept]
 
 
@@ -158,7 +157,7 @@ def _innermost(content: str) -> str:
 
 
 def _braced(text: str, start: int, limit: int) -> str | None:
-    """Content up to the brace that closes the one before `start`; text over the limit stands for "too long"."""
+    """Return the content up to the closing brace; above the limit, return limit + 1 characters."""
     depth = 1
     end = min(len(text), start + limit + 1)
     position = start
@@ -175,13 +174,13 @@ def _braced(text: str, start: int, limit: int) -> str | None:
 
 
 def _gsm8k(text: str) -> Iterator[str]:
-    """Behind ####; words there that more text follows are a heading of the fourth level."""
+    """Yield the texts after ####; words with more text after their line are a level-4 heading."""
     last = len(text.rstrip())
     for mark in itertools.islice(_HASHES.finditer(text), MAX_MARKS):
         label = _LABEL.match(text, mark.end())
-        rest, end = _rest_of_line(text, label.end() if label else mark.end())
-        if end >= last or not _HEADING.match(rest):
-            yield rest
+        answer, end = _rest_of_line(text, label.end() if label else mark.end())
+        if end >= last or not _HEADING.match(answer):
+            yield answer
 
 
 def _answer(text: str) -> Iterator[str]:
@@ -190,21 +189,23 @@ def _answer(text: str) -> Iterator[str]:
 
 
 def _tags(text: str) -> Iterator[str]:
-    """What stands between answer tags."""
+    """Yield the texts between answer tags."""
     for framed in answer_frames(text)[:MAX_MARKS]:
         yield framed.strip()[: MAX_ANSWER_CHARS + 1]
 
 
 def _rest_of_line(text: str, start: int) -> tuple[str, int]:
-    """(what stands behind a mark, its end): what is in the line's one box, else the line; where that is empty, the
-    next one if it is a number or formula alone."""
-    rest, end = _line(text, start)
-    if not rest:
+    """Return the answer after a mark, and its end: the content of the line's only box, else the line.
+
+    If the line is empty, take the next one if it is only a number or formula.
+    """
+    answer, end = _line(text, start)
+    if not answer:
         following, end_of_following = _line(text, _next_line(text, end))
         if _ALONE.fullmatch(following):
-            rest, end = following, end_of_following
-    boxes = list(itertools.islice(_boxed(rest), 2))
-    return boxes[0] if len(boxes) == 1 else rest, end
+            answer, end = following, end_of_following
+    boxes = list(itertools.islice(_boxed(answer), 2))
+    return boxes[0] if len(boxes) == 1 else answer, end
 
 
 def _line(text: str, start: int) -> tuple[str, int]:
@@ -225,7 +226,7 @@ def _last_number(text: str) -> list[str]:
 
 
 def _whole_response(text: str) -> list[str]:
-    """The response itself, where it is nothing but a number."""
+    """Return the response itself if it is only a number."""
     text = text.strip()
     if not text or len(text) > MAX_ANSWER_CHARS or "\n" in text:
         return []

@@ -1,4 +1,4 @@
-"""Whether two answers are equal: like is compared with like, and shapes of different kinds are different."""
+"""Compare the shapes of two answers; shapes of different kinds are different."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from mrl.rewards.maths.shapes import (
 from mrl.rewards.maths.units import DEGREE
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-"""Signs read from right to left."""
+"""Sign -> the sign after its sides are swapped."""
 MAX_ITEMS = 64
 
 
 def equal(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
-    """Whether an answer says what the ground truth says."""
+    """Return True if an answer equals the ground truth."""
     if _solutions(answer, ground_truth, rules):
         return True
     if isinstance(ground_truth, Based):
@@ -54,8 +54,8 @@ def _words(answer: Words, ground_truth: Words, rules: MathsRules) -> bool:
 
 
 def _scalar(answer: Scalar, ground_truth: Scalar, rules: MathsRules) -> bool:
-    """A unit may be left out; where both have one, both are the same quantity. An angle in degrees is also
-    its number of radians."""
+    """Compare quantities. A unit may be left out; if both have one, they must be the same quantity. An angle
+    in degrees also equals its number of radians."""
     if answer.unit and ground_truth.unit:
         alike = answer.unit.dimensions == ground_truth.unit.dimensions
         return alike and scalars.same_scalar(base_unit_value(answer), base_unit_value(ground_truth), rules)
@@ -66,7 +66,7 @@ def _scalar(answer: Scalar, ground_truth: Scalar, rules: MathsRules) -> bool:
 
 
 def _in_base(answer: Shape, ground_truth: Based) -> bool:
-    """The digits of the base asked for, with or without the base: another base is the question again."""
+    """Compare digits in the ground truth's base, stated or not; another base only repeats the question."""
     if isinstance(answer, Based):
         return answer == ground_truth
     digits = ""
@@ -91,13 +91,13 @@ def _series(answer: Series, ground_truth: Series, rules: MathsRules) -> bool:
 
 
 def _matched(answers: Sequence[Shape], ground_truths: Sequence[Shape], rules: MathsRules) -> bool:
-    """Whether each has its own equal among the others: multisets."""
-    left = list(answers)
+    """Compare multisets: every ground truth matches a different answer."""
+    remaining = list(answers)
     for ground_truth in ground_truths:
-        found = next((answer for answer in left if equal(answer, ground_truth, rules)), None)
-        if found is None:
+        match = next((answer for answer in remaining if equal(answer, ground_truth, rules)), None)
+        if match is None:
             return False
-        left.remove(found)
+        remaining.remove(match)
     return True
 
 
@@ -137,14 +137,14 @@ def _relation(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bo
     return _same_kind(left, answer.signs[0], right, ground_truth.signs[0])
 
 
-def _same_kind(left: Tree, sign: str, right: Tree, wanted: str) -> bool:
-    """left `sign` 0 against right `wanted` 0."""
-    if wanted in ("=", "!="):
-        return sign == wanted and same_equation(left, right)
-    if wanted == "in" or sign in ("in", "=", "!="):
+def _same_kind(left: Tree, left_sign: str, right: Tree, right_sign: str) -> bool:
+    """Compare `left left_sign 0` with `right right_sign 0`."""
+    if right_sign in ("=", "!="):
+        return left_sign == right_sign and same_equation(left, right)
+    if right_sign == "in" or left_sign in ("in", "=", "!="):
         return False
     factor = ratio(left, right)
-    return factor is not None and (sign if factor > 0 else _FLIPPED[sign]) == wanted
+    return factor is not None and (left_sign if factor > 0 else _FLIPPED[left_sign]) == right_sign
 
 
 def _side_by_side(answer: Relation, ground_truth: Relation, rules: MathsRules) -> bool:
@@ -154,23 +154,23 @@ def _side_by_side(answer: Relation, ground_truth: Relation, rules: MathsRules) -
 
 
 def _solutions(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
-    """What the shapes differ in and the solutions do not: a value alone and x = value, x = 1 or x = -1 for
-    x^2 = 1, x in (1, 2) and the interval alone for 1 < x < 2."""
+    """Compare different shapes with the same solutions: a value and x = value; x = 1 or x = -1 and x^2 = 1;
+    x in (1, 2), the interval alone, and 1 < x < 2."""
     if not isinstance(answer, Relation | Series) and not isinstance(ground_truth, Relation | Series):
         return False
     left, right = _spelled(answer), _spelled(ground_truth)
     if left and right and len(left) == len(right) and _matched(left, right, rules):
         return True
     if isinstance(answer, Relation) != isinstance(ground_truth, Relation):
-        stated, wanted = stated_value(answer), stated_value(ground_truth)
-        if stated or wanted:
-            return equal(stated or answer, wanted or ground_truth, rules)
+        value, expected = stated_value(answer), stated_value(ground_truth)
+        if value or expected:
+            return equal(value or answer, expected or ground_truth, rules)
     return _same_intervals(answer, ground_truth, rules) or _same_roots(answer, ground_truth)
 
 
 def stated_value(shape: Shape) -> Shape | None:
-    """The constant that a relation gives one variable, 5 of x = 5, or several in the order of the alphabet:
-    (1, 2) of (x, y) = (1, 2); and the set that x in {1, 2} names."""
+    """Return the value that a relation gives its variable: 5 for x = 5, {1, 2} for x in {1, 2}; for several
+    variables in alphabetical order, (1, 2) for (x, y) = (1, 2). None if there is none."""
     if not isinstance(shape, Relation) or shape.signs not in (("=",), ("in",)):
         return None
     variable, value = shape.sides
@@ -185,12 +185,12 @@ def stated_value(shape: Shape) -> Shape | None:
 
 
 def _is_relation(value: Shape, names: Sequence[str]) -> bool:
-    """Whether a value is given by what it is the value of."""
+    """Return True if a value contains its own variables."""
     return any(symbols(tree) & set(names) for tree in _trees(value))
 
 
 def _trees(shape: Shape) -> list[Tree]:
-    """The expressions of a tuple or of a scalar without a unit; none for anything else."""
+    """Return the expressions of a tuple or scalar without units; empty for anything else."""
     if isinstance(shape, Interval):
         return [shape.low, shape.high] if shape.closed == (False, False) else []
     items = shape.items if isinstance(shape, Series) and shape.brackets == "(" else (shape,)
@@ -199,7 +199,7 @@ def _trees(shape: Shape) -> list[Tree]:
 
 
 def _spelled(shape: Shape) -> list[Shape]:
-    """x = 1 and y = 2 for (x, y) = (1, 2) and for x = 1, y = 2; none for anything else."""
+    """Return the relations x = 1 and y = 2 for (x, y) = (1, 2) and x = 1, y = 2; empty for anything else."""
     if isinstance(shape, Series) and not shape.brackets and shape.joined != "or":
         relations = [item for item in shape.items if isinstance(item, Relation) and item.signs == ("=",)]
         return list(relations) if len(relations) == len(shape.items) else []
@@ -212,18 +212,18 @@ def _spelled(shape: Shape) -> list[Shape]:
 
 
 def _same_intervals(answer: Shape, ground_truth: Shape, rules: MathsRules) -> bool:
-    """An inequality and another, or the intervals that solve it."""
-    found, wanted = solved(answer), solved(ground_truth)
-    if found is None and wanted is None:
+    """Compare two inequalities, or an inequality with the intervals that solve it."""
+    solution, expected = solved(answer), solved(ground_truth)
+    if solution is None and expected is None:
         return False
-    left = found[1] if found else intervals(answer)
-    right = wanted[1] if wanted else intervals(ground_truth)
-    names = {each[0] for each in (found, wanted) if each}
+    left = solution[1] if solution else intervals(answer)
+    right = expected[1] if expected else intervals(ground_truth)
+    names = {pair[0] for pair in (solution, expected) if pair}
     return len(names) == 1 and 0 < len(left) == len(right) and _matched(left, right, rules)
 
 
 def _same_roots(answer: Shape, ground_truth: Shape) -> bool:
-    """Equations of one variable, of which one side has several."""
+    """Compare equations of one variable, with alternatives on at least one side."""
     left, right = equations(answer), equations(ground_truth)
     if not left or not right or len(left) + len(right) < 3:
         return False
@@ -232,7 +232,7 @@ def _same_roots(answer: Shape, ground_truth: Shape) -> bool:
 
 
 def shape_has_value(shape: Shape) -> bool:
-    """Whether every expression of a ground truth has a value, so that something can be equal to it."""
+    """Return True if every expression of a ground truth has a value, so that an answer can equal it."""
     if isinstance(shape, Scalar):
         return scalars.has_value(shape.tree)
     if isinstance(shape, MatrixValue):

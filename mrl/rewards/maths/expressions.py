@@ -1,4 +1,4 @@
-"""Expressions as trees, read from tokens by precedence. Nothing is evaluated here."""
+"""Parse tokens into expression trees by precedence, without evaluating anything."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from mrl.rewards.maths.cursor import Cursor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Number:
-    """A rational literal."""
+    """Rational literal."""
 
     value: Fraction
     numeral: str = ""
-    """As it was written, where it was written in digits."""
+    """Digits as written; empty if it was not written in digits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
-    """pi, e, i or inf."""
+    """Constant pi, e, i or inf."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:
-    """A variable, its index included."""
+    """Variable with its index."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """An operation: + - * / ^ neg ! +- or the name of a function."""
+    """Operation: + - * / ^ neg ! +- or the name of a function."""
 
     name: str
     arguments: tuple[Tree, ...]
@@ -67,19 +67,19 @@ def read_expression(tokens: Sequence[Token]) -> Tree:
 
 
 def symbols(tree: Tree) -> set[str]:
-    """The names of the variables in a tree."""
+    """Return the names of the variables in a tree."""
     return {node.name for node in walk(tree) if isinstance(node, Symbol)}
 
 
 def walk(tree: Tree) -> Iterator[Tree]:
-    """Every node, the tree itself first."""
+    """Yield every node, the tree itself first."""
     yield tree
     if isinstance(tree, Call):
         for argument in tree.arguments:
             yield from walk(argument)
 
 
-# By precedence: sums, products, factors side by side, signs, powers, atoms.
+# By precedence: sums, products, juxtaposed factors, signs, powers, atoms.
 
 
 def _sum(tokens: Cursor) -> Tree:
@@ -104,7 +104,7 @@ def _product(tokens: Cursor) -> Tree:
 
 def _factor_beside(tokens: Cursor) -> Tree:
     if tokens.peek().kind == "number" and tokens.peek(-1).kind == "number":
-        raise Unreadable("numbers side by side")
+        raise Unreadable("two numbers without an operator")
     return _power(tokens)
 
 
@@ -135,7 +135,7 @@ def _power(tokens: Cursor) -> Tree:
 
 
 def _exponent(tokens: Cursor) -> Tree:
-    """One group or one thing; a power in an exponent needs braces and is read to the right."""
+    """Read a group or an atom; a bare power in an exponent associates to the right."""
     if tokens.takes("-"):
         return Call("neg", (_exponent(tokens),))
     if tokens.peek().kind == "function":
@@ -145,7 +145,7 @@ def _exponent(tokens: Cursor) -> Tree:
 
 
 def _degrees(tokens: Cursor) -> bool:
-    """Skips a degree sign behind ^."""
+    """Skip a degree sign after ^, and return True if there was one."""
     if tokens.takes("circ"):
         return True
     if tokens.at("{") and tokens.peek(1)[:2] == ("sign", "circ") and tokens.peek(2)[:2] == ("sign", "}"):
@@ -202,7 +202,7 @@ def _closed(tokens: Cursor, opening: str) -> Tree:
 
 
 def _argument(tokens: Cursor) -> Tree:
-    """A group in braces, or one digit or letter: \\frac12 is a half."""
+    """Read a group in braces, or one digit or letter: \\frac12 is a half."""
     if tokens.takes("{"):
         return _closed(tokens, "{")
     token = tokens.peek()
@@ -222,19 +222,19 @@ def _number(tokens: Cursor, token: Token) -> Tree:
 
 
 def _repeating(tokens: Cursor, digits: str) -> Tree:
-    """0.1\\overline{6}"""
+    """Read a repeating decimal: 0.1\\overline{6}."""
     tokens.skip("{")
     period = tokens.take().text
     tokens.skip("}")
     if "." not in digits or not period.isdigit():
-        raise Unreadable("a line over something that repeats nothing")
+        raise Unreadable("an overline that is not over the digits of a decimal")
     places = len(digits.partition(".")[2])
     value = Fraction(int(period), (10 ** len(period) - 1) * 10**places)
     return Number(Fraction(digits.rstrip(".")) + value)
 
 
 def _mixed(tokens: Cursor, whole: Number) -> Tree | None:
-    """1\\frac{1}{2} and 1 1/2: an integer before a proper fraction of integers is added to it."""
+    """Read a mixed number: 1\\frac{1}{2} or 1 1/2, an integer before a proper fraction of integers."""
     start = tokens.position
     if not whole.numeral.isdigit():
         return None
@@ -243,7 +243,7 @@ def _mixed(tokens: Cursor, whole: Number) -> Tree | None:
     elif tokens.peek().kind == "number" and tokens.peek().spaced and tokens.peek(1).text == "/":
         above, _, below = tokens.take(), tokens.take(), tokens.take()
         if below.kind != "number":
-            raise Unreadable("numbers side by side")
+            raise Unreadable("two numbers without an operator")
         part = Call("/", (_literal(above.text), _literal(below.text)))
     else:
         return None
@@ -252,7 +252,7 @@ def _mixed(tokens: Cursor, whole: Number) -> Tree | None:
         return Call("+", (whole, part))
     tokens.position = start
     if tokens.peek().kind == "number":
-        raise Unreadable("numbers side by side")
+        raise Unreadable("two numbers without an operator")
     return None
 
 
@@ -261,7 +261,7 @@ def _letter(tokens: Cursor, name: str) -> Tree:
     while tokens.takes("'"):
         index += "'"
     if not tokens.peek().spaced and [tokens.peek(n).text for n in range(3)] == ["(", "0", ")"]:
-        tokens.position += 3  # I(0) is a value of the function I: nobody writes a product with nothing
+        tokens.position += 3  # I(0) is a value of the function I: nobody writes a product with 0
         return Symbol(f"{name}{index}(0)")
     if not index and name in _CONSTANTS:
         return Constant(_CONSTANTS[name])
@@ -297,7 +297,7 @@ def _function(tokens: Cursor, name: str) -> Tree:
 
 
 def _base(tokens: Cursor, name: str) -> tuple[Tree, ...]:
-    """The base of a logarithm: 10 where none is written."""
+    """Read the base of a logarithm; the default is 10."""
     if name != "log":
         return ()
     if not tokens.takes("_"):
@@ -317,7 +317,7 @@ def _function_arguments(tokens: Cursor, name: str) -> tuple[Tree, ...]:
 
 
 def _bare_argument(tokens: Cursor) -> Tree:
-    """sin 2x: factors side by side, up to the next operator or function."""
+    """Read an argument without brackets (sin 2x): factors up to the next operator, function or bracket."""
     if tokens.takes("-"):
         return Call("neg", (_bare_argument(tokens),))
     tree = _power(tokens)

@@ -1,6 +1,6 @@
-"""What LaTeX sets and nobody reads: spacing, sizes, colours, the height of brackets, the distance of rows.
+"""Remove LaTeX layout: spacing, sizes, colours, the height of brackets, the distance of rows.
 
-One pass from left to right, linear in the length, so that the second backslash of a row's end begins nothing.
+It takes one linear pass from left to right, so that the second backslash of a row's end starts no command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LAYOUT = re.compile(
         (?:
             \\!
             |\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])(?:[ ]*\.)?
-            |\\(?:(?:display|text|script|scriptscript)style|tiny|scriptsize|footnotesize|small|normalsize)(?![A-Za-z])
+            |\\(?:(?:display|text|script|scriptscript)style|tiny|scriptsize|footnotesize|small|normalsize)
+                (?![A-Za-z])
             |\\(?:[lL]arge|LARGE|[hH]uge|bf|it|sl|sf|tt|bfseries|itshape|boldmath|normalfont)(?![A-Za-z])
             |\\(?:hline|strut|mathstrut|null|relax|neg(?:thin|med|thick)space|underline)(?![A-Za-z])
             |\\(?:text)?color(?:box)?[ ]?(?:\[[^\[\]]*\])?[ ]?\{{[^{{}}]*\}}
@@ -33,19 +34,19 @@ _LAYOUT = re.compile(
     re.VERBOSE,
 )
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,[ ]*\\!)[ ]*(?=[0-9]{3}(?![0-9]))")
-"""A comma that is no list's: TeX sets no space after it."""
+"""Thousands separator: TeX sets no space after this comma, unlike a list's."""
 _DECIMALS = re.compile(r"\.(?:[0-9]{3}\\, ?)+[0-9]{1,3}(?![0-9])")
-"""0.123\\,45 is one number: decimals have no commas."""
+"""Decimals with thin spaces: 0.123\\,45 is one number."""
 _COMMA = re.compile(r"\{,\} *")
 _BEFORE_GROUP = re.compile(r"(\\[A-Za-z]+) +(?=\{)|(\\\$) +(?=[0-9.])")
 _COMMAND_AT_END = re.compile(r"\\[A-Za-z]+\Z")
 _LONGEST_COMMAND = 30
 _NESTED = 8
-"""Groups around each other that are taken away: each is a pass."""
+"""Maximum number of nested groups that are removed, one pass each."""
 
 
 def without_layout(text: str) -> str:
-    """Return the text with one kind of space, and without what only changes how it looks."""
+    """Return the text with plain spaces and without commands that only change its look."""
     text = _DECIMALS.sub(lambda match: re.sub(r"\\, ?", "", match[0]), _THOUSANDS.sub("", text))
     text = _LAYOUT.sub(_plain, text)
     return _BEFORE_GROUP.sub(r"\1\2", _COMMA.sub(",", re.sub(" {2,}", " ", text)))
@@ -62,7 +63,7 @@ def _plain(match: re.Match[str]) -> str:
 
 
 def without_braces(text: str) -> str:
-    """Return what a group holds that is all of the text; braces set nothing."""
+    """Strip braces that enclose the whole text."""
     for _ in range(_NESTED):
         if not (text[:1] == "{" and text[-1:] == "}" and text[1:-1].strip() and _is_group(text)):
             break

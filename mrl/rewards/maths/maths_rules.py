@@ -1,4 +1,4 @@
-"""What of maths answers is a setting."""
+"""Settings of the maths verifier."""
 
 from typing import Literal
 
@@ -8,16 +8,16 @@ from mrl.section import Section
 
 
 class MathsRules(Section):
-    """What counts as the final answer and which forms are equal."""
+    """Rules for finding and comparing final answers."""
 
     extraction: tuple[
         Literal["boxed", "gsm8k", "answer", "answer_tags", "whole_response", "last_number"], ...
     ] = ("boxed", "gsm8k", "answer", "answer_tags", "whole_response")
-    """Places a final answer may stand in, tried in this order: \\boxed{}, behind GSM8K's ####, behind "Answer:", between
-    <answer> and </answer>, all of the response, the last number in it."""
+    """Look for the final answer in these places, in order: \\boxed{}, after GSM8K's ####, after "Answer:",
+    between <answer> and </answer>, the whole response, its last number."""
     on_conflict: Literal["wrong", "last"] = "wrong"
-    """A response with different final answers in the same place: wrong, or the last one counts."""
+    """If a response has different final answers in one place: wrong rejects it, last takes the last one."""
     symbolic: bool = True
-    """Answers that are no plain numbers are compared symbolically, in a process that can be killed."""
+    """Compare answers that are not plain numbers symbolically, in a process that can be killed."""
     relative_tolerance: float = Field(default=0.0, ge=0, lt=1)
-    """Relative error allowed between two numbers; 0 is exact."""
+    """Allow this relative error between two numbers; 0: exact."""

@@ -1,7 +1,6 @@
-"""The maths verifier in two stages: an exact integer and rational path, then comparison by shape (only where
-it can be killed).
+"""Verifier `maths` in two stages: exact numbers, then comparison by shape in a process that can be killed.
 
-Owns what is right and what a ground truth may be; deadlines and processes are the pool's.
+It decides what is correct and what a ground truth may be; the reward pool owns deadlines and processes.
 """
 
 from __future__ import annotations
@@ -25,46 +24,46 @@ _ground_truth_quantity = functools.lru_cache(maxsize=4096)(exact_quantity)
 
 
 def verify_exactly(response: str, ground_truth: str, rules: MathsRules) -> Verdict | None:
-    """The verdict where plain numbers decide; None where a comparison of shapes has to."""
+    """Return the verdict if plain numbers or equal texts decide; None if shapes must be compared."""
     answer = final_answer(response, rules)
     if answer.text is None:
         return scored(0.0, answer.reason)
     if answer.text.casefold() == "nan":
-        return scored(0.0, "nan is no number")
-    wanted = tidy(ground_truth)
-    if answer.text == wanted:
+        return scored(0.0, "nan is not a number")
+    truth = tidy(ground_truth)
+    if answer.text == truth:
         return scored(1.0, "same text")
-    text, wanted = as_numerals(answer.text, wanted)
-    right = _ground_truth_quantity(wanted, single_letters=True)
-    given = exact_quantity(text, single_letters=right is not None and right.unit is not None)
-    if right is not None and given is not None:
-        return _compared(given, right, rules, f"{_short(text)}, not {_short(wanted)}")
-    read = read_answer(text)
-    if isinstance(read, str) and read == read_answer(wanted):
+    text, truth = as_numerals(answer.text, truth)
+    expected = _ground_truth_quantity(truth, single_letters=True)
+    given = exact_quantity(text, single_letters=expected is not None and expected.unit is not None)
+    if expected is not None and given is not None:
+        return _compared(given, expected, rules, f"{_short(text)}, not {_short(truth)}")
+    answer_key = read_answer(text)
+    if isinstance(answer_key, str) and answer_key == read_answer(truth):
         return scored(1.0, "same text")
     if not rules.symbolic:
-        return scored(0.0, f"{_short(text)} is no number")
+        return scored(0.0, f"{_short(text)} is not a number")
     return None
 
 
-def _compared(given: Quantity, right: Quantity, rules: MathsRules, otherwise: str) -> Verdict | None:
-    """Two numbers; None where units have to be converted by something that is not rational."""
-    converted = given.unit and right.unit and given.unit != right.unit
-    if given.is_quotient and right.is_integer and not converted:
-        return scored(0.0, "a quotient that is not worked out, where the ground truth is an integer")
-    left, wanted = given.value, right.value
-    if given.unit and right.unit:
-        if given.unit.dimensions != right.unit.dimensions:
-            return scored(0.0, f"another kind of unit: {otherwise}")
-        if given.unit.pi != right.unit.pi:
-            return None if rules.symbolic else scored(0.0, otherwise)
-        left, wanted = left * given.unit.scale, wanted * right.unit.scale
-    equal = abs(left - wanted) <= Fraction(rules.relative_tolerance) * abs(wanted)
-    return scored(float(equal), "equal numbers" if equal else otherwise)
+def _compared(given: Quantity, expected: Quantity, rules: MathsRules, mismatch: str) -> Verdict | None:
+    """Compare two numbers; return None if converting their units takes a factor that is not rational."""
+    converted = given.unit and expected.unit and given.unit != expected.unit
+    if given.is_quotient and expected.is_integer and not converted:
+        return scored(0.0, "the answer is an unevaluated quotient, but the ground truth is an integer")
+    left, right = given.value, expected.value
+    if given.unit and expected.unit:
+        if given.unit.dimensions != expected.unit.dimensions:
+            return scored(0.0, f"a different kind of unit: {mismatch}")
+        if given.unit.pi != expected.unit.pi:
+            return None if rules.symbolic else scored(0.0, mismatch)
+        left, right = left * given.unit.scale, right * expected.unit.scale
+    equal = abs(left - right) <= Fraction(rules.relative_tolerance) * abs(right)
+    return scored(float(equal), "equal numbers" if equal else mismatch)
 
 
 def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> Verdict:
-    """The slow path; only for processes that can be killed."""
+    """Compare by shape. Slow: call it only in a process that can be killed."""
     from mrl.rewards.maths.symbolic import compare
 
     answer = final_answer(response, rules)
@@ -74,16 +73,16 @@ def verify_symbolically(response: str, ground_truth: str, rules: MathsRules) -> 
 
 
 def parse_maths_ground_truth(raw: object, *, rules: MathsRules, place: str) -> str:
-    """The ground truth as tidy text: of a solution that boxes its answer, the last box. Raises DataError for
-    one that nothing could equal."""
+    """Return the ground truth as tidy text; a solution with boxes gives its last box. Raises DataError if no
+    answer could equal it."""
     text = tidy(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
     if text and "boxed" in text:
         text = final_answer(text, rules.model_copy(update=_LAST_BOX)).text
     if not text:
-        raise DataError(f"{place}: a ground truth is a number or text, not {raw!r}")
+        raise DataError(f"{place}: the ground truth must be a number or text, not {raw!r}")
     if exact_quantity(text) is None and not rules.symbolic:
         raise DataError(
-            f"{place}: the ground truth {text[:80]!r} is no number and reward.maths.symbolic is false"
+            f"{place}: the ground truth {text[:80]!r} is not a number; set reward.maths.symbolic = true"
         )
     return text
 
@@ -93,7 +92,7 @@ def _short(text: str) -> str:
 
 
 class MathsVerifier:
-    """One stage of the maths verifier."""
+    """Verifier of one stage of the kind `maths`."""
 
     name, version = NAME, VERSION
 
@@ -103,7 +102,7 @@ class MathsVerifier:
         if in_child:
             from mrl.rewards.maths.symbolic import compare
 
-            # Before the fork, so that no child spends its deadline on imports.
+            # Import before the fork, so that no child spends its deadline on it.
             compare("\\sqrt{8}", "\\sqrt{2}", rules)
             compare("2x = x^2", "3x = x^2", rules)
 

@@ -1,11 +1,10 @@
-"""Exact numbers in text: integers and rationals with their unit, without any parser that evaluates.
+"""Read exact numbers from text: integers and rationals with their unit, without evaluating anything.
 
-Every pattern is linear in the length of its (capped) input. What is not plainly one number is None, never a
-guess.
+Every pattern is linear in the length of its (capped) input. Text that is not clearly one number gives None.
 
-    "1,234" -> 1234     "1 234" -> 1234     "1.50" -> 3/2     "\\frac{3}{4}" -> 3/4     "007" -> 7
-    "4.5e33", "4.5 \\times 10^{33}" -> 45 * 10**32     "5 million" -> 5000000     "0.\\overline{3}" -> 1/3
-    "1,23" -> None      "1 1/2" -> None     "1/0" -> None     "1_000" -> None     "5 or 6" -> None     "5y" -> None
+    "1,234" -> 1234     "1 234" -> 1234     "1.50" -> 3/2     "\\frac{3}{4}" -> 3/4     "007" -> 7 "4.5e33",
+    "4.5 \\times 10^{33}" -> 45 * 10**32     "5 million" -> 5000000     "0.\\overline{3}" -> 1/3 "1,23" ->
+    None      "1 1/2" -> None     "1/0" -> None     "1_000" -> None     "5 or 6" -> None     "5y" -> None
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from mrl.rewards.maths.layout import without_braces, without_layout
 from mrl.rewards.maths.units import Unit, read_unit, split_unit
 
 MAX_DIGITS = 300
-"""Longer digit runs are no plain numbers."""
+"""Longer runs of digits are not plain numbers."""
 MAX_CHARS = 2 * MAX_DIGITS
-"""Longer texts are no plain numbers."""
+"""Longer texts are not plain numbers."""
 
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)"
 _TEN = r"10 ?\^ ?(?:\{ ?([+-]?[0-9]{1,3}) ?\}|\(([+-]?[0-9]{1,3})\)|([+-]?[0-9]{1,3}))"
@@ -46,21 +45,21 @@ _SPACES = str.maketrans(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number and what it counts."""
+    """Number with its unit."""
 
     value: Fraction
     unit: Unit | None = None
     is_quotient: bool = False
-    """Written as a quotient, so that an integer is not worked out yet."""
+    """True if it is written as a quotient, so that an integer is not evaluated yet."""
 
     @property
     def is_integer(self) -> bool:
-        """Whether an integer is written: 84/2 is none."""
+        """True if it is written as an integer: 84/2 is not."""
         return self.value.denominator == 1 and not self.is_quotient
 
 
 def tidy(text: str) -> str:
-    """Plain spacing and signs, without LaTeX layout: what both exact and symbolic readers start from."""
+    """Return the text with plain spaces and signs, without LaTeX layout, for exact and symbolic readers."""
     text = without_layout(text.translate(_SPACES))
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
     for _ in range(3):  # dollars in braces in dollars
@@ -71,7 +70,7 @@ def tidy(text: str) -> str:
 
 
 def _without_dollars(text: str) -> str:
-    """The text without the marks around it that say it is mathematics."""
+    """Strip the delimiters of LaTeX's maths mode."""
     text = text.strip().rstrip(".").removesuffix("\\\\").strip()
     text = text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]").strip()
     while len(text) > 1 and text[0] == "$" and text[-1] == "$":
@@ -80,7 +79,7 @@ def _without_dollars(text: str) -> str:
 
 
 def as_numerals(answer: str, ground_truth: str) -> tuple[str, str]:
-    """Both tidy texts; where the ground truth is a number like 2e-1, neither is read as 2e - 1."""
+    """Return both tidy texts; if the ground truth is a number like 2e-1, neither is read as 2e - 1."""
     if not _SHORT_EXPONENT.fullmatch(ground_truth):
         return answer, ground_truth
 
@@ -91,15 +90,15 @@ def as_numerals(answer: str, ground_truth: str) -> tuple[str, str]:
 
 
 def exact_number(text: str) -> Fraction | None:
-    """The one number a tidy text states, its unit left out, or None."""
+    """Return the single number of a tidy text without its unit, or None."""
     quantity = exact_quantity(text)
     return quantity.value if quantity else None
 
 
 def exact_quantity(text: str, *, single_letters: bool = False) -> Quantity | None:
-    """The one number a tidy text states, with its unit, or None.
+    """Return the single number of a tidy text with its unit, or None.
 
-    A percent sign is dropped. `single_letters` as in `split_unit`.
+    A percent sign is dropped. `single_letters` is that of `split_unit`.
     """
     if len(text) > MAX_CHARS:
         return None
@@ -119,7 +118,7 @@ def exact_quantity(text: str, *, single_letters: bool = False) -> Quantity | Non
 
 
 def without_percent(text: str) -> tuple[str, bool]:
-    """The text before a percent sign at its end, and whether there is one."""
+    """Return the text without a percent sign at its end, and True if there was one."""
     for ending in ("%", " percent", " pct", "\\text{percent}", "\\text{ percent}"):
         if text.endswith(ending):
             return text.removesuffix(ending).removesuffix("\\").strip(), True

@@ -1,5 +1,5 @@
-"""Polynomials in one variable over the rationals, by sympy: what equations are compared with. Roots are compared without being
-found: by square-free parts, and by Sturm's theorem."""
+"""Compare equations by polynomials in one variable over the rationals, with sympy. Roots are compared without
+computing them: by square-free parts, and by Sturm's theorem."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _FIELD, _VARIABLE = field("t", QQ)
 
 
 def line(slope: Fraction, constant: Fraction) -> Any:
-    """Return a number for `values.exactly`: slope * t + constant."""
+    """Return the polynomial slope * t + constant as a value for `values.exactly`."""
     return QQ(slope.numerator, slope.denominator) * _VARIABLE + QQ(constant.numerator, constant.denominator)
 
 
 def numerator(value: Any) -> Any:
-    """Return the polynomial above the line of a quotient of polynomials, in lowest terms; a Fraction is one of degree 0."""
+    """Return the numerator of a quotient of polynomials in lowest terms; a Fraction has degree 0."""
     return _FIELD.from_expr(value).numer if isinstance(value, Fraction) else value.numer
 
 
 def same_roots(left: Any, right: Any, *, real: bool) -> bool:
-    """Return True if two polynomials that are not 0 have the same roots; with `real`, the same real ones and at least one."""
+    """Return True if two nonzero polynomials have equal roots; if `real`, equal real roots, at least one."""
     left, right = left.sqf_part().monic(), right.sqf_part().monic()
     if left == right or not real:
         return left == right

@@ -1,5 +1,5 @@
-"""Whether two equations or inequalities say the same: they have the same solutions, or one is the other times
-a factor that is not zero. Where neither can be shown, they do not.
+"""Compare equations and inequalities: equal if they have the same solutions, or one is the other times a
+nonzero factor. If neither can be shown, they are different.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _INFINITE = Constant("inf")
 
 
 def same_equation(answer: Tree, ground_truth: Tree) -> bool:
-    """Whether answer = 0 and ground_truth = 0 have the same solutions; an equation that always or never holds
-    has none to compare."""
+    """Return True if answer = 0 and ground_truth = 0 have the same solutions; False if the ground truth has
+    no variable."""
     names = symbols(ground_truth)
     if not names or symbols(answer) != names:
         return False
@@ -28,19 +28,19 @@ def same_equation(answer: Tree, ground_truth: Tree) -> bool:
 
 
 def ratio(answer: Tree, ground_truth: Tree) -> int | None:
-    """The sign of the constant factor between two expressions, 1 for one that is not real; None where there is
-    no such factor that is not zero."""
+    """Return the sign of the nonzero constant factor between two expressions, 1 if it is not real; None if
+    there is no such factor."""
     names = sorted(symbols(ground_truth) | symbols(answer))
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     for point in points(names):
         with contextlib.suppress(NoValue):
-            found.append(_values(answer, ground_truth, point))
-        if len(found) > POINTS:
+            pairs.append(_values(answer, ground_truth, point))
+        if len(pairs) > POINTS:
             break
-    if not found or any(left == 0 or right == 0 for left, right in found):
+    if not pairs or any(left == 0 or right == 0 for left, right in pairs):
         return None
-    first = found[0][0] / found[0][1]
-    if any(not _is_zero(left - first * right, left) for left, right in found):
+    first = pairs[0][0] / pairs[0][1]
+    if any(not _is_zero(left - first * right, left) for left, right in pairs):
         return None
     return -1 if not getattr(first, "imag", 0) and first < 0 else 1
 
@@ -58,8 +58,8 @@ def _is_zero(value: Any, scale: Any) -> bool:
 
 
 def _same_solutions(answer: Tree, ground_truth: Tree, names: Sequence[str]) -> bool:
-    """Along random lines: of one variable real roots are compared, of several complex ones."""
-    from mrl.rewards.maths.polynomials import line, numerator, same_roots  # sympy: only where it is needed
+    """Compare solutions along random lines: the real roots for one variable, the complex ones for several."""
+    from mrl.rewards.maths.polynomials import line, numerator, same_roots  # imports sympy only if needed
 
     numbers = random.Random("lines")
     for _ in range(1 if len(names) == 1 else 3):
@@ -78,7 +78,7 @@ def _random(numbers: random.Random) -> Fraction:
 
 
 def product(trees: Sequence[Tree]) -> Tree:
-    """The tree that is zero where one of them is."""
+    """Return the product of trees, which is zero if one of them is."""
     tree = trees[0]
     for other in trees[1:]:
         tree = Call("*", (tree, other))
@@ -86,7 +86,7 @@ def product(trees: Sequence[Tree]) -> Tree:
 
 
 def sides_difference(relation: Relation) -> Tree | None:
-    """Left side minus right side, where both are expressions."""
+    """Return left side minus right side; None unless both sides are expressions."""
     left, right = relation.sides
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         return Call("-", (base_unit_value(left), base_unit_value(right)))
@@ -94,9 +94,9 @@ def sides_difference(relation: Relation) -> Tree | None:
 
 
 def equations(shape: Shape) -> list[Tree]:
-    """Equations of which one has to hold, as trees that are to be zero; empty for anything else."""
+    """Return alternative equations, each as a tree that equals zero; empty for anything else."""
     relations = shape.items if isinstance(shape, Series) and shape.brackets == "" else (shape,)
-    found: list[Tree] = []
+    trees: list[Tree] = []
     for relation in relations:
         if not isinstance(relation, Relation) or relation.signs != ("=",):
             return []
@@ -104,12 +104,12 @@ def equations(shape: Shape) -> list[Tree]:
             tree = sides_difference(side)
             if tree is None:
                 return []
-            found.append(tree)
-    return found
+            trees.append(tree)
+    return trees
 
 
 def _spread(relation: Relation) -> list[Relation]:
-    """x = +-2 is two equations."""
+    """Split a relation with alternatives: x = +-2 is two equations."""
     left, right = relation.sides
     if isinstance(right, Series) and right.brackets == "":
         return [Relation((left, item), relation.signs) for item in right.items]
@@ -117,7 +117,7 @@ def _spread(relation: Relation) -> list[Relation]:
 
 
 def solved(shape: Shape) -> tuple[str, list[Interval]] | None:
-    """The variable and the intervals of an inequality that is solved for it."""
+    """Return the variable and intervals of an inequality that is solved for it; None for anything else."""
     if isinstance(shape, Series) and shape.joined == "or" and shape.brackets == "":
         parts = [solved(item) for item in shape.items]
         names = {part[0] for part in parts if part}
@@ -128,20 +128,20 @@ def solved(shape: Shape) -> tuple[str, list[Interval]] | None:
         return None
     sides, signs = shape.sides, shape.signs
     if signs == ("in",) and isinstance(sides[0], Scalar) and isinstance(sides[0].tree, Symbol):
-        found = intervals(sides[1])
-        return (sides[0].tree.name, found) if found else None
+        ranges = intervals(sides[1])
+        return (sides[0].tree.name, ranges) if ranges else None
     return _between(sides, signs)
 
 
 def intervals(shape: Shape) -> list[Interval]:
-    """An interval, or those that are united; none for anything else."""
+    """Return an interval, or those of a union; empty for anything else."""
     parts = shape.parts if isinstance(shape, Union) else (shape,)
-    found = [part for part in parts if isinstance(part, Interval)]
-    return found if len(found) == len(parts) else []
+    ranges = [part for part in parts if isinstance(part, Interval)]
+    return ranges if len(ranges) == len(parts) else []
 
 
 def _between(sides: Sequence[Shape], signs: Sequence[str]) -> tuple[str, list[Interval]] | None:
-    """1 < x <= 2 and its parts."""
+    """Solve 1 < x <= 2, 1 < x or x <= 2."""
     trees = [side.tree for side in sides if isinstance(side, Scalar) and not side.unit]
     at = next((n for n, tree in enumerate(trees) if isinstance(tree, Symbol)), None)
     if len(trees) != len(sides) or at is None or any(symbols(t) for n, t in enumerate(trees) if n != at):

@@ -1,9 +1,9 @@
-"""Whether two expressions are the same number, or the same function of their variables.
+"""Test whether two expressions are the same number, or the same function of their variables.
 
-Constants: exactly where both are rational, and otherwise in so many digits that two different ones of their
-size differ. Functions: at random rational points, exactly where both are rational functions (two different
-ones of degree d agree at a point with a probability below d / 2**40), in digits otherwise. Wrong answers
-end at the first point, so they cost no more than right ones.
+Constants are compared exactly if both are rational, else with so many digits that two different ones of their
+size differ. Functions are compared at random rational points: exactly if both are rational functions (two
+different ones of degree d agree at a point with probability below d / 2**40), else numerically. An incorrect
+answer ends at the first point, so it costs no more than a correct one.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from mrl.rewards.maths.maths_rules import MathsRules
 from mrl.rewards.maths.values import Digits, NoValue, exactly
 
 POINTS = 5
-"""Points at which two functions have to agree."""
+"""Number of points at which two functions must agree."""
 _SIZES = [
     Fraction(n, 10)
     for n in (4, 10, 9, 20, 4, 80, 10, 20, 4, 10, 600, 11, 1, 5000, 25, 10, 4, 40000, 0, 0, 0, 0, 0)
 ]
-"""About how large the coordinates of one point after another are; 0 is a small natural number."""
+"""Approximate size of the coordinates, one entry per point; 0 means small natural numbers."""
 MIN_SIGNIFICANT = 6
-"""Fewer significant digits of an irrational number are not that number."""
+"""Minimum number of significant digits of a rounded irrational number."""
 
 MAX_DIGITS = 25_000
-"""Two numbers that more digits would be needed for, to tell them apart, are not the same."""
+"""Two numbers that would need more digits to compare count as different."""
 
 Point = dict[str, Fraction]
 
 
 def same_scalar(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
-    """Whether an answer has the value of the ground truth; nothing is the same as what has no value."""
+    """Return True if an answer has the ground truth's value; False if the ground truth has none."""
     names = symbols(ground_truth)
     if symbols(answer) - names:
         return False
@@ -49,13 +49,13 @@ def same_scalar(answer: Tree, ground_truth: Tree, rules: MathsRules) -> bool:
 
 
 def has_value(tree: Tree) -> bool:
-    """Whether there is anything that could be the same as the tree."""
+    """Return True if the tree has a value at some point, so that an answer can equal it."""
     return any(_same_at(tree, tree, point) for point in points(sorted(symbols(tree)), _counted(tree)))
 
 
 def points(names: list[str], natural: frozenset[str] | set[str] = frozenset()) -> Iterator[Point]:
-    """Random rational points, small ones of both signs first; always the same ones. Where `natural` names
-    variables, theirs are small natural numbers."""
+    """Yield random rational points, always the same ones, small ones of both signs first. The variables in
+    `natural` have small natural numbers."""
     numbers = random.Random("points")
     for size in _SIZES if names else (1,):
         yield {n: _coordinate(numbers, 0 if n in natural else size) for n in names}
@@ -69,7 +69,7 @@ def _coordinate(numbers: random.Random, size: Fraction | int) -> Fraction:
 
 
 def _counted(tree: Tree) -> set[str]:
-    """Variables that only natural numbers make sense for: in n!, in binomials, and in (-1)^n."""
+    """Return the variables that must be natural numbers: in n!, in binomials, and in (-1)^n."""
     names: set[str] = set()
     for node in walk(tree):
         if not isinstance(node, Call):
@@ -89,22 +89,22 @@ def _until_false(verdicts: Iterator[bool]) -> Iterator[bool]:
 
 
 def _same_at(answer: Tree, ground_truth: Tree, point: Point) -> bool | None:
-    """Whether both agree at a point; None where the ground truth has no value, or no real one though letters
-    are real."""
+    """Return True if both agree at a point; None if the ground truth has no value there, or a complex one
+    without containing i."""
     with contextlib.suppress(NoValue):
         return bool(exactly(answer, point) == exactly(ground_truth, point))
     try:
-        right = Digits(30).value(ground_truth, point)
+        value = Digits(30).value(ground_truth, point)
     except NoValue:
         return None
-    if point and right.imag and not any(node == Constant("i") for node in walk(ground_truth)):
+    if point and value.imag and not any(node == Constant("i") for node in walk(ground_truth)):
         return None
     return _close(answer, ground_truth, point)
 
 
 def _close(answer: Tree, ground_truth: Tree, point: Point) -> bool:
-    """Whether two values are the same number. Far apart is decided in few digits; for the rest, digits follow
-    the size of the expressions, so that what agrees in them does not differ (see `Digits`)."""
+    """Return True if two values are the same number. Few digits decide if they are far apart; else the number
+    of digits follows the size of the expressions, so that equal digits mean equal values (see `Digits`)."""
     size = len(list(walk(answer))) + len(list(walk(ground_truth)))
     digits = 30
     try:
@@ -113,8 +113,8 @@ def _close(answer: Tree, ground_truth: Tree, point: Point) -> bool:
             left, right = work.value(answer, point), work.value(ground_truth, point)
             if not (work.context.isfinite(left) and work.context.isfinite(right)):
                 return bool(left == right)
-            apart = abs(left - right)
-            if apart > work.context.mpf(10) ** (work.reach + 10 - digits):
+            distance = abs(left - right)
+            if distance > work.context.mpf(10) ** (work.reach + 10 - digits):
                 return False
             needed = 40 + (1 if point else 4) * (size + int(work.reach))
             if digits >= needed:
@@ -153,27 +153,26 @@ def _within(answer: Tree, ground_truth: Tree, tolerance: float) -> bool:
 
 
 def _is_rounded(answer: Tree, ground_truth: Tree) -> bool:
-    """Whether the answer is a numeral of at least six significant digits that the irrational ground truth has
-    when it is rounded to as many."""
+    """Return True if the answer is the irrational ground truth, rounded to six or more significant digits."""
     numeral = _numeral(answer)
     if numeral is None or numeral[1] < MIN_SIGNIFICANT:
         return False
     value, significant, place = numeral
     work = Digits(80 + significant)
     try:
-        right = work.value(ground_truth, {})
+        exact = work.value(ground_truth, {})
     except NoValue:
         return False
-    if right.imag or not work.context.isfinite(right) or _is_rational(right, work.context):
+    if exact.imag or not work.context.isfinite(exact) or _is_rational(exact, work.context):
         return False
     return bool(
-        abs(right - work.context.mpf(value.numerator) / value.denominator) * 2
+        abs(exact - work.context.mpf(value.numerator) / value.denominator) * 2
         <= work.context.mpf(10) ** place
     )
 
 
 def _is_rational(value: Any, context: Any) -> bool:
-    """Whether a value in at least 80 digits is a fraction of small integers: sqrt(1/9) is a third."""
+    """Return True if a value of at least 80 digits is a fraction of small integers: sqrt(1/9) is a third."""
     scale = 10**60
     fraction = Fraction(int(context.nint(value * scale)), scale)
     near = fraction.limit_denominator(10**20)
@@ -181,7 +180,7 @@ def _is_rational(value: Any, context: Any) -> bool:
 
 
 def _numeral(tree: Tree) -> tuple[Fraction, int, int] | None:
-    """Value, significant digits and place of the last digit (as a power of ten) of digits as written."""
+    """Return value, number of significant digits, and power of ten of the last digit of a written numeral."""
     if isinstance(tree, Number) and tree.numeral:
         mantissa, _, exponent = tree.numeral.lower().partition("e")
         decimals = len(mantissa.partition(".")[2])

@@ -1,5 +1,5 @@
-"""What an answer is, by its shape first: text, a list, a set, an interval, a matrix, a relation, a number in
-a base, a measured value, or an expression. Shapes hold shapes: a set of sets is one.
+"""Parse an answer into its shape: text, list, set, interval, matrix, relation, number in a base, measured
+value or expression. Shapes nest: a set of sets is one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mrl.rewards.maths.units import DEGREE, Unit, read_unit, split_unit
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Words:
-    """Text: compared by its words."""
+    """Text, compared by its words."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scalar:
-    """An expression, perhaps with a unit."""
+    """Expression with or without a unit."""
 
     tree: Tree
     unit: Unit | None = None
@@ -32,7 +32,7 @@ class Scalar:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Based:
-    """An integer written in a base."""
+    """Integer written in a base."""
 
     value: int
     base: int
@@ -40,17 +40,17 @@ class Based:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Series:
-    """Several things: `brackets` is "" for a list without any, "{" for a set, "(" or "[" for a tuple."""
+    """Several shapes: `brackets` is "" for a list without brackets, "{" for a set, "(" or "[" for a tuple."""
 
     brackets: str
     items: tuple[Shape, ...]
     joined: str = ","
-    """What stands between: a comma, or, and."""
+    """Separator: a comma, or, and."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Interval:
-    """Two ends and whether each belongs to it. (1, 2) is one, and the pair of that name as well."""
+    """Two ends, and for each True if it is included. (1, 2) stands for the interval and for the pair."""
 
     low: Tree
     high: Tree
@@ -59,21 +59,21 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Union:
-    """Intervals and sets, united."""
+    """Union of intervals and sets."""
 
     parts: tuple[Shape, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MatrixValue:
-    """Rows of expressions."""
+    """Matrix as rows of expressions."""
 
     rows: tuple[tuple[Tree, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Relation:
-    """Sides with a sign between each two: x = 5, 1 < x <= 2, x in (1, 2)."""
+    """Sides with a sign between neighbours: x = 5, 1 < x <= 2, x in (1, 2)."""
 
     sides: tuple[Shape, ...]
     signs: tuple[str, ...]
@@ -97,8 +97,10 @@ _FUNCTION = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|sec|csc|cot)(?![A-Za-z])")
 
 
 def words(text: str) -> str | None:
-    """A word answer (choice letter, yes/no, a name) in lower case; None for mathematics, where one small
-    letter is a variable, up to three of them are a product, and a dash between letters is a minus sign."""
+    """Return a word answer (choice letter, yes/no, a name) in lower case; None for mathematics.
+
+    There one small letter is a variable, up to three are a product, and a dash between letters is a minus.
+    """
     match = _TEXT.fullmatch(text)
     if not match:
         return None
@@ -114,7 +116,7 @@ def words(text: str) -> str | None:
 
 
 def _is_product(run: str) -> bool:
-    """Up to three small letters that are no word, or single ones with spaces between them."""
+    """Return True for up to three small letters that are not a word, or single ones separated by spaces."""
     letters = run.strip()
     if " " in letters:
         return letters.islower() and max(map(len, letters.split())) == 1
@@ -125,14 +127,14 @@ def _is_product(run: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParseOptions:
-    """How letters are read, which is settled by the ground truth."""
+    """Options for reading letters, set by the ground truth."""
 
     single_letters: bool = False
-    """Plain single letters behind a number may be units."""
+    """True if plain single letters after a number may be units."""
 
 
 def parse_shape(text: str, reading: ParseOptions) -> Shape:
-    """The shape of a tidy text. Raises Unreadable."""
+    """Return the shape of a tidy text. Raises Unreadable."""
     word = words(text)
     if word is not None:
         return Words(word)
@@ -143,7 +145,7 @@ def parse_shape(text: str, reading: ParseOptions) -> Shape:
 
 
 def _measured(text: str, reading: ParseOptions) -> Shape | None:
-    """An expression with a unit; None where there is none, as where the degrees are a function's."""
+    """Return an expression with a unit; None without one, or if the degrees are those of a function."""
     body, unit = split_unit(text, single_letters=reading.single_letters)
     if unit is None or (unit == DEGREE and _FUNCTION.search(body)):
         return None
@@ -168,7 +170,7 @@ def _based(match: re.Match[str]) -> Shape:
 
 class _ShapeReader:
     def shape(self, tokens: Sequence[Token]) -> Shape:
-        """The outermost shape first: lists, relations, unions, brackets, expressions."""
+        """Parse from the outside in: lists, relations, unions, brackets, expressions."""
         for joint in ("or", "and", ","):
             parts = _split(tokens, (joint,))
             if len(parts) > 1:
@@ -180,7 +182,7 @@ class _ShapeReader:
         return items[0] if len(items) == 1 else Series("", items, joint)
 
     def _items(self, parts: list[Sequence[Token]]) -> tuple[Shape, ...]:
-        """The shape of each part; lists without brackets join the list that they stand in."""
+        """Return the shape of each part; nested lists without brackets are flattened."""
         items: list[Shape] = []
         for part in parts:
             shape = self.shape(part)
@@ -223,7 +225,7 @@ class _ShapeReader:
         return self._scalar(tokens)
 
     def _bracketed(self, tokens: Sequence[Token]) -> Shape | None:
-        """A tuple, set or interval, where the brackets around everything belong together."""
+        """Return a tuple, set, interval or matrix; None if the outer brackets do not belong together."""
         opening, closing, inner = tokens[0].text, tokens[-1].text, tokens[1:-1]
         if len(tokens) < 2 or not _is_whole(tokens):
             return None
@@ -249,7 +251,7 @@ class _ShapeReader:
         if isinstance(low, Scalar) and isinstance(high, Scalar) and not (low.unit or high.unit):
             return Interval(low.tree, high.tree, (opening == "[", closing == "]"))
         if closing != CLOSING.get(opening):
-            raise Unreadable("an interval of something that has no order")
+            raise Unreadable("an interval whose ends have no order")
         return Series("(" if opening == "langle" else opening, (low, high))
 
     def _matrix(self, tokens: Sequence[Token]) -> Shape:
@@ -259,7 +261,7 @@ class _ShapeReader:
         if name == "array" and inner and inner[0].text == "{":
             inner = inner[[token.text for token in inner].index("}") + 1 :]
         if name.endswith("*") and [token.text for token in inner[:3:2]] == ["[", "]"]:
-            inner = inner[3:]  # how its columns are set
+            inner = inner[3:]  # the alignment of its columns
         rows = [row for row, _ in _split(inner, ("\\\\",))]
         if not rows[-1]:
             rows.pop()
@@ -282,14 +284,14 @@ class _ShapeReader:
 
 
 def _without_commas(tokens: Sequence[Token]) -> Sequence[Token]:
-    """1, 2, and 3: the comma before the word is none."""
+    """Drop the comma before the word in 1, 2, and 3."""
     while tokens and tokens[-1][:2] == ("sign", ","):
         tokens = tokens[:-1]
     return tokens
 
 
 def _split(tokens: Sequence[Token], signs: Sequence[str]) -> list[tuple[Sequence[Token], str]]:
-    """The parts between signs that stand outside all brackets, each with the sign before it."""
+    """Split at signs outside all brackets; return the parts, each with the sign before it."""
     parts: list[tuple[Sequence[Token], str]] = []
     depth, start, before = 0, 0, ""
     for position, token in enumerate(tokens):
@@ -304,7 +306,7 @@ def _split(tokens: Sequence[Token], signs: Sequence[str]) -> list[tuple[Sequence
 
 
 def _step(tokens: Sequence[Token], position: int) -> int:
-    """How a token changes the depth; either bracket may open or close an interval: ]1, 2[ and [1, 2)."""
+    """Return a token's change of depth; either bracket may open or close an interval: ]1, 2[ and [1, 2)."""
     text = tokens[position].text
     if tokens[position].kind != "sign":
         return 0
@@ -322,7 +324,7 @@ def _step(tokens: Sequence[Token], position: int) -> int:
 
 
 def _is_whole(tokens: Sequence[Token]) -> bool:
-    """Whether the first token's bracket is closed by the last token and no earlier."""
+    """Return True if the last token closes the first token's bracket."""
     depth = 0
     for position in range(len(tokens)):
         depth += _step(tokens, position)
@@ -332,7 +334,7 @@ def _is_whole(tokens: Sequence[Token]) -> bool:
 
 
 def _alternatives(tree: Tree) -> Shape:
-    """2 +- 3 is the list of both; several signs go together, the upper ones first."""
+    """Turn 2 +- 3 into the list of both values; several signs switch together, the upper ones first."""
     if not any(isinstance(node, Call) and node.name in ("+-", "-+") for node in walk(tree)):
         return Scalar(tree)
     return Series("", (Scalar(_chosen(tree, upper=True)), Scalar(_chosen(tree, upper=False))), "or")
@@ -346,7 +348,7 @@ def _chosen(tree: Tree, *, upper: bool) -> Tree:
 
 
 def base_unit_value(scalar: Scalar) -> Tree:
-    """The value in base units."""
+    """Return the value in base units."""
     unit = scalar.unit
     if unit is None:
         return scalar.tree

@@ -1,5 +1,7 @@
-"""Comparison of an answer with a ground truth that are not both plain numbers. Runs only in a process that
-can be killed; no parser that evaluates is used, and sizes are capped before anything is computed.
+"""Compare an answer with a ground truth if they are not both plain numbers.
+
+Runs only in a process that can be killed. No parser evaluates anything, and sizes are capped before
+computing.
 """
 
 from __future__ import annotations
@@ -18,54 +20,54 @@ from mrl.samples import Verdict
 
 _SETS_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{([^{}]*)\}")
 RAISED = "the comparison raised"
-"""How the reason of a verdict starts whose answer our own code did not expect."""
+"""Start of a verdict's reason if the answer raised an unexpected exception."""
 
 
 def compare(answer: str, ground_truth: str, rules: MathsRules) -> Verdict:
-    """Verdict on a tidied answer, of which the caller knows that its text is another than the ground truth's.
+    """Return the verdict on a tidied answer whose text differs from the ground truth's.
 
-    The ground truth has been read at load, so what an answer makes this raise is the answer's doing: wrong,
-    never "no reward".
+    The ground truth was parsed at load, so any exception here is caused by the answer: it is incorrect, never
+    "no reward".
     """
-    wanted = read_ground_truth(ground_truth)
-    if wanted is None:
+    expected = read_ground_truth(ground_truth)
+    if expected is None:
         same = _words_of(answer) == _words_of(ground_truth)
         return scored(
-            float(same), "same text" if same else "a ground truth that is compared as text, and other text"
+            float(same), "same text" if same else "a ground truth that is compared as text, and another text"
         )
     try:
-        return _judged(answer, ground_truth, wanted, rules)
+        return _judged(answer, ground_truth, expected, rules)
     except Unreadable as error:
         return scored(0.0, f"not readable as mathematics: {error}")
     except MemoryError:
-        raise  # the process has a limit, and a verdict of its own for it
-    except Exception as error:  # whatever it is, the policy wrote what caused it
+        raise  # the worker has its own verdict for its memory limit
+    except Exception as error:  # any error: the policy's text caused it
         return scored(0.0, f"{RAISED} {type(error).__name__}: {str(error)[:120]!a}")
 
 
 def _words_of(text: str) -> list[str]:
-    """The text in words, without commands that set text and without braces."""
+    """Return the words of a text, without text commands and braces."""
     return re.sub(r"[{}]", " ", _SETS_TEXT.sub(r" \1 ", text)).lower().split()
 
 
-def _judged(answer: str, ground_truth: str, wanted: Shape, rules: MathsRules) -> Verdict:
-    single_letters = isinstance(wanted, Scalar) and wanted.unit is not None
+def _judged(answer: str, ground_truth: str, expected: Shape, rules: MathsRules) -> Verdict:
+    single_letters = isinstance(expected, Scalar) and expected.unit is not None
     given = parse_shape(answer, ParseOptions(single_letters))
     number = exact_quantity(ground_truth, single_letters=True)
     asks_for_integer = number is not None and number.is_integer
-    if isinstance(wanted, Scalar) and isinstance(given, Scalar) and given.unit and wanted.unit:
-        asks_for_integer &= given.unit == wanted.unit  # a conversion may leave anything
+    if isinstance(expected, Scalar) and isinstance(given, Scalar) and given.unit and expected.unit:
+        asks_for_integer &= given.unit == expected.unit  # a conversion may give any number
     if asks_for_integer and not _is_worked_out(given):
-        return scored(0.0, "an operation is left to do, where the ground truth is an integer")
-    right = equal(given, wanted, rules)
-    if not right and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
-        right = equal(given, parse_shape(ground_truth, ParseOptions()), rules)  # 2 m: metres, or twice m
-    return scored(float(right), "equal" if right else f"a different {type(wanted).__name__.lower()}")
+        return scored(0.0, "the answer is an unevaluated expression, but the ground truth is an integer")
+    same = equal(given, expected, rules)
+    if not same and single_letters and isinstance(given, Scalar) and not given.unit and symbols(given.tree):
+        same = equal(given, parse_shape(ground_truth, ParseOptions()), rules)  # 2 m: metres, or twice m
+    return scored(float(same), "equal" if same else f"a different {type(expected).__name__.lower()}")
 
 
 @functools.lru_cache(maxsize=1024)
 def read_ground_truth(text: str) -> Shape | None:
-    """The shape of a ground truth; None for one that can only be compared as text."""
+    """Return the shape of a ground truth; None if it can only be compared as text."""
     try:
         shape = parse_shape(text, ParseOptions(single_letters=True))
     except Unreadable:
@@ -74,8 +76,7 @@ def read_ground_truth(text: str) -> Shape | None:
 
 
 def _is_worked_out(shape: Shape) -> bool:
-    """Whether a scalar, or the value of x = scalar, is a numeral, perhaps with signs around it; other shapes
-    are what they are."""
+    """Return True if a scalar, or the value of x = scalar, is a signed numeral; True for other shapes."""
     shape = stated_value(shape) or shape
     if isinstance(shape, Based):
         return shape.base == 10

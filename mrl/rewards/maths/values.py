@@ -1,8 +1,7 @@
-"""Values of trees: exactly, wherever arithmetic on rationals is enough, and otherwise in digits.
+"""Evaluate trees: exactly if rational arithmetic is enough, else numerically.
 
-`exactly` works with anything that adds, multiplies and divides: Fractions, and the quotients of polynomials
-that equations are compared with. `in_digits` is mpmath's arithmetic, real and complex. Nothing larger than
-the limits below is ever computed.
+`exactly` works on any field: Fractions, and the quotients of polynomials that compare equations. `Digits` is
+mpmath's arithmetic, real and complex. Nothing larger than the limits below is computed.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from mpmath.libmp import NoConvergence
 from mrl.rewards.maths.expressions import Constant, Number, Symbol, Tree
 
 MAX_BITS = 20_000
-"""Size of an exact value."""
+"""Maximum size of an exact value in bits, numerator plus denominator."""
 _BITS_A_DEGREE = 500
-"""What a degree counts for, of a quotient of polynomials."""
+"""Bits that a degree of a quotient of polynomials counts for."""
 MAX_MAGNITUDE = 3000
-"""Decimal digits before or after the point of a power."""
+"""Maximum number of decimal digits before or after the point of a power."""
 MAX_FACTORIAL = 500
 
 
 class NoValue(ArithmeticError):
-    """The tree has no value here: undefined, or beyond the limits."""
+    """The tree has no value here: it is undefined, or beyond the limits."""
 
 
 class Inexact(NoValue):
-    """The tree is no rational expression."""
+    """The tree is not a rational expression."""
 
 
 # Exact values.
 
 
 def exactly(tree: Tree, at: Mapping[str, Any]) -> Any:
-    """The value of a rational expression, where its symbols have those of `at`.
+    """Return the value of a rational expression whose symbols have the values `at`.
 
-    Raises Inexact for anything but + - * /, powers of constant integers, factorials and binomials of
-    integers, and NoValue for a division by zero or a value over the limits.
+    Raises Inexact for anything but + - * /, constant integer powers, and factorials and binomials of
+    integers; NoValue for a division by zero or a value above the limits.
     """
     if isinstance(tree, Number):
         return tree.value
@@ -76,7 +75,7 @@ def _exact_power(base: Any, exponent: Any) -> Any:
     if abs(power) * _bits(base) > MAX_BITS:
         raise NoValue("too large")
     if base == 0 and power <= 0:
-        raise NoValue("zero to no positive power")
+        raise NoValue("zero to a power that is not positive")
     return base**power
 
 
@@ -92,7 +91,7 @@ def _exact_factorial(value: Any) -> Fraction:
 
 def _exact_binomial(above: Any, below: Any) -> Fraction:
     if _exact_integer(below) > _exact_integer(above):
-        raise NoValue("more chosen than there are")
+        raise NoValue("binomial with k > n")
     return Fraction(math.comb(_exact_integer(above), _exact_integer(below)))
 
 
@@ -109,7 +108,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "/": operator.truediv,
     "neg": operator.neg,
 }
-"""The same for fractions, quotients of polynomials and digits."""
+"""Operators that work alike on fractions, quotients of polynomials and mpmath numbers."""
 _EXACT: dict[str, Callable[..., Any]] = {
     **_ARITHMETIC,
     "^": _exact_power,
@@ -122,16 +121,16 @@ _EXACT: dict[str, Callable[..., Any]] = {
 # Values in digits.
 
 _CONTEXT = mpmath.MPContext()
-"""One for all: making one takes longer than a comparison. A comparison has its process to itself."""
+"""Shared, because creating one takes longer than a comparison; each comparison has a process of its own."""
 
 
 class Digits:
-    """Evaluates trees in mpmath with a number of digits, and notes how far powers reach.
+    """Evaluator of trees in mpmath with a given number of digits.
 
-    `reach` sums the decimal digits before or after the point of every literal and power met: a difference of
-    two expressions that is not zero is not smaller than a power of ten in proportion to it and to their length
-    (D. Richardson, A. Elsonbaty, "Counterexamples to the uniformity conjecture", 2006, state the conjecture
-    for expressions whose powers are written out, as `reach` counts them, and how rarely it fails).
+    `reach` sums the decimal digits before or after the point of every literal and power. A nonzero difference
+    of two expressions is at least a negative power of ten whose exponent is proportional to `reach` and their
+    length. D. Richardson and A. Elsonbaty, "Counterexamples to the uniformity conjecture", 2006, state this
+    conjecture for expressions whose powers are written out, as `reach` counts them, and how rarely it fails.
     """
 
     def __init__(self, digits: int) -> None:
@@ -140,7 +139,7 @@ class Digits:
         self.reach = 0.0
 
     def value(self, tree: Tree, at: Mapping[str, Fraction]) -> Any:
-        """The value as mpf or mpc. Raises NoValue where there is none or it is beyond the limits."""
+        """Return the value as mpf or mpc. Raises NoValue if it is undefined or beyond the limits."""
         try:
             return self._value(tree, at)
         except (ZeroDivisionError, ValueError, OverflowError, NoConvergence) as error:
@@ -174,7 +173,7 @@ class Digits:
         base, exponent = self._value(base_tree, at), self._value(exponent_tree, at)
         if base == 0:
             if self.context.re(exponent) <= 0:
-                raise NoValue("zero to no positive power")
+                raise NoValue("zero to a power that is not positive")
             return base
         self._bound(abs(self.context.re(exponent * self.context.log(base))))
         rational = _rational_exponent(exponent_tree)
@@ -184,7 +183,7 @@ class Digits:
         return self.context.power(base, exponent)
 
     def _bound(self, nats: Any) -> None:
-        """Refuses a power whose logarithm is beyond the limit, before it is computed."""
+        """Raise NoValue for a power beyond the limit, before it is computed; `nats` is its logarithm."""
         digits = float(nats) / math.log(10)
         if not digits <= MAX_MAGNITUDE:
             raise NoValue("too large")
@@ -208,11 +207,11 @@ class Digits:
         if name in ("floor", "ceil", "max", "min", "gcd", "lcm"):
             return self._ordered(name, values)
         if name not in _MPMATH:
-            raise NoValue(name)  # +- where it makes no list
+            raise NoValue(name)  # +- that does not stand for two values
         return getattr(context, _MPMATH[name])(*values)
 
     def _periodic(self, name: str, value: Any) -> Any:
-        """Functions that grow or lose digits with a large argument, and those with poles."""
+        """Evaluate functions that grow or lose digits for large arguments, or have poles."""
         self._bound(abs(self.context.im(value)) if name[-1] != "h" else abs(self.context.re(value)))
         self._bound(self.context.log(1 + abs(value)))
         if name in _OVER:
@@ -226,20 +225,20 @@ class Digits:
         if any(value != int(abs(value)) or value > MAX_FACTORIAL for value in values):
             raise NoValue("not a small natural number")
         if len(values) == 2 and values[1] > values[0]:
-            raise NoValue("more chosen than there are")
+            raise NoValue("binomial with k > n")
         result = self.context.mpf((math.factorial if name == "!" else math.comb)(*map(int, values)))
         self._bound(self.context.log(1 + abs(result)))
         return result
 
     def _ordered(self, name: str, values: list[Any]) -> Any:
         if any(self.context.im(value) for value in values):
-            raise NoValue("no order among complex numbers")
+            raise NoValue("complex numbers have no order")
         if name in ("max", "min"):
             return {"max": max, "min": min}[name](values)
         if name in ("floor", "ceil"):
             return getattr(self.context, name)(values[0])
         if any(value != int(value) for value in values):
-            raise NoValue("no integers")
+            raise NoValue("not integers")
         return self.context.mpf(getattr(math, name)(*map(int, values)))
 
 

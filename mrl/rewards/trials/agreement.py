@@ -1,4 +1,4 @@
-"""How far verdicts agree with what is known to be right. Pure."""
+"""Agreement of verdicts with known labels. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 Z = 1.959964
-"""Of a two-sided interval of 95 %."""
+"""Normal quantile of a two-sided 95 % interval."""
 
 
 def wilson(count: float, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing.
+    """Return the 95 % interval of the share count / total (Wilson, 1927); (0, 1) if total is 0.
 
     >>> tuple(round(bound, 3) for bound in wilson(5, 50))
     (0.043, 0.214)
@@ -26,7 +26,9 @@ def wilson(count: float, total: int) -> tuple[float, float]:
 
 
 def auroc(values: Sequence[float], right: Sequence[bool]) -> float | None:
-    """Probability that a right response has more than a wrong one, ties half; None where one of both is missing.
+    """Return the probability that a correct response scores above an incorrect one; ties count half.
+
+    Returns None if `right` has only one of the two labels.
 
     >>> auroc([0.9, 0.5, 0.5, 0.1], [True, True, False, False])
     0.875

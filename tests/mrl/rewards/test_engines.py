@@ -203,8 +203,8 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"kind": "llm", "engine": "a"}, "engine = 'a' is none of reward.engines"),
-        ({"kind": "maths", "engines": {"a": {"model": "m"}}}, "engines.a is asked by no verifier"),
+        ({"kind": "llm", "engine": "a"}, "engine = 'a' is not in reward.engines"),
+        ({"kind": "maths", "engines": {"a": {"model": "m"}}}, "engines.a is used by no verifier"),
         ({"kind": "maths", "engine": "a", "engines": {"a": {"model": "m"}}},
          "engine is not for kind = maths"),
         ({"kind": "llm"}, "needs either path or engine"),
@@ -221,7 +221,7 @@ def test_a_run_ends_when_its_engine_is_gone_for_good(tmp_path: Path) -> None:
                 "parts": [{"kind": "llm", "engine": "a"}, {"kind": "reward_model", "engine": "a"}],
                 "engines": {"a": {"model": "m"}},
             },
-            "is asked as llm and reward_model",
+            "is used as llm and reward_model",
         ),
     ],
 )  # fmt: skip

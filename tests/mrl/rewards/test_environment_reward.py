@@ -55,5 +55,5 @@ def test_the_pool_answers_without_a_process_and_never_scores_what_failed() -> No
 
 
 def test_it_is_no_part_of_a_sum() -> None:
-    with pytest.raises(ValidationError, match="kind = environment stands alone"):
+    with pytest.raises(ValidationError, match="kind = environment cannot be one of parts"):
         RewardSection.model_validate({"parts": [{"kind": "environment"}, {"kind": "format"}]})

@@ -119,13 +119,13 @@ def test_instructions_that_go_together_can_be_followed_together() -> None:
     ("raw", "says"),
     [
         ({"instruction_id_list": ["count:words", "copy:all"], "kwargs": [{}, {}]}, "implements copy:all, count:words"),
-        ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}, "lists of one length"),
-        ({"instruction_id_list": ["punctuation:no_comma"]}, "lists of one length"),
+        ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}, "lists of equal length"),
+        ({"instruction_id_list": ["punctuation:no_comma"]}, "lists of equal length"),
         ({"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{"count": 3}]}, r"not \['count'\]"),
         ({"instruction_id_list": ["startend:end_checker"], "kwargs": [{}]}, r"missing \['phrase'\]"),
         ({"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}, "language 'de'"),
         ({"func_name": "verify_everything"}, "implements verify_everything"),
-        ({"func_name": "validate_word_constraint", "N": 3, "quantifier": "nearly"}, r"wrong type or value: \['relation'\]"),
+        ({"func_name": "validate_word_constraint", "N": 3, "quantifier": "nearly"}, r"invalid type or value: \['relation'\]"),
         ({"func_name": "validate_word_constraint", "N": 0, "quantifier": "less than"}, r"value: \['count'\]"),
     ],
 )  # fmt: skip

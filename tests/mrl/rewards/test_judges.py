@@ -79,9 +79,9 @@ def test_of_calls_that_fail_none_is_scored(server: Asked, make_pair: Any, score_
     for words in (
         "status 429",
         "status 503",
-        "no JSON",
+        "not valid JSON",
         "no reply",
-        "is no verdict",
+        "is not a verdict",
         "ended by 'length'",
         "4194304",
     ):
@@ -153,7 +153,7 @@ def test_replies_that_only_look_like_verdicts_are_none() -> None:
         f"> {right}",
     ]
     for text in texts:
-        with pytest.raises(RewardError, match="no verdict"):
+        with pytest.raises(RewardError, match="not a verdict"):
             read(text)
     with pytest.raises(RewardError, match="ended by 'length'"):
         read(right, "length")
@@ -172,7 +172,7 @@ def test_replies_that_only_look_like_verdicts_are_none() -> None:
     ("rules", "error"),
     [
         ({"choices": {"yes": 1.0, "Yes ": 0.0}}, "differ in more than capitals"),
-        ({"choices": {"yes": 1.0, "no": 1.0}}, "more than one value"),
+        ({"choices": {"yes": 1.0, "no": 1.0}}, "have the same value"),
         ({"constrained": True}, "constrained is for verdict = choice"),
     ],
 )
@@ -191,14 +191,14 @@ def test_the_page_s_example_is_a_configuration() -> None:
 
 def test_what_a_judge_cannot_be_shown_is_named(tmp_path: Path, make_pair: Any, score_all: Any) -> None:
     url = "http://127.0.0.1:9"
-    with pytest.raises(DataError, match="f:1: a judge is shown a text or a number, not list"):
+    with pytest.raises(DataError, match="f:1: a judge's reference must be text or a number, not list"):
         parse_ground_truth(["12"], domain="x", section=section(url), place="f:1")
     assert parse_ground_truth(None, domain="x", section=section(url, reference=False), place="f:1") is None
     template = tmp_path / "template.txt"
     template.write_text("{prompt} {reference}")
     faults = {
-        "has the places ['prompt', 'reference']": section(url, template=str(template)),
-        "no such environment variable": section(url, api_key_env="MRL_NO_SUCH_KEY"),
+        "has the placeholders ['prompt', 'reference']": section(url, template=str(template)),
+        "set this environment variable": section(url, api_key_env="MRL_NO_SUCH_KEY"),
     }
     for words, broken in faults.items():
         with RewardPool(broken) as pool:
@@ -209,7 +209,7 @@ def test_a_folder_whose_padding_is_its_end_is_no_reward_model(tmp_path: Path) ->
     config = {"architectures": ["Qwen3ForSequenceClassification"], "pad_token_id": 2, "eos_token_id": 2}
     for change, error in (
         ({}, "two different tokens"),
-        ({"architectures": ["Qwen3ForCausalLM"]}, "no ...For"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "not a ...For"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=error):

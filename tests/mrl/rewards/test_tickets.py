@@ -131,8 +131,8 @@ def test_a_witness_reads_the_same_answer_as_the_judge_beside_it() -> None:
 @pytest.mark.parametrize(
     ("parts", "error"),
     [
-        ([{"kind": "maths"}, {"kind": "format", "share": 0.5}], "share below 1 is for a witness"),
-        ([{"kind": "maths", "gate": 1.0}, {"kind": "format", "gate": 1.0}], "no other verifier"),
+        ([{"kind": "maths"}, {"kind": "format", "share": 0.5}], "share below 1 needs weight = 0 and no gate"),
+        ([{"kind": "maths", "gate": 1.0}, {"kind": "format", "gate": 1.0}], "gate is set on every verifier"),
         ([{"kind": "maths", "gate": 1.0}, {"kind": "plugin", "path": "a:b", "group": True}], "scored as a whole"),
         ([{"kind": "maths", "weight": 0.0}], "nothing gives a reward"),
     ],
