@@ -86,10 +86,8 @@ def adapters(
             continue
         is_routed = target == "routed_experts"
         a, b = (
-            _half(
-                half_row, layout, place, shapes, chunk=chunk, prefix=prefix, dtype=dtype, is_routed=is_routed
-            )
-            for half_row in _rows_of(row, lora.rank)
+            _half(half, layout, place, shapes, chunk=chunk, prefix=prefix, dtype=dtype, is_routed=is_routed)
+            for half in _rows_of(row, lora.rank)
         )
         rank_adapters.append(Adapter(prefix + row.name, chunk, len(_slabs(row)), is_routed, a, b))
     _require_every_chunk(rank_adapters, chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp))
@@ -130,13 +128,11 @@ def adapter_shapes(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str,
 
 def changed_tensors(family: Family, hf: HfConfig, lora: LoraSection) -> dict[str, tuple[str, str]]:
     """Return checkpoint tensor that adapters change -> the stored names of its A and B."""
-    names_by_tensor = {}
+    names = {}
     for row in _all_rows(family, hf):
         for slab in _slabs(row) if target_of(row) in lora.targets else ():
-            names_by_tensor |= {
-                segment.tensor: (a_of(slab[0].tensor), b_of(segment.tensor)) for segment in slab
-            }
-    return names_by_tensor
+            names |= {segment.tensor: (a_of(slab[0].tensor), b_of(segment.tensor)) for segment in slab}
+    return names
 
 
 def num_elements(family: Family, hf: HfConfig, lora: LoraSection) -> int:

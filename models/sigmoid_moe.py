@@ -54,6 +54,6 @@ class SigmoidMoe(Family):
         fields = super().transformer_fields(hf) | {
             "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0)
         }
-        if groups != chosen:  # choosing all groups is no limit
+        if groups != chosen:  # choosing all groups limits nothing
             fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
         return fields

@@ -1,19 +1,17 @@
-"""Describe tensors by name: those of a checkpoint, those of one trainer or engine rank, and how they
-correspond.
+"""Describe tensors by name: a checkpoint's, those of one trainer or engine rank, and their correspondence.
 
-A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` says that a box of a local parameter
+A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` states that a box of a local parameter
 equals a box of a checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one
-rank with all its pieces; elements that no piece covers are padding. Loading, export, the gather path and the
-plan of a weight sync all use this description.
+rank with all its pieces; elements without a piece are padding. Loading, export, the gather path and the plan
+of a weight sync all use this description.
 
 A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of
 checkpoint rows, and how it is split. The checkpoint's tensors and every rank's pieces follow from the rows.
 This module imports no engine.
 
 Some folders (gpt-oss) store all experts of a layer in one tensor, each of them transposed. Here such a tensor
-is the concatenation of the experts' rows, as trainer and engine store them; its *stack* describes the
-folder's form. Only code that reads or writes a folder, or feeds an engine's loaders, converts between the
-two.
+is the concatenation of the experts' rows, as in trainer and engine; its *stack* describes the folder's form.
+Only code that reads or writes folders, or feeds an engine's loaders, converts between the two.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ SCALES = "_scale_inv"
 class Piece:
     """local[local_start : local_start + shape] == checkpoint[tensor][start : start + shape], per dimension.
 
-    Example: rank 1 of tp 2 has rows 64..127 of an embedding [128, 32]: Piece("model.embed_tokens.weight",
-    start=(64, 0), shape=(64, 32), local_start=(0, 0)).
+    Example: rank 1 of tp 2 has rows 64..127 of an embedding [128, 32]:
+    Piece("model.embed_tokens.weight", start=(64, 0), shape=(64, 32), local_start=(0, 0)).
     """
 
     tensor: str

@@ -51,9 +51,7 @@ class GptOss(Family):
         problems = super().unsupported(hf)
         kinds = layer_types(hf)
         if kinds != [FULL if number % 2 else WINDOWED for number in range(len(kinds))]:
-            problems.append(
-                "layer_types (supported: alternating sliding_attention, full_attention, as in vLLM)"
-            )
+            problems.append("layer_types (supported: alternating sliding_attention, full_attention)")
         return problems
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
@@ -105,8 +103,7 @@ class GptOss(Family):
     def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
         """Return the tensors under vLLM's names.
 
-        Raises ConfigError if experts would be split: vLLM gives their second biases to one rank, zeros to
-        others.
+        Raises ConfigError if experts would be split: vLLM gives their second biases to only one rank.
         """
         if shard.tp > 1 and shard.ep == 1:
             raise ConfigError(

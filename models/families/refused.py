@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from mrl.models.hf_config import HfConfig
 
-_INDEXER = (
-    "its attention selects tokens with an indexer (DeepSeek sparse attention), which is not implemented"
-)
-_CONNECTIONS = "its layers use hyper-connections (several residual streams), which are not implemented"
+_INDEXER = "its indexer of attended tokens (DeepSeek sparse attention) is not implemented"
+_CONNECTIONS = "its hyper-connections (several residual streams) are not implemented"
 _UNTRIED = "it has not been compared with transformers"
 _IMAGES = "training on images is not implemented, and its text model's tensors have other names"
 
@@ -26,7 +24,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "glm5_next": (_CONNECTIONS, "deepseek_v3"),
     "qwen4_exp": (_CONNECTIONS, "qwen3_5_moe"),
     "minimax_m3_vl": (
-        "its attention selects blocks of tokens with an indexer, which is not implemented",
+        "its indexer of attended blocks of tokens is not implemented",
         "minimax_m2",
     ),
     "llama4": (_IMAGES, "mixtral"),
@@ -37,10 +35,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "kimi_linear": ("its delta net decays per channel, not per head", "qwen3_next"),
     "longcat_flash": ("a layer has two attentions, and some of its experts compute nothing", "deepseek_v3"),
-    "mimo_v2_flash": (
-        "its keys and values have other widths, and only windowed layers have sinks",
-        "gpt_oss",
-    ),
+    "mimo_v2_flash": ("its keys and values differ in width, and only windowed layers have sinks", "gpt_oss"),
     "step3p5": (
         "its windowed layers have another number of heads, and some clamp their experts",
         "qwen3_moe",

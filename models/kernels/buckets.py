@@ -1,5 +1,5 @@
-"""Plan buckets of equal length for attention over packed segments, once per micro-batch, from segment
-lengths. Torch alone; mrl/training/packing.py builds the batches."""
+"""Plan buckets of equal length for attention over packed segments, from their lengths, per micro-batch. Torch
+alone; mrl/training/packing.py builds the batches."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ def plan_buckets(
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return (slot_tokens [M], token_slots [N], shapes) for segments of these lengths; see Buckets.
 
-    Lengths are multiples of `unit`; buckets follow lengths / unit, so that queries and keys get the same
-    ones.
+    Lengths are multiples of `unit`; buckets follow lengths / unit, so queries and keys get the same.
     """
     padded = unit * bucket_length(lengths // unit)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -139,24 +138,15 @@ def _masks(
 
     Padding queries have some token's position, so they see at least slot 0 and give finite values.
     """
-    positions_by_bucket = positions[queries.slot_tokens].split(
-        [rows * length for rows, length in queries.shapes]
-    )
+    by_bucket = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
     masks = []
-    for shape, (_, key_length), row_positions in zip(
-        queries.shapes, keys.shapes, positions_by_bucket, strict=True
-    ):
-        slots, query_position = (
-            torch.arange(key_length, device=row_positions.device),
-            row_positions.view(*shape, 1),
-        )
-        unseen = slots > query_position
+    for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, by_bucket, strict=True):
+        slots, query = torch.arange(key_length, device=at.device), at.view(*shape, 1)
+        unseen = slots > query
         if window:
-            unseen |= slots <= query_position - window
+            unseen |= slots <= query - window
         masks.append(
-            torch.zeros(unseen.shape, dtype=dtype, device=row_positions.device).masked_fill_(
-                unseen, -math.inf
-            )[:, None]
+            torch.zeros(unseen.shape, dtype=dtype, device=at.device).masked_fill_(unseen, -math.inf)[:, None]
         )
     return masks
 

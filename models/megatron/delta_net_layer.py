@@ -47,10 +47,8 @@ class DeltaNetSubmodules:
 
 
 class GatedNorm(torch.nn.Module):
-    """Root-mean-square norm of each value head, times SiLU of the gate.
-
-    Every rank has the whole weight, and its own heads' part of the gradient.
-    """
+    """Root-mean-square norm of each value head, times SiLU of the gate. Each rank has the whole weight and
+    its own heads' gradient."""
 
     def __init__(self, config: TransformerConfig, width: int) -> None:
         super().__init__()
@@ -69,8 +67,7 @@ class PackedDeltaNet(MegatronModule):
     """Gated delta net of a rank's G key heads, each with H / G value heads.
 
     For each key head `in_proj` gives query, key, values, gates, b and a, in this order. `conv_weight`
-    [channels, 1, W] has the filters of query, key and values, also by key head; `A_log` and `dt_bias` are
-    [H].
+    [channels, 1, W] filters query, key and values, also by key head; `A_log` and `dt_bias` are [H].
     """
 
     def __init__(
@@ -193,15 +190,10 @@ class PackedDeltaNet(MegatronModule):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """Return the parameters under their own names, as whole tensors split over tp by rows."""
-        metadata, parameters = ensure_metadata_has_dp_cp_group(metadata), {}
-        self._save_to_state_dict(parameters, "", keep_vars=True)
+        metadata, full = ensure_metadata_has_dp_cp_group(metadata), {}
+        self._save_to_state_dict(full, "", keep_vars=True)
         shards = make_sharded_tensors_for_checkpoint(
-            parameters,
-            prefix,
-            _SPLIT,
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
+            full, prefix, _SPLIT, sharded_offsets, tp_group=self.tp_group, dp_cp_group=metadata["dp_cp_group"]
         )
         for name, module in self.named_children():
             shards |= sharded_state_dict_default(

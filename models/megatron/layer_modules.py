@@ -18,8 +18,8 @@ class RMSNorm(torch.nn.Module):
     """Root-mean-square norm over the last dimension (arXiv 1910.07467).
 
     Megatron's fallback, torch's norm, refuses sequence parallelism. This one marks its weight, so that its
-    gradient is summed over the tensor-parallel ranks. If config asks for a zero-centred weight, the factor is
-    1 + weight.
+    gradient is summed over the tensor-parallel ranks. With layernorm_zero_centered_gamma the factor is 1 +
+    weight.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
@@ -80,7 +80,7 @@ class RecordingRouter(TopKRouter):
         return weights, chosen
 
     def _smallest_gap(self, logits: Tensor) -> Tensor:
-        """Return [tokens] from logits [tokens, experts]; infinite if there is no choice."""
+        """Return [tokens] from logits [tokens, experts]; infinite if all experts are chosen."""
         if self.score_function == "softmax":
             return choice_gap(logits, self.topk)
         scores = logits.float().sigmoid()

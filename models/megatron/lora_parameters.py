@@ -98,7 +98,7 @@ def add_adapters(
 
     The embedding's output requires a gradient; otherwise recomputed activations would have none.
     """
-    weights_by_chunk = [model.weights() for model in models]
+    weights = [model.weights() for model in models]
     for model in models:
         model.requires_grad_(False)
         model.adapters = torch.nn.ModuleList()
@@ -106,9 +106,7 @@ def add_adapters(
             model.embedding.register_forward_hook(_ask_for_gradient)
     pairs = []
     for adapter in adapters:
-        pair = LowRankPair(
-            adapter, weights_by_chunk[adapter.chunk][adapter.parameter], scale=scale, seed=seed
-        )
+        pair = LowRankPair(adapter, weights[adapter.chunk][adapter.parameter], scale=scale, seed=seed)
         models[adapter.chunk].adapters.append(pair)
         pairs.append(pair)
     return pairs
@@ -145,9 +143,7 @@ def _shards(
     assert flattened_range is None, "flattened shards belong to other optimizer formats"
     shards = []
     for piece in half.tensor.pieces:
-        box = tuple(
-            slice(start, start + size) for start, size in zip(piece.local_start, piece.shape, strict=True)
-        )
+        box = tuple(slice(at, at + size) for at, size in zip(piece.local_start, piece.shape, strict=True))
         shards.append(
             ShardedTensor(
                 key=piece.tensor,

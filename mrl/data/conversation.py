@@ -1,5 +1,4 @@
-"""Tokenise prompts with responses and mark the trained tokens: the assistant's messages with their end
-tokens.
+"""Tokenise prompts with responses, and mark the assistant's messages and their end tokens as trained.
 
 A conversation is rendered and tokenised as a whole. The text before a turn of the assistant must be its
 prefix, token for token; otherwise the row is refused. Plain text is tokenised as the policy sees it: the
@@ -141,11 +140,7 @@ class Encoder:
     def _text(self, messages: Sequence[Mapping[str, Any]], place: str, *, to_go_on: bool = False) -> str:
         try:
             return apply_template(
-                self._tokenizer,
-                messages,
-                tools=self._tools,
-                add_generation_prompt=to_go_on,
-                **self._kwargs,
+                self._tokenizer, messages, tools=self._tools, add_generation_prompt=to_go_on, **self._kwargs
             )
         except TEMPLATE_ERRORS as error:
             roles = [message["role"] for message in messages]
@@ -161,8 +156,7 @@ class Rendered:
 
     The tokenizer finds its added tokens first, and they split the text: what follows one is tokenised
     independently of what precedes it (`AddedVocabulary` of Hugging Face's tokenizers). So a prefix is
-    tokenised again only from its last such token on, and the cost of a conversation is linear in its tokens,
-    not quadratic.
+    tokenised again only from its last such token on, and the cost of a conversation is linear, not quadratic.
     """
 
     def __init__(self, text: str, tokenizer: Any, cutting: Collection[int]) -> None:
@@ -173,10 +167,8 @@ class Rendered:
             return
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         self.ids = list(encoding["input_ids"])
-        ids_and_offsets = zip(self.ids, encoding["offset_mapping"], strict=True)
-        self._cuts = [
-            (end, start, n) for n, (token, (start, end)) in enumerate(ids_and_offsets) if token in cutting
-        ]
+        spans = zip(self.ids, encoding["offset_mapping"], strict=True)
+        self._cuts = [(end, start, n) for n, (token, (start, end)) in enumerate(spans) if token in cutting]
         """(end, start, number) of each such token: its span in the text and its index."""
 
     def beginning(self, part: str) -> tuple[int | None, int]:

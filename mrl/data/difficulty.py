@@ -78,9 +78,7 @@ class RateFile:
                 name, rate = _rate(path, number, line)
             except DataError as error:
                 if damaged is None:
-                    raise DataError(
-                        f"{error}; run `mrl difficulty` to set the line aside and continue"
-                    ) from error
+                    raise DataError(f"{error}; run `mrl difficulty` to set the line aside") from error
                 damaged.append(line)
                 continue
             prompts[name] = rate
@@ -101,8 +99,7 @@ class RateFile:
 def choose(
     sources: Sequence[Source], section: DifficultySection
 ) -> tuple[list[Source], Counter[Place], list[str]]:
-    """Return the sources without rows whose rate is outside the band, the rows per place, and notes on the
-    file.
+    """Return the sources without rows outside the band, the number of rows per place, and notes on the file.
 
     Each dropped row is counted in its source's `left_out`. Raises DataError if the file has none of the rows.
     """

@@ -29,8 +29,7 @@ _LONGEST = 2000
 
 
 def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield rows with their place (the address and a number from 1), as Arrow stores them: pictures stay
-    encoded.
+    """Yield rows with their place (the address and a number from 1), as Arrow stores them: pictures encoded.
 
     Raises DataError for a malformed address, a missing library, and a data set that does not exist.
     """

@@ -99,9 +99,8 @@ class Dataset:
         validated = self.validation_prompts(loop.validation.num_prompts)
         if validated and all(prompt.text.strip() in trained for prompt in validated):
             warnings.append(
-                f"data.validation: all {len(validated)} validation prompts are also training prompts, so "
-                "validation does not measure generalisation; use other rows, or set data.overlap=drop to "
-                "remove them from training"
+                f"data.validation: all {len(validated)} prompts are also training prompts, so scores do not "
+                "show generalisation; use other rows, or set data.overlap=drop to remove them from training"
             )
         return warnings
 
@@ -214,8 +213,8 @@ class _Preparation:
             )
 
     def _checked(self, entry: DataEntry, left_out: LeftOut) -> Iterator[tuple[str, DataRow | DataError]]:
-        """Yield each row, or its error, with its place. Skip exact copies of an earlier row of the same file
-        before parsing them: DAPO-Math-17k contains each row a hundred times."""
+        """Yield each row, or its error, with its place. Skip exact copies of an earlier row of the file
+        unparsed: DAPO-Math-17k contains each row a hundred times."""
         shape = entry.format
         for path in entry.paths:
             arrow, firsts = from_arrow(path), dict[bytes, DataRow]()

@@ -1,10 +1,9 @@
-"""Check the messages, tools and template arguments of a row. Every key of a message reaches the chat
-template.
+"""Check a row's messages, tools and template arguments. Every key of a message reaches the chat template.
 
 Three things are converted to the form that templates expect; everything else passes unchanged.
 
 - JSON text (of messages, tools, tool_calls, the arguments of a call) is parsed: templates expect objects, and
-  vLLM's server passes objects too.
+  vLLM's server also passes objects.
 - Content in parts of type "text" is joined by newlines, as vLLM does for templates that read text.
 - Arrow gives every row all fields that any row has. Null fields are dropped, as in TRL.
 """
@@ -124,8 +123,7 @@ def _text(part: Any, place: str) -> str:
         )
     if further := sorted(key for key in part.keys() - {"type", "text"} if part[key] is not None):
         raise DataError(
-            f"{place}: a text part of a message has {further} besides its text, which nothing reads; remove "
-            "it"
+            f"{place}: a text part of a message also has {further}, which nothing reads; remove it"
         )
     return part["text"]
 

@@ -1,12 +1,12 @@
 """Read a row of any supported format, or with a column map over one. docs/data.md shows a row of each.
 
-plain      {"prompt": text or messages, "answer": ground truth, "domain"?, "tag"?} verl       {"prompt":
-messages, "reward_model": {"ground_truth": ground truth}, "data_source", "extra_info"} trl        {"prompt":
-text or messages, "solution" | "answer" | "ground_truth": ground truth, further columns} messages
-{"messages": messages, "solution" | "answer" | "ground_truth": ground truth} gsm8k      {"question": text,
-"answer": text that ends in "#### ground truth"} math       {"problem": text, "answer" | "solution": ground
-truth, perhaps in a text's last \\boxed{}} ifeval     {"prompt": text, "instruction_id_list": names, "kwargs":
-arguments of each}
+plain      {"prompt": text or messages, "answer": ground truth, "domain"?, "tag"?}
+verl       {"prompt": messages, "reward_model": {"ground_truth": ground truth}, "data_source", "extra_info"}
+trl        {"prompt": text or messages, "solution" | "answer" | "ground_truth": ground truth, further columns}
+messages   {"messages": messages, "solution" | "answer" | "ground_truth": ground truth}
+gsm8k      {"question": text, "answer": text that ends in "#### ground truth"}
+math       {"problem": text, "answer" | "solution": ground truth, perhaps in a text's last \\boxed{}}
+ifeval     {"prompt": text, "instruction_id_list": names, "kwargs": arguments of each}
 
 Any row may have "tools" and "chat_template_kwargs". Columns other than the prompt reach reward functions
 unchanged.
@@ -121,15 +121,9 @@ def _fields(shape: str, mapped: tuple[tuple[str, Any], ...]) -> Fields:
 def read_row(
     columns: Mapping[str, Any], *, place: str, entry: DataEntry, shape: str, from_arrow: bool = False
 ) -> DataRow:
-    """Interpret the columns of one row.
+    """Interpret the columns of one row. Raises DataError if a column is missing or malformed.
 
-    Args:
-        place: file:line, for errors.
-        from_arrow: The row comes from Arrow: a null field of a message or tool means that the field is
-            absent.
-
-    Raises:
-        DataError: A column is missing or malformed.
+    `place` is file:line. In rows `from_arrow` a null field of a message or tool means an absent field.
     """
     fields = fields_of(shape, entry.columns)
     _refuse_pictures(columns, place)

@@ -38,32 +38,25 @@ class JsonText(dict[str, Any]):
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
-    """Render messages; arguments of tool calls are objects, or JSON text if the template expects text
-    (DeepSeek V3).
+    """Render messages; tool-call arguments are objects, or JSON text if the template needs it (DeepSeek V3).
 
     Raises one of TEMPLATE_ERRORS for messages that the template rejects, and EndlessTemplate.
     """
-    call_arguments = list(_arguments_of(messages))
+    values = list(_arguments_of(messages))
     try:
         text = _applied(tokenizer, messages, arguments)
     except TEMPLATE_ERRORS:
-        if (
-            call_arguments
-            and (as_text := _with_text(tokenizer, messages, call_arguments, arguments)) is not None
-        ):
+        if values and (as_text := _with_text(tokenizer, messages, values, arguments)) is not None:
             return as_text
         raise
-    if any(value and str(value) in text for value in call_arguments):  # as Python prints an object
-        as_text = _with_text(tokenizer, messages, call_arguments, arguments)
+    if any(item and str(item) in text for item in values):  # as Python prints an object
+        as_text = _with_text(tokenizer, messages, values, arguments)
         return text if as_text is None else as_text
     return text
 
 
 def _with_text(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    call_arguments: list[Any],
-    arguments: Mapping[str, Any],
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], values: list[Any], arguments: Mapping[str, Any]
 ) -> str | None:
     """Render with JSON text for arguments; return None if the template does not show that text unchanged."""
     changed = [
@@ -76,7 +69,7 @@ def _with_text(
         text = _applied(tokenizer, changed, arguments)
     except TEMPLATE_ERRORS:
         return None
-    return text if all(_text_of(value) in text for value in call_arguments) else None
+    return text if all(_text_of(item) in text for item in values) else None
 
 
 def _applied(tokenizer: Any, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
@@ -93,9 +86,8 @@ def _ends(tokenizer: Any) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise EndlessTemplate(
-            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} did not "
-            f"render a conversation in {SECONDS:g} s of processor time; fix its loops, or set "
-            "data.chat_template=false"
+            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} takes more "
+            f"than {SECONDS:g} s of processor time; fix its loops, or set data.chat_template=false"
         )
 
     handler = signal.signal(signal.SIGVTALRM, stop)

@@ -97,7 +97,7 @@ def _load(
     paths: Iterable[str], section: TuneSection, encoder: Encoder, max_length: int
 ) -> tuple[tuple[TuneRow, ...], str]:
     read = _demonstrations if section.objective.name == "sft" else _preferences
-    rows, num_overlong, longest_row, names = list[TuneRow](), 0, (0, ""), list(paths)
+    rows, overlong, longest, names = list[TuneRow](), 0, (0, ""), list(paths)
     for path in names:
         clean = without_nulls if from_arrow(path) else without_nan
         for place, columns in read_rows(path):
@@ -106,23 +106,21 @@ def _load(
             tools = read_tools(values.get("tools"), place=place)
             arguments = read_template_arguments(values.get("chat_template_kwargs"), place=place)
             for row in read(values, place, section, encoder.for_row(tools, arguments)):
-                longest = max(len(response.tokens) for response in row.responses)
-                if longest <= max_length:
+                length = max(len(response.tokens) for response in row.responses)
+                if length <= max_length:
                     rows.append(row)
                     continue
-                num_overlong, longest_row = num_overlong + 1, max(longest_row, (longest, place))
+                overlong, longest = overlong + 1, max(longest, (length, place))
     summary = (
-        f"{num_overlong} of {len(rows) + num_overlong} rows are longer than model.max_length = {max_length}; "
-        f"the longest has {longest_row[0]} tokens ({longest_row[1]})"
+        f"{overlong} of {len(rows) + overlong} rows are longer than model.max_length = {max_length}; "
+        f"the longest has {longest[0]} tokens ({longest[1]})"
     )
-    if num_overlong and section.data.over_long == "refuse":
+    if overlong and section.data.over_long == "refuse":
         raise DataError(f"{', '.join(names)}: {summary}; raise the limit, or set tune.data.over_long: filter")
     if not rows:
-        raise DataError(
-            f"{', '.join(names)}: no row remains: {summary if num_overlong else 'there are none'}"
-        )
+        raise DataError(f"{', '.join(names)}: no row remains: {summary if overlong else 'there are none'}")
     return tuple(rows), f"{', '.join(names)}: {len(rows)} rows" + (
-        f"; dropped: {summary}" if num_overlong else ""
+        f"; dropped: {summary}" if overlong else ""
     )
 
 
@@ -132,7 +130,7 @@ def _counts(rows: Sequence[TuneRow]) -> str:
 
 
 def _digest(row: TuneRow) -> bytes:
-    """Return the digest of a row's tokens, so that a set of digests needs less memory than the rows."""
+    """Digest a row's tokens, so that a set of digests needs less memory than the rows."""
     digest = hashlib.blake2b(digest_size=16)
     for response in row.responses:
         digest.update(len(response.tokens).to_bytes(8, "little") + response.tokens.tobytes())
@@ -165,14 +163,12 @@ def _preferences(
     columns: Mapping[str, Any], place: str, section: TuneSection, encoder: Encoder
 ) -> Iterator[TuneRow]:
     is_paired, tag = section.objective.takes_pairs, str(columns.get("tag") or "")
-    for preference in [preferences(columns, place=place)] if is_paired else labelled(columns, place=place):
-        encoded = tuple(
-            _encode(preference.prompt, response, encoder, place) for response in preference.responses
-        )
+    for example in [preferences(columns, place=place)] if is_paired else labelled(columns, place=place):
+        encoded = tuple(_encode(example.prompt, response, encoder, place) for response in example.responses)
         if len(encoded) == 2 and np.array_equal(encoded[0].tokens, encoded[1].tokens):
             raise DataError(f"{place}: chosen and rejected are the same {len(encoded[0].tokens)} tokens")
         label = label_of(columns, place=place) if section.objective.is_reward_model else CERTAIN
-        yield TuneRow(place, encoded, preference.sides, label, tag)
+        yield TuneRow(place, encoded, example.sides, label, tag)
 
 
 def by_tag(rows: Sequence[TuneRow]) -> dict[str, np.ndarray]:
@@ -210,7 +206,7 @@ def steps_of(section: TuneSection, num_rows: int) -> int:
 
 
 def rows_of_step(rows: TuneRows, section: TuneSection, *, step: int, seed: int) -> np.ndarray:
-    """Return the row numbers [batch_rows] of `step` (from 1): drawn with replacement, or next in epoch order."""
+    """Return the row numbers [batch_rows] of `step` (from 1): drawn with replacement, or in epoch order."""
     size, count = section.batch_rows, len(rows.rows)
     if section.passes is None:
         generator = np.random.default_rng((seed, step))
@@ -258,28 +254,21 @@ def batch_of(
 
 
 def mismatched(rows: Sequence[TuneRow], *, max_length: int) -> tuple[TuneRow, ...]:
-    """Combine each row's prompt with the response of the next row with another prompt, cut to max_length. kto
-    estimates its zero point on them and does not train on them."""
+    """Pair each row's prompt with the response of the next row with another prompt, cut to max_length: kto
+    estimates its zero point on them without training on them."""
     prompts = [_prompt(row) for row in rows]
     if len(set(prompts)) < 2:
         raise DataError(
             "kto needs rows of at least two prompts: it estimates its zero point on mismatched ones"
         )
-    mismatched_rows = []
+    result = []
     for number, row in enumerate(rows):
         other = number + 1
         while prompts[other % len(rows)] == prompts[number]:
             other += 1
-        prompt_side, response_side = row.responses[0], rows[other % len(rows)].responses[0]
-        tokens = np.concatenate(
-            [
-                prompt_side.tokens[: prompt_side.prompt_length],
-                response_side.tokens[response_side.prompt_length :],
-            ]
-        )
-        mask = np.concatenate(
-            [prompt_side.mask[: prompt_side.prompt_length], response_side.mask[response_side.prompt_length :]]
-        )
-        cut = Encoded(tokens[:max_length], mask[:max_length], prompt_side.prompt_length)
-        mismatched_rows.append(TuneRow(row.place, (cut,), row.sides))
-    return tuple(mismatched_rows)
+        source, donor = row.responses[0], rows[other % len(rows)].responses[0]
+        tokens = np.concatenate([source.tokens[: source.prompt_length], donor.tokens[donor.prompt_length :]])
+        mask = np.concatenate([source.mask[: source.prompt_length], donor.mask[donor.prompt_length :]])
+        cut = Encoded(tokens[:max_length], mask[:max_length], source.prompt_length)
+        result.append(TuneRow(row.place, (cut,), row.sides))
+    return tuple(result)

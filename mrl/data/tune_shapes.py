@@ -2,15 +2,15 @@
 
 Demonstrations:
 
-text          {"prompt": text or messages, "response" | "completion": text or messages} conversation
-{"messages": messages}
+text          {"prompt": text or messages, "response" | "completion": text or messages}
+conversation  {"messages": messages}
 
 Preferences:
 
-text          {"prompt": text or messages, "chosen": text or messages, "rejected": text or messages} whole
-{"chosen": messages, "rejected": messages}: the prompt is their common prefix dialogue      {"chosen": text,
-"rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns labelled      {"prompt": text or messages,
-"completion": text or messages, "label": true or false}
+text          {"prompt": text or messages, "chosen": text or messages, "rejected": text or messages}
+whole         {"chosen": messages, "rejected": messages}: the prompt is their common prefix
+dialogue      {"chosen": text, "rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns
+labelled      {"prompt": text or messages, "completion": text or messages, "label": true or false}
 
 A pair may have two further columns for reward models: "margin", by how much the chosen response is better,
 and "chosen_probability", the probability that it is better (0.8: four of five people chose it).

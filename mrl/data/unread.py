@@ -44,12 +44,8 @@ class Unread:
         render: Render,
         text: str,
     ) -> None:
-        """Check a row and its text.
-
-        Args:
-            arguments: The row's own template arguments.
-            render: Renders other messages and tools with the rest of this row.
-        """
+        """Check a row and its text. `arguments` are the row's own template arguments; `render` renders other
+        messages and tools with the rest of the row."""
         for thing in _things(messages, tools):
             if thing not in self._used and self._tries[thing] < _TRIES:
                 self._tries[thing] += 1

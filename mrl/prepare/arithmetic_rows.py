@@ -1,8 +1,8 @@
 """Write the quickstart's task, sums of two numbers, as jsonl rows.
 
-Rows of train and validation:         {"prompt": "37+58=", "answer": "95", "tag": "carry"} Rows of sft:
-{"prompt": "37+58=", "response": "95"} Rows of pairs and pairs_validation:   {"prompt": "37+58=", "chosen":
-"95", "rejected": "85"}
+Rows of train and validation:         {"prompt": "37+58=", "answer": "95", "tag": "carry"}
+Rows of sft:                          {"prompt": "37+58=", "response": "95"}
+Rows of pairs and pairs_validation:   {"prompt": "37+58=", "chosen": "95", "rejected": "85"}
 
 The tag says if a digit is carried. Every pair of summands is in exactly one of the first three files; all are
 a pure function of the seed. Pairs use the sums of train or validation; the rejected answer has one incorrect

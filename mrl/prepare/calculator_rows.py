@@ -1,8 +1,8 @@
 """Write products that a small model cannot compute, for an environment with a calculator
 (mrl/agents/envs/calculator.py).
 
-Rows of train and validation:   {"prompt": [{"role": "user", "content": "37*58"}], "expression": "37*58"} Rows
-of sft:                    {"prompt": rendered by tokenizer.CHAT_TEMPLATE, "response": the next turn}
+Rows of train and validation:   {"prompt": [{"role": "user", "content": "37*58"}], "expression": "37*58"}
+Rows of sft:                    {"prompt": rendered by tokenizer.CHAT_TEMPLATE, "response": the next turn}
 
 Demonstrations show the form of a call and of an answer, and mostly answer without a call. So the starting
 model calls sometimes, and RL has to learn which is better. Every product is in exactly one of the files.
