@@ -122,7 +122,7 @@ class Facts:
 
     @functools.cached_property
     def layers(self) -> list[list[Row]]:
-        """Rows of each layer with only the first expert, which stands for `copies`."""
+        """Rows of each layer with only its first expert, of which there are `copies`."""
         experts = range(min(1, self.num_experts))
         return [self.family.layer(self.hf, n, TRANSFORMER_ENGINE, experts) for n in range(self.num_layers)]
 
@@ -131,17 +131,14 @@ class Facts:
         return self.num_experts if row.name.startswith(_EXPERTS) else 1
 
     def forward_flops(self, tokens: float, pairs: float, *, has_head: bool = True) -> float:
-        """Return the FLOPs of one forward pass; a backward pass costs two more.
+        """Return the FLOPs of one forward pass over `tokens`, whose queries see `pairs` keys per layer; a
+        backward pass costs two more.
 
         Two per parameter that a token is multiplied with (of experts, only the visited ones). Two per
         attention pair, head, and width of key and value: PaLM, arXiv 2204.02311, appendix B, but with only
         the pairs of a causal mask (half of each sequence's squared length). The embedding is a lookup. A
-        token reads, writes and outputs from a delta net's states, two operations per element each.
-
-        Args:
-            tokens: Number of tokens.
-            pairs: Query-key pairs in each attention layer.
-            has_head: Count the output layer.
+        token reads, writes and outputs from a delta net's states, two operations per element each. `has_head`
+        counts the output layer.
         """
         matrix = self.vocab * self.hidden
         lookups = matrix * (not self.hf.get("tie_word_embeddings", False)) + matrix * (not has_head)

@@ -48,10 +48,8 @@ HARMLESS = frozenset({
 
 def language_model(hf: HfConfig) -> dict[str, Any]:
     """Return the text model's config: a multimodal folder's `text_config` is merged into the top level."""
-    top_level = {key: value for key, value in hf.items() if key != "text_config"}
-    return (
-        top_level | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
-    )
+    top = {key: value for key, value in hf.items() if key != "text_config"}
+    return top | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
 
 
 class Noted(Mapping[str, Any]):
@@ -77,8 +75,7 @@ def field(hf: HfConfig, *names: str) -> Any:
     values = [value for name in names if (value := hf.get(name)) is not None]
     if not values:
         raise ConfigError(
-            f"config.json of a {hf.get('model_type')} model has none of {list(names)}; check that it is "
-            "complete"
+            f"config.json of a {hf.get('model_type')} model has none of {list(names)}; complete the file"
         )
     return values[0]
 

@@ -25,7 +25,7 @@ text positions are the same in all sections."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN's scaling: frequencies below index `low` are kept, from `high` on divided by `factor`."""
+    """YaRN: frequencies below index `low` are kept, from `high` on divided by `factor`, between blended."""
 
     factor: float
     low: float
@@ -73,10 +73,10 @@ def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
 
 
 def max_positions(hf: HfConfig) -> int | None:
-    """Return the longest supported sequence; None if config.json does not set it.
+    """Return the maximum sequence length; None if config.json does not set it.
 
-    YaRN's factor scales the original length. vLLM sizes its table so even if `max_position_embeddings` was
-    not updated.
+    YaRN's factor scales the original length: vLLM's table has that size, even if `max_position_embeddings`
+    was not updated.
     """
     settings, length = parameters(hf), hf.get("max_position_embeddings")
     original = settings.get("original_max_position_embeddings")

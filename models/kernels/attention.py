@@ -33,7 +33,7 @@ def packed_attention(
     sinks: Tensor | None = None,
     windowed: bool = False,
 ) -> Tensor:
-    """Attend: query [N, H, D], key [M, G, D], value [M, G, V] -> [N, H x V].
+    """Return [N, H x V], the attention of query [N, H, D] to key [M, G, D] and value [M, G, V].
 
     N are the tokens of `buckets.queries`, M those of `buckets.keys` (the same N without context parallelism);
     heads H are a multiple of the groups G. Values narrower than keys are padded, because torch's fused

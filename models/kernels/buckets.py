@@ -38,7 +38,7 @@ class SegmentBuckets:
     windowed: list[Tensor] = dataclasses.field(default_factory=list)
     """Masks of windowed layers with context parallelism; empty if no layer has a window."""
     band: Tensor | None = None
-    """[1, 1, W, 2W] mask of such layers without: W queries against the W keys before them and their own."""
+    """[1, 1, W, 2W] mask of windowed layers without context parallelism: W queries, 2W keys up to them."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:

@@ -76,7 +76,7 @@ def grouped_clamped(
 
 def _grouped(rows: Tensor, weight: Tensor, tokens_per_expert: Tensor) -> Tensor:
     """Return [n, O] of rows [n, K], sorted by expert, and weight [E, O, K]."""
-    if not len(rows):  # grouped_mm refuses no rows: use a plain product
+    if not len(rows):  # there is no grouped product without rows: use a plain one
         return rows @ weight[0].t()
     ends = tokens_per_expert.cumsum(0).to(rows.device, torch.int32)
     return functional.grouped_mm(rows, _Visited.apply(weight, tokens_per_expert).transpose(1, 2), offs=ends)

@@ -12,8 +12,7 @@ _BIAS = 127
 
 
 def dequantise_microscaled(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Return [rows, columns] float32 of uint8 blocks [rows, columns / 32, 16] and scales [rows, columns /
-    32].
+    """Return [rows, columns] float32 of uint8 blocks [rows, columns / 32, 16] and a scale per block.
 
     bfloat16 represents the values exactly.
 
