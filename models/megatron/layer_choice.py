@@ -1,7 +1,6 @@
 """Choose the layers of a trainer rank: Transformer Engine's on GPUs, our own and Megatron's elsewhere.
 
-The choice is made once, from the configuration, the device and the installed packages; all other code reads
-it.
+The choice is made once, from configuration, device and installed packages; all other code reads it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ models/kernels/attention.py. Latent attention rotates its queries and keys itsel
 uses the rest. Transformer Engine's kernels get the same angles; only the core differs.
 
 With context parallelism a rank has chunks of every segment (zigzag.py). Keys and values of all ranks are
-gathered; the backward pass sums their gradients. The rank's queries then attend to whole segments, under a
-mask.
+gathered; the backward pass sums their gradients. The rank's queries then see whole segments, under a mask.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from mrl.prepare import tokenizer
 
 
 def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> None:
-    """Make the model's folder if it is missing and `model.new` is set; otherwise it must be a model folder."""
+    """Make the model's folder if it is missing and `model.new` is set; else it must be a model folder."""
     path = Path(model.path)
     if (path / "config.json").is_file():
         return
