@@ -1,7 +1,7 @@
-"""The sizes of a gated delta net, and where its tensors lie in the trainer and in an engine. Imports no engine.
+"""Describe a gated delta net: its sizes, and its tensors in the trainer and in an engine. Imports no engine.
 
-The trainer's parameters lie by key head (models/megatron/delta_net_layer.py), whatever the checkpoint's order is; what
-families have differently is where the rows of the projection to queries, keys, values and gates come from.
+The trainer orders parameters by key head (models/megatron/delta_net_layer.py), whatever the checkpoint's
+order. Families differ only in where the rows of the projection to queries, keys, values and gates come from.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mrl.models.layout import divide
 from mrl.models.tensors import CheckpointRows, LocalTensor, Row, whole
 
 CHUNK = 64
-"""Tokens that are computed together, by flash-linear-attention's kernels and by ours."""
+"""Tokens computed together, by flash-linear-attention's kernels and by ours."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """One layer's sizes: G key heads of width K, H value heads of width V, and filters of W tokens."""
+    """Sizes of one layer: G key heads of width K, H value heads of width V, and filters of W tokens."""
 
     key_heads: int
     value_heads: int
@@ -30,22 +30,22 @@ class DeltaNet:
 
     @property
     def share(self) -> int:
-        """Value heads of a key head."""
+        """Value heads per key head."""
         return divide(self.value_heads, self.key_heads, what="value heads of delta nets over their key heads")
 
     @property
     def keys(self) -> int:
-        """Rows of all queries, and of all keys."""
+        """Rows of all queries; also of all keys."""
         return self.key_heads * self.key_width
 
     @property
     def values(self) -> int:
-        """Rows of all values, and of all gates."""
+        """Rows of all values; also of all gates."""
         return self.value_heads * self.value_width
 
     @property
     def state_elements(self) -> int:
-        """Elements of the states of all heads, which stand for every token so far."""
+        """Elements of all heads' states; constant in the sequence length."""
         return self.value_heads * self.key_width * self.value_width
 
     @property
@@ -55,13 +55,13 @@ class DeltaNet:
 
 
 def delta_net(hf: HfConfig) -> DeltaNet:
-    """The sizes that config.json gives, in transformers' spelling."""
+    """Return the sizes of config.json, in transformers' naming."""
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     return DeltaNet(*(field(hf, f"linear_{name}") for name in names))
 
 
 def sections(net: DeltaNet, tensor: str, head: int) -> list[CheckpointRows]:
-    """The rows of one key head in a tensor that holds all queries, then all keys, then all values."""
+    """Return the rows of one key head in a tensor that stacks all queries, then all keys, then all values."""
     key, value = net.key_width, net.share * net.value_width
     starts = (head * key, net.keys + head * key, 2 * net.keys + head * value)
     return [
@@ -70,8 +70,10 @@ def sections(net: DeltaNet, tensor: str, head: int) -> list[CheckpointRows]:
 
 
 def trainer_rows(net: DeltaNet, name: str, hidden: int, projected: Iterable[CheckpointRows]) -> list[Row]:
-    """A layer's delta net, `name` in the checkpoint. `projected`: of each key head in turn the rows of its query,
-    key, values and gates, then b and a."""
+    """Return the rows of a layer's delta net, `name` in the checkpoint.
+
+    `projected`: per key head the rows of its query, key, values and gates, then b and a.
+    """
     filters = [
         segment for head in range(net.key_heads) for segment in sections(net, f"{name}.conv1d.weight", head)
     ]
@@ -93,10 +95,10 @@ def engine_rows(
     engine: EngineRows,
     projections: Mapping[str, Sequence[CheckpointRows]],
 ) -> Iterator[LocalTensor]:
-    """What a rank of an engine holds of it: `projections` by vLLM's name, each segment split over tp by itself.
+    """Yield the tensors of a delta net on one rank of an engine.
 
-    vLLM keeps A_log in float32 whatever the rest is. Source: vLLM 0.32,
-    model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
+    `projections`: vLLM's name -> segments, each split over tp separately. vLLM keeps A_log in float32,
+    whatever the other dtypes. Source: vLLM 0.32, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """
     divide(net.key_heads, engine.shard.tp, what="key heads of delta nets over vLLM's tp")
     for projection, parts in projections.items():

@@ -1,8 +1,7 @@
-"""How vLLM 0.32 stores what families share on one rank of an engine: names, shapes and the checkpoint boxes
-in them.
+"""Describe how vLLM 0.32 stores on one engine rank what families share: names, shapes and checkpoint boxes.
 
-This is the loaders' layout, before any processing after loading. It serves planning without an engine; a live
-engine is asked by tracing its loaders, and a test holds the two equal. Source:
+This is the loaders' layout, before any processing after loading. Planning uses it without an engine; for a
+live engine the loaders are traced, and a test checks that both agree. Source:
 vllm/model_executor/models/{qwen3,qwen3_moe,mixtral,deepseek_v2}.py,
 layers/{linear,vocab_parallel_embedding}.py, layers/fused_moe/expert_map_manager.py. No engine is imported.
 """
@@ -22,7 +21,7 @@ VOCAB_PADDING = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shard:
-    """The place of one rank in its engine. With `ep` = 1 experts are split by tp like everything else."""
+    """Coordinates of one rank in its engine. With `ep` = 1 experts are split by tp like everything else."""
 
     tp: int
     tp_rank: int
@@ -30,58 +29,56 @@ class Shard:
     ep_rank: int = 0
 
     def experts(self, count: int) -> range:
-        """The global experts of this rank: vLLM's linear placement, where a remainder goes to the first
-        ranks."""
-        share, rest = divmod(count, self.ep)
-        start = self.ep_rank * share + min(self.ep_rank, rest)
-        return range(start, start + share + (self.ep_rank < rest))
+        """Return this rank's global experts: vLLM's linear placement, a remainder goes to the first ranks."""
+        share, remainder = divmod(count, self.ep)
+        start = self.ep_rank * share + min(self.ep_rank, remainder)
+        return range(start, start + share + (self.ep_rank < remainder))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineRows:
-    """Writes the tensors of one dtype for one shard; ConfigError where vLLM would refuse the split."""
+    """Builder of the tensors of one dtype for one shard. Raises ConfigError if vLLM would refuse a split."""
 
     shard: Shard
     dtype: str
 
     def whole(self, name: str, *shape: int, dtype: str | None = None) -> LocalTensor:
-        """A parameter that equals the checkpoint tensor of its own name."""
+        """Return a parameter that equals the checkpoint tensor of the same name."""
         zero = (0,) * len(shape)
         return self._tensor(name, shape, [Piece(name, zero, shape, zero)], dtype)
 
     def stacked(self, name: str, parts: list[tuple[str, int, int]], *columns: int) -> LocalTensor:
-        """Rows of several tensors, each (tensor, rows, units): split into min(tp, units) shares, replicated
-        beyond. Vectors have no columns."""
-        pieces, at = [], 0
+        """Stack rows of (tensor, rows, units), each split into min(tp, units) shares, replicated beyond."""
+        pieces, offset = [], 0
         for tensor, rows, units in parts:
             shares = min(self.shard.tp, units)
             share = divide(rows, shares, what=f"rows of {tensor} over vLLM's tp")
             index = self.shard.tp_rank * shares // self.shard.tp
             zero = (0,) * len(columns)
-            pieces.append(Piece(tensor, (index * share, *zero), (share, *columns), (at, *zero)))
-            at += share
-        return self._tensor(name, (at, *columns), pieces)
+            pieces.append(Piece(tensor, (index * share, *zero), (share, *columns), (offset, *zero)))
+            offset += share
+        return self._tensor(name, (offset, *columns), pieces)
 
     def sections(
         self, name: str, parts: Sequence[CheckpointRows], *columns: int, dtype: str | None = None
     ) -> LocalTensor:
-        """Runs of rows, each split over tp by itself; vectors have no columns."""
-        pieces, at, zero = [], 0, (0,) * len(columns)
+        """Concatenate runs of rows, each split over tp separately; vectors have no columns."""
+        pieces, offset, zero = [], 0, (0,) * len(columns)
         for part in parts:
             share = divide(part.rows, self.shard.tp, what=f"rows of {part.tensor} over vLLM's tp")
             start = part.start + self.shard.tp_rank * share
-            pieces.append(Piece(part.tensor, (start, *zero), (share, *columns), (at, *zero)))
-            at += share
-        return self._tensor(name, (at, *columns), pieces, dtype)
+            pieces.append(Piece(part.tensor, (start, *zero), (share, *columns), (offset, *zero)))
+            offset += share
+        return self._tensor(name, (offset, *columns), pieces, dtype)
 
     def split_columns(self, name: str, rows: int, columns: int) -> LocalTensor:
-        """A parameter that is a share of the columns of the checkpoint tensor of its own name."""
+        """Return a share of the columns of the checkpoint tensor of the same name."""
         share = divide(columns, self.shard.tp, what=f"columns of {name} over vLLM's tp")
         piece = Piece(name, (0, self.shard.tp_rank * share), (rows, share), (0, 0))
         return self._tensor(name, (rows, share), [piece])
 
     def vocabulary(self, name: str, vocab: int, columns: int) -> LocalTensor:
-        """Rows padded to a multiple of 64, then split; the padding is not loaded."""
+        """Pad the rows to a multiple of 64, then split them; the padding is not loaded."""
         padded = padded_vocab(vocab, multiple=VOCAB_PADDING)
         share = divide(padded, self.shard.tp, what="padded vocabulary over vLLM's tp")
         start = self.shard.tp_rank * share
@@ -90,26 +87,25 @@ class EngineRows:
         return self._tensor(name, (share, columns), pieces)
 
     def experts(self, name: str, experts: Experts) -> Iterator[LocalTensor]:
-        """w13 [experts, 2 * inner, hidden] (gate rows, then up rows) and w2 [experts, hidden, inner] of one
-        layer."""
+        """Yield w13 [experts, 2 * inner, hidden] (gate, up) and w2 [experts, hidden, inner] of a layer."""
         hidden, name_of = experts.hidden, experts.name_of
         parts, index = (self.shard.tp, self.shard.tp_rank) if self.shard.ep == 1 else (1, 0)
         share = divide(experts.inner, parts, what=f"expert width of {name} over vLLM's tp")
-        own = self.shard.experts(experts.count)
+        local_experts = self.shard.experts(experts.count)
         w13 = [
             Piece(name_of(expert, part), (index * share, 0), (share, hidden), (local, half * share, 0))
-            for local, expert in enumerate(own)
+            for local, expert in enumerate(local_experts)
             for half, part in enumerate(("gate", "up"))
         ]
         w2 = [
             Piece(name_of(expert, "down"), (0, index * share), (hidden, share), (local, 0, 0))
-            for local, expert in enumerate(own)
+            for local, expert in enumerate(local_experts)
         ]
-        yield self._tensor(f"{name}.routed_experts.w13_weight", (len(own), 2 * share, hidden), w13)
-        yield self._tensor(f"{name}.routed_experts.w2_weight", (len(own), hidden, share), w2)
+        yield self._tensor(f"{name}.routed_experts.w13_weight", (len(local_experts), 2 * share, hidden), w13)
+        yield self._tensor(f"{name}.routed_experts.w2_weight", (len(local_experts), hidden, share), w2)
 
     def gated_mlp(self, name: str, *, hidden: int, inner: int) -> Iterator[LocalTensor]:
-        """gate_up_proj [2 * inner / tp, hidden] and down_proj [hidden, inner / tp]."""
+        """Yield gate_up_proj [2 * inner / tp, hidden] and down_proj [hidden, inner / tp]."""
         gate_up = [(f"{name}.{part}_proj.weight", inner, inner) for part in ("gate", "up")]
         yield self.stacked(f"{name}.gate_up_proj.weight", gate_up, hidden)
         yield self.split_columns(f"{name}.down_proj.weight", hidden, inner)
@@ -117,8 +113,10 @@ class EngineRows:
     def grouped_query_attention(
         self, hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool, gated: bool
     ) -> Iterator[LocalTensor]:
-        """Key and value heads are replicated where tp exceeds their number. `gated`: q_proj has a gate behind each
-        head's query."""
+        """Yield the attention's tensors; key and value heads are replicated if tp exceeds their number.
+
+        `gated`: q_proj has a gate after each head's query.
+        """
         hidden, groups = field(hf, "hidden_size"), field(hf, "num_key_value_heads")
         heads, width, name = self.heads(hf), head_dim(hf), f"{layer}.self_attn"
         divide(*sorted((groups, self.shard.tp), reverse=True), what="key-value heads and vLLM's tp")
@@ -134,7 +132,7 @@ class EngineRows:
             yield self.whole(f"{name}.k_norm.weight", width)
 
     def heads(self, hf: HfConfig) -> int:
-        """The number of query heads, which tp must divide."""
+        """Return the number of query heads, which tp must divide."""
         heads = field(hf, "num_attention_heads")
         divide(heads, self.shard.tp, what="attention heads over vLLM's tp")
         return heads

@@ -1,5 +1,4 @@
-"""What a model's published configuration says of it: exact counts, sizes per layer, and operations. Pure;
-reads no weights."""
+"""Derive a model's size from its config.json: exact counts, sizes per layer, FLOPs. Reads no weights."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from mrl.models.hf_config import field, head_dim
 from mrl.models.tensors import TRANSFORMER_ENGINE, Row
 
 _EXPERTS = "mlp.experts."
-"""How the rows of routed experts are named."""
+"""Prefix of the names of routed experts' rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The sizes of one model, from its config.json."""
+    """Sizes of one model, from its config.json."""
 
     hf: dict[str, Any]
     origin: str
-    """Where the configuration came from."""
+    """Source of the configuration."""
 
     @property
     def family(self) -> Family:
@@ -52,7 +51,7 @@ class Facts:
 
     @property
     def top_k(self) -> int:
-        """Routed experts a token visits."""
+        """Routed experts per token."""
         return field(self.hf, "num_experts_per_tok") if self.num_experts else 0
 
     @property
@@ -62,12 +61,12 @@ class Facts:
 
     @functools.cached_property
     def delta_nets(self) -> int:
-        """Layers with a gated delta net in their attention's place."""
+        """Number of layers with a gated delta net instead of attention."""
         return sum(self.family.is_delta_net(self.hf, number) for number in range(self.num_layers))
 
     @property
     def attention_layers(self) -> int:
-        """Layers whose queries meet the keys of every token before them."""
+        """Number of layers with attention over all earlier tokens."""
         return self.num_layers - self.delta_nets
 
     @property
@@ -80,22 +79,21 @@ class Facts:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """The KV cache's elements of a token in a layer, over all heads; the latent one is a single row."""
+        """KV cache elements per token and layer, over all heads; latent attention caches a single row."""
         if self.latent_attention:
             return self.hf["kv_lora_rank"] + self.hf["qk_rope_head_dim"]
         return 2 * self.kv_heads * head_dim(self.hf)
 
     @property
     def score_width(self) -> int:
-        """Widths of keys and values that one query head meets, added: attention costs 2 x heads x this per
-        pair."""
+        """Key width plus value width of one query head: attention costs 2 x heads x this per pair."""
         if self.latent_attention:
             return self.hf["qk_nope_head_dim"] + self.hf["qk_rope_head_dim"] + self.hf["v_head_dim"]
         return 2 * head_dim(self.hf)
 
     @functools.cached_property
     def _counts(self) -> tuple[int, int]:
-        """(elements of the checkpoint, of these in routed experts)."""
+        """(elements of the checkpoint, those in routed experts)."""
         rows = [row for layer in self.layers for row in layer]
         tables = 1 if self.hf.get("tie_word_embeddings", False) else 2
         total, routed = tables * self.vocab * self.hidden + self.hidden, 0
@@ -108,7 +106,7 @@ class Facts:
 
     @property
     def parameters_total(self) -> int:
-        """The checkpoint's elements, with router correction biases, without multi-token-prediction layers."""
+        """Elements of the checkpoint, with router correction biases, without prediction (MTP) layers."""
         return self._counts[0]
 
     @property
@@ -118,29 +116,29 @@ class Facts:
 
     @property
     def parameters_active(self) -> int:
-        """Elements a token meets: all but the routed experts it does not visit."""
+        """Elements used per token: all but the routed experts that it does not visit."""
         visited = self.parameters_routed * self.top_k // self.num_experts if self.num_experts else 0
         return self.parameters_total - self.parameters_routed + visited
 
     @functools.cached_property
     def layers(self) -> list[list[Row]]:
-        """Rows of each layer with the first of its experts, of which there are `copies`."""
+        """Rows of each layer with only its first expert, of which there are `copies`."""
         experts = range(min(1, self.num_experts))
         return [self.family.layer(self.hf, n, TRANSFORMER_ENGINE, experts) for n in range(self.num_layers)]
 
     def copies(self, row: Row) -> int:
-        """How many rows of its size one of `layers` stands for: all experts are alike."""
+        """Return how many equal rows one row of `layers` stands for: all experts have the same size."""
         return self.num_experts if row.name.startswith(_EXPERTS) else 1
 
     def forward_flops(self, tokens: float, pairs: float, *, has_head: bool = True) -> float:
-        """Operations of one forward pass over `tokens`, whose queries meet `pairs` keys in each layer; a
-        backward pass is two more.
+        """Return the FLOPs of one forward pass over `tokens`, whose queries see `pairs` keys per layer; a
+        backward pass costs two more.
 
-        Two for each parameter that a token meets in a product (of experts, those it visits), and for each
-        pair and head two for each width of key and value: PaLM, arXiv 2204.02311, appendix B, with the pairs
-        that a causal mask leaves, half of the squared length of each sequence, where PaLM counts all. The
-        embedding is a lookup. A token reads and writes the states of a delta net and reads its output there,
-        two operations an element each. `has_head`: the output layer counts.
+        Two per parameter that a token is multiplied with (of experts, only the visited ones). Two per
+        attention pair, head, and width of key and value: PaLM, arXiv 2204.02311, appendix B, but with only
+        the pairs of a causal mask (half of each sequence's squared length). The embedding is a lookup. A
+        token reads, writes and outputs from a delta net's states, two operations per element each. `has_head`
+        counts the output layer.
         """
         matrix = self.vocab * self.hidden
         lookups = matrix * (not self.hf.get("tie_word_embeddings", False)) + matrix * (not has_head)

@@ -1,7 +1,7 @@
-"""A model family: what config.json means, and where tensors lie in the checkpoint, the trainer and an engine.
+"""Define a model family: what config.json means, and where tensors are in checkpoint, trainer and engine.
 
-Loading, export, the trainer's settings, planning and weight sync all ask here; each family is a file in
-models/families. This module imports no engine and moves no byte.
+Loading, export, the trainer's settings, planning and weight sync use it; each family is a file in
+models/families. This module imports no engine and moves no data.
 """
 
 from __future__ import annotations
@@ -34,118 +34,118 @@ SCORE = "score.weight"
 
 
 class Family:
-    """The defaults: a decoder with RMSNorm before grouped-query attention and before gated MLPs or experts.
+    """A decoder with RMSNorm before grouped-query attention and before gated MLPs or experts (the defaults).
 
-    A family names its `model_type` and overrides what it has differently. In every method `hf` is config.json
-    as a dict and `layer` the layer's prefix in the checkpoint.
+    A family sets its `model_type` and overrides what differs. In every method `hf` is config.json as a dict
+    and `layer` the layer's prefix in the checkpoint.
     """
 
     model_type: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other model_types under which the same model is published."""
     moe_module: ClassVar[str] = "mlp"
-    """The module of a layer that holds its router and experts in the checkpoint."""
+    """Module of a layer that contains its router and experts in the checkpoint."""
     shared_module: ClassVar[str] = "shared_experts"
-    """The module beside the experts that every token visits, where a family has one."""
+    """Module next to the experts that every token visits, if the family has one."""
     gated_shared: ClassVar[bool] = False
-    """Whether the tensor `{shared_module}_gate` weighs what the shared module adds."""
+    """True if the tensor `{shared_module}_gate` weights the shared module's output."""
     correction: ClassVar[str] = ""
-    """The tensor in the module of the experts that holds the router's correction biases; absent by itself."""
+    """Tensor in the experts' module with the router's correction biases; empty: none."""
     engine_router_dtype: ClassVar[str | None] = None
-    """What vLLM holds routers in whatever the engine's type; None where it is the engine's."""
+    """vLLM's dtype of routers; None: the engine's."""
     expert_count_keys: ClassVar[tuple[str, ...]] = ()
-    """The keys that may hold the number of routed experts; a dense family has none."""
+    """Keys that may contain the number of routed experts; empty for a dense family."""
     expert_width_key: ClassVar[str] = "moe_intermediate_size"
-    """The key that holds the inner width of one routed expert."""
+    """Key of the inner width of one routed expert."""
     projections: ClassVar[Mapping[str, str]] = {part: f"{part}_proj" for part in ("gate", "up", "down")}
-    """What the checkpoint calls each matrix of a routed expert."""
+    """Matrix of a routed expert -> its checkpoint name."""
     router: ClassVar[Mapping[str, Any]] = {
         "moe_router_score_function": "softmax",
-        # of the chosen logits, which is the same as the chosen probabilities divided by their sum
+        # softmax over the chosen logits, which equals the chosen probabilities divided by their sum
         "moe_router_pre_softmax": False,
     }
-    """Megatron's settings of how experts are chosen."""
+    """Megatron's settings of the routing."""
     prediction_layers: ClassVar[str] = ""
-    """The key that holds the number of multi-token-prediction layers, which follow the model's own."""
+    """Key of the number of multi-token-prediction layers, which follow the model's own."""
     fewest_experts_per_token: ClassVar[int] = 1
-    """The fewest experts that a token may visit in training."""
+    """Minimum of experts per token in training."""
     implemented: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """The values that training implements of keys that would change the computation."""
+    """Key -> values that training implements, for keys that would change the computation."""
     harmless: ClassVar[tuple[str, ...]] = ()
-    """The keys of config.json that change nothing of this family's models as training implements them."""
+    """Keys of config.json that do not affect this family's models as training implements them."""
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention",)
-    """The kinds of layers in `layer_types` that training implements."""
+    """Kinds in `layer_types` that training implements."""
     rope_kinds: ClassVar[tuple[str, ...]] = ("default",)
-    """The rotary embeddings that training implements."""
+    """Rotary embeddings that training implements."""
     quantised: ClassVar[tuple[str, ...]] = (FP8, COMPRESSED)
-    """The methods by which a folder's weights may be quantised; training reads them as what they mean."""
+    """Quantisation methods of folders that training can read; it dequantises the weights."""
     partial_rotary: ClassVar[bool] = False
-    """Whether config.json may say that only a share of each head is turned."""
+    """True if config.json may rotate only a share of each head."""
     output_gate: ClassVar[bool] = False
-    """Whether the projection to queries also gives a gate of each head's output."""
+    """True if the query projection also gives a gate of each head's output."""
     own_attention: ClassVar[bool] = False
-    """Whether only our own attention computes the models' (attention sinks): their layers are never Transformer Engine's."""
+    """True if only our own attention fits (attention sinks), so layers never use Transformer Engine."""
     carried: ClassVar[tuple[str, ...]] = ()
-    """The prefixes of a folder's tensors that nobody trains or serves and that an export has as the folder has
-    them."""
+    """Prefixes of folder tensors that are not trained or served; an export copies them unchanged."""
     engine_class: ClassVar[str] = ""
-    """The class by which vLLM serves the model of text, where folders name one that holds a model of images too."""
+    """vLLM's class of the text model, if folders name the class of a multimodal one."""
     exported: ClassVar[Mapping[str, Any]] = {}
-    """The keys that config.json of an exported folder has other values of, because of what is not trained."""
+    """Keys of config.json that an export changes, because of what is not trained."""
 
     # What config.json means
 
     def num_experts(self, hf: HfConfig) -> int:
-        """The number of routed experts of an MoE layer; 0 for dense families."""
+        """Return the number of routed experts of an MoE layer; 0 for dense families."""
         return field(hf, *self.expert_count_keys) if self.expert_count_keys else 0
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer has experts."""
+        """Return True if a layer has experts."""
         return bool(self.expert_count_keys)
 
     def is_delta_net(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer has a gated delta net in its attention's place."""
+        """Return True if a layer has a gated delta net instead of attention."""
         return False
 
     def qk_norm(self, hf: HfConfig) -> bool:
-        """Whether each head's queries and keys have norms."""
+        """Return True if each head's queries and keys have norms."""
         return False
 
     def qkv_bias(self, hf: HfConfig) -> bool:
-        """Whether the projections to queries, keys and values have biases; ConfigError where config.json asks
-        for some that the family does not implement."""
+        """Return True if the QKV projections have biases. Raises ConfigError for biases not implemented."""
         if hf.get("attention_bias"):
-            raise ConfigError(f"attention_bias = true: {self.model_type} is implemented without biases")
+            raise ConfigError(f"attention_bias = true is not implemented for {self.model_type}")
         return False
 
     def shared_width(self, hf: HfConfig) -> int:
-        """The inner width of the experts that every token visits, which are one MLP; 0 without."""
+        """Return the inner width of the shared experts, which are one MLP; 0 without."""
         return 0
 
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefixes of checkpoint tensors that a folder may have and that nobody trains, serves or exports."""
+        """Return prefixes of checkpoint tensors that may exist but are not trained, served or exported."""
         numbers = range(hf.get(self.prediction_layers) or 0)
         return tuple(f"model.layers.{field(hf, 'num_hidden_layers') + number}." for number in numbers)
 
     def unsupported(self, hf: HfConfig) -> list[str]:
-        """What config.json asks for and training does not implement, as text; planning does not ask."""
+        """List what config.json requires and training does not implement; planning does not check it."""
         problems = unsupported_values(hf, self.implemented, self.quantised)
         least = self.fewest_experts_per_token
         if least > 1 and (count := field(hf, "num_experts_per_tok")) < least:
-            problems.append(f"num_experts_per_tok = {count} (only {least} and more)")
+            problems.append(f"num_experts_per_tok = {count} (supported: {least} and more)")
         if others := sorted(set(hf.get("layer_types") or ()) - set(self.layer_kinds)):
-            problems.append(f"layer_types with {', '.join(others)} (only {' or '.join(self.layer_kinds)})")
+            problems.append(
+                f"layer_types with {', '.join(others)} (supported: {', '.join(self.layer_kinds)})"
+            )
         return problems + rope.unsupported(hf, self.rope_kinds, partial=self.partial_rotary)
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
         """Raise ConfigError for a training layout in which the family is not implemented."""
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
-        """The rotary embedding; over the first part of each head where config.json says so."""
+        """Return the rotary embedding, over the first part of each head if config.json says so."""
         return rope.rope(hf, width=int(head_dim(hf) * rope.turned_share(hf)))
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
-        """The arguments of megatron's TransformerConfig that describe the model (not the layout)."""
+        """Return the arguments of Megatron's TransformerConfig that describe the model (not the layout)."""
         fields = {
             "num_layers": field(hf, "num_hidden_layers"),
             "hidden_size": field(hf, "hidden_size"),
@@ -172,21 +172,21 @@ class Family:
             }
         return fields
 
-    # Where tensors lie
+    # Where tensors are
 
     def expert_name(self, layer: str, expert: int, part: str) -> str:
-        """The checkpoint tensor of one expert's "gate", "up" or "down" projection."""
+        """Return the checkpoint tensor of one expert's "gate", "up" or "down" projection."""
         return f"{layer}.{self.moe_module}.experts.{expert}.{self.projections[part]}.weight"
 
     def experts(self, hf: HfConfig, layer: str) -> Experts:
-        """All routed experts of an MoE layer."""
+        """Return all routed experts of an MoE layer."""
         hidden, inner = field(hf, "hidden_size"), field(hf, self.expert_width_key)
         return Experts(
             self.num_experts(hf), hidden, inner, lambda expert, part: self.expert_name(layer, expert, part)
         )
 
     def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
-        """The rows of layer `number` of the model with the experts of one rank, named relative to the layer."""
+        """Return the rows of layer `number` with the experts of one rank, named relative to the layer."""
         layer = f"model.layers.{number}"
         if moe := self.is_moe_layer(hf, number):
             mlp = self.moe_rows(hf, layer, spec, own_experts)
@@ -199,17 +199,15 @@ class Family:
         return [*self.attention_rows(hf, layer, spec), mlp_norm, *mlp]
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
-        """The attention of one layer and the norm before it."""
+        """Return the rows of one layer's attention and of the norm before it."""
         norm = rows.input_norm(hf, layer, folded=spec.fold_norms)
         return [norm, *rows.grouped_query_attention(hf, layer, **self._attention(hf))]
 
     def _attention(self, hf: HfConfig) -> dict[str, bool]:
-        """What grouped-query attention has."""
         return {"qk_norm": self.qk_norm(hf), "qkv_bias": self.qkv_bias(hf), "gated": self.output_gate}
 
     def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
-        """The router of one layer, its correction biases, the experts of one rank, and the shared experts as one
-        MLP with its gate."""
+        """Return the rows of the router, its correction biases, a rank's experts, and the shared MLP."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
         weight = whole(f"{module}.gate.weight", experts.count)
         result = [Row("mlp.router.weight", weight, experts.hidden)]
@@ -231,7 +229,7 @@ class Family:
         return result
 
     def engine_layer(self, hf: HfConfig, number: int, engine: EngineRows) -> Iterator[LocalTensor]:
-        """What a rank of a vLLM engine holds of one layer."""
+        """Yield the tensors of one layer on a rank of a vLLM engine."""
         layer, hidden = f"model.layers.{number}", field(hf, "hidden_size")
         yield from self.engine_attention(hf, layer, engine)
         if self.is_moe_layer(hf, number):
@@ -242,11 +240,11 @@ class Family:
             yield engine.whole(f"{layer}.{norm}.weight", hidden)
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """What a rank of a vLLM engine holds of one layer's attention."""
+        """Yield the tensors of one layer's attention on a rank of a vLLM engine."""
         return engine.grouped_query_attention(hf, layer, **self._attention(hf))
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """What a rank of a vLLM engine holds of one layer's router, routed and shared experts."""
+        """Yield the tensors of one layer's router, routed and shared experts on a rank of a vLLM engine."""
         module, experts = f"{layer}.{self.moe_module}", self.experts(hf, layer)
         router = f"{module}.gate.weight"
         yield engine.whole(router, experts.count, experts.hidden, dtype=self.engine_router_dtype)
@@ -259,11 +257,10 @@ class Family:
             yield from engine.gated_mlp(shared, hidden=experts.hidden, inner=inner)
         yield from engine.experts(f"{module}.experts", experts)
 
-    # What others ask for
+    # What other modules use
 
     def checkpoint_tensors(self, hf: HfConfig, *, dtype: str | None = None) -> list[CheckpointTensor]:
-        """Every tensor of a Hugging Face folder of `dtype`, the config's when absent (correction biases in
-        float32)."""
+        """Return every tensor of a folder in `dtype` (default: the config's); correction biases float32."""
         dtype = dtype or checkpoint_dtype(hf)
         all_rows, experts = outer_rows(hf, Layout()), range(self.num_experts(hf))
         for number in range(field(hf, "num_hidden_layers")):
@@ -272,8 +269,8 @@ class Family:
         for row in all_rows:
             row_dtype = "float32" if row.role == "correction" else dtype
             for segment in (s for block in row.blocks for s in block):
-                before = tensors.get(segment.tensor)
-                size = max(segment.start + segment.rows, before.shape[0] if before else 0)
+                previous = tensors.get(segment.tensor)
+                size = max(segment.start + segment.rows, previous.shape[0] if previous else 0)
                 tensors[segment.tensor] = CheckpointTensor(
                     segment.tensor, (size, *row.trailing), row_dtype, row.stack
                 )
@@ -288,8 +285,8 @@ class Family:
         dtype: str = "bfloat16",
         spec: Spec = TRAINER,
     ) -> list[LocalTensor]:
-        """Every parameter (and the router's correction buffer) of one trainer rank, over all its model
-        chunks; ConfigError where the layout does not fit."""
+        """Return every parameter (and the router's correction buffer) of one trainer rank, over all its model
+        chunks. Raises ConfigError if the layout does not fit."""
         self.require_layout(hf, layout)
         dtypes: dict[Role, str] = {"weight": dtype, "correction": "float32"}
         splits = {"none": (1, 0), "tp": (layout.tp, place.tp), "etp": (layout.etp, place.etp)}
@@ -302,7 +299,7 @@ class Family:
         return tensors
 
     def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
-        """Every parameter of one engine rank; ConfigError where vLLM would refuse the split."""
+        """Return every parameter of one engine rank. Raises ConfigError if vLLM would refuse the split."""
         engine = EngineRows(shard, dtype)
         hidden, vocab = field(hf, "hidden_size"), field(hf, "vocab_size")
         tensors = [engine.vocabulary(EMBEDDING, vocab, hidden)]
@@ -316,7 +313,7 @@ class Family:
     def local_rows(
         self, hf: HfConfig, layout: Layout, place: Place, spec: Spec
     ) -> Iterator[tuple[int, str, Row]]:
-        """(model chunk, prefix of the name, row) of everything that a trainer rank holds."""
+        """Yield (model chunk, prefix of the name, row) of every parameter of a trainer rank."""
         chunks = chunk_layers(field(hf, "num_hidden_layers"), layout, place.pp)
         experts = _own_experts(self, hf, layout, place)
         embedding, final_norm, *head = outer_rows(hf, layout)
@@ -332,12 +329,12 @@ class Family:
                 yield chunk, "", final_norm
             if last and head:
                 yield chunk, "", head[0]
-            elif last and not first:  # tied: the last stage holds a copy of the embedding
+            elif last and not first:  # tied: the last stage has a copy of the embedding
                 yield chunk, "", dataclasses.replace(embedding, name="output_layer.weight")
 
 
 def outer_rows(hf: HfConfig, layout: Layout) -> list[Row]:
-    """The embedding, the final norm, and the output layer unless it is tied; of a reward model the heads of its score."""
+    """Return the embedding, the final norm, and the untied output layer or a reward model's score heads."""
     vocab, hidden = field(hf, "vocab_size"), field(hf, "hidden_size")
     padded = padded_vocab(vocab, multiple=layout.tp)
     outer = [
@@ -356,7 +353,7 @@ def _own_experts(family: Family, hf: HfConfig, layout: Layout, place: Place) -> 
     count = family.num_experts(hf)
     if not count and layout.ep * layout.etp > 1:
         raise ConfigError(
-            f"{family.model_type} has no experts; ep x etp = {layout.ep} x {layout.etp} must be 1 x 1"
+            f"ep x etp = {layout.ep} x {layout.etp} must be 1 x 1, because {family.model_type} has no experts"
         )
     share = divide(count, layout.ep, what="experts over ep")
     return range(place.ep * share, (place.ep + 1) * share)

@@ -1,13 +1,13 @@
-"""Under which names and in which tensors a Hugging Face folder holds what the name tables list. Pure.
+"""Map the tensors of the name tables to the names and tensors of a Hugging Face folder. Pure.
 
-The tables know a model of text, each expert of which has tensors of its own. A folder that holds a model of images
-too has those of text under a prefix; and some hold a layer's experts in two tensors [experts, rows, columns], each
-expert's gate above its up. Qwen3.5 is published so; transformers 5.19 writes each expert by itself. Which form a
-folder has its own names say, so that both are read, and an export has the form of the folder that training began
-from. (gpt-oss has one wide form alone, which its tables know: `CheckpointTensor.stack`.)
+The tables describe a text model whose experts have separate tensors. A folder of a multimodal model has the
+text tensors under a prefix. Some folders store a layer's experts in two tensors [experts, rows, columns],
+each expert's gate above its up: Qwen3.5 is published so, while transformers 5.19 writes each expert
+separately. A folder's own names show its form, so both are read, and an export has the form of the initial
+folder. (gpt-oss has only one unquantised form, which its tables know: `CheckpointTensor.stack`.)
 
-A folder's names also say which of its tensors are quantised, whatever a family calls them: beside one of float8 values lie
-its scales, and mxfp4 and int4 have several tensors in the place of one. An export of them is wide.
+A folder's names also show which tensors are quantised: a float8 tensor has its scales next to it, and mxfp4
+and int4 store several tensors in place of one. Their export is not quantised.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _PACKED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FolderTensor:
-    """One tensor of a folder, and the checkpoint tensors that lie in it."""
+    """One tensor of a folder, and the checkpoint tensors it contains."""
 
     name: str
     parts: tuple[tuple[CheckpointTensor, ...], ...]
-    """Those of each expert, by rows one above the other; one of one where none are packed."""
+    """Tensors of each expert, concatenated by rows; a single one if nothing is packed."""
     packed: bool = False
 
     @property
     def dtype(self) -> str:
-        """torch spelling without the prefix."""
+        """torch name without the prefix."""
         return self.parts[0][0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape in the folder.
+        """Shape in the folder.
 
         >>> gate, up = (CheckpointTensor(name, (32, 64), "bfloat16") for name in ("gate", "up"))
         >>> FolderTensor("gate_up_proj", ((gate, up),) * 8, packed=True).shape
@@ -54,11 +54,11 @@ class FolderTensor:
 
     @property
     def filled_shape(self) -> tuple[int, ...]:
-        """The shape of the values that split() and as_stored() take."""
+        """Shape of the values that split() and as_stored() take."""
         return self.shape if self.packed else self.parts[0][0].shape
 
     def split(self, values: Any) -> dict[str, Any]:
-        """The checkpoint tensors as views of torch `values` [*filled_shape]."""
+        """Split torch `values` [*filled_shape] into views, one per checkpoint tensor."""
         if not self.packed:
             return {self.parts[0][0].name: values}
         return {
@@ -68,20 +68,20 @@ class FolderTensor:
         }
 
     def as_stored(self, values: Any) -> Any:
-        """The view of torch `values` [*filled_shape] that the folder has."""
+        """Return the view of torch `values` [*filled_shape] in the folder's form."""
         return values if self.packed else self.parts[0][0].as_stored(values)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Home:
-    """Where a folder holds a checkpoint tensor: as `tensor`, or as the rows from `row` of one of its parts."""
+    """Location of a checkpoint tensor in a folder: `tensor`, or rows from `row` on of one of its parts."""
 
     tensor: FolderTensor
     part: int
     row: int
 
     def box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """The box of the checkpoint tensor in a packed folder tensor; its first axis has size 1."""
+        """Convert a box of the checkpoint tensor to one of a packed folder tensor (first axis of size 1)."""
         rows, *columns = (slice(a, a + n) for a, n in zip(start, shape, strict=True))
         moved = slice(rows.start + self.row, rows.stop + self.row)
         return (slice(self.part, self.part + 1), moved, *columns)
@@ -94,15 +94,15 @@ class FolderForm:
     beside_images: bool = False
     packed_experts: bool = False
     microscaled: bool = False
-    """Whether stacked experts are mxfp4."""
+    """True if stacked experts are mxfp4."""
     float8: frozenset[str] = frozenset()
-    """The folder's tensors of float8 values, by their own names."""
+    """The folder's float8 tensors, by the folder's names."""
     int4: frozenset[str] = frozenset()
-    """What the folder's int4 tensors are in the place of."""
+    """Names that the folder's int4 tensors replace."""
 
     @classmethod
     def of(cls, names: Collection[str]) -> FolderForm:
-        """The form of a folder with tensors of these names."""
+        """Detect the form of a folder from its tensor names."""
         packed = int4.SUFFIXES[0]
         return cls(
             beside_images=any(name.startswith(_TEXT_BESIDE_IMAGES) for name in names),
@@ -113,13 +113,14 @@ class FolderForm:
         )
 
     def is_microscaled(self, tensor: CheckpointTensor) -> bool:
-        """Whether the folder has a checkpoint tensor in mxfp4."""
+        """Return True if the folder stores a checkpoint tensor in mxfp4."""
         return self.microscaled and bool(tensor.stack) and len(tensor.shape) > 1
 
     def stored_names(self, tensor: CheckpointTensor) -> list[str]:
-        """The folder's tensors that hold a checkpoint tensor.
+        """Return the folder's tensors that contain a checkpoint tensor.
 
-        >>> FolderForm(microscaled=True).stored_names(CheckpointTensor("down_proj", (512, 32), "bfloat16", stack=8))
+        >>> stacked = CheckpointTensor("down_proj", (512, 32), "bfloat16", stack=8)
+        >>> FolderForm(microscaled=True).stored_names(stacked)
         ['down_proj_blocks', 'down_proj_scales']
         """
         name = self.name(tensor.name)
@@ -130,7 +131,7 @@ class FolderForm:
         return [name, name + SCALES] if name in self.float8 else [name]
 
     def name(self, tensor: str) -> str:
-        """The folder's name of a checkpoint tensor, packed or not.
+        """Return the folder's name of a checkpoint tensor, packed or not.
 
         >>> FolderForm(True, True).name("model.layers.0.mlp.experts.3.up_proj.weight")
         'model.language_model.layers.0.mlp.experts.gate_up_proj'
@@ -142,19 +143,19 @@ class FolderForm:
         return tensor
 
     def tensors(self, checkpoint: Iterable[CheckpointTensor]) -> list[FolderTensor]:
-        """The folder's tensors, of the checkpoint's in the order of experts, gate before up."""
-        found: dict[str, dict[str, list[CheckpointTensor]]] = {}
+        """Return the folder's tensors; the checkpoint lists experts in order, gate before up."""
+        parts_by_name: dict[str, dict[str, list[CheckpointTensor]]] = {}
         for tensor in checkpoint:
             expert = _EXPERT.fullmatch(tensor.name) if self.packed_experts else None
-            parts = found.setdefault(self.name(tensor.name), {})
+            parts = parts_by_name.setdefault(self.name(tensor.name), {})
             parts.setdefault(expert[2] if expert else "", []).append(tensor)
         return [
             FolderTensor(name, tuple(map(tuple, parts.values())), packed="" not in parts)
-            for name, parts in found.items()
+            for name, parts in parts_by_name.items()
         ]
 
     def homes(self, checkpoint: Iterable[CheckpointTensor]) -> dict[str, Home]:
-        """Checkpoint tensor -> where it lies."""
+        """Return checkpoint tensor -> its location in the folder."""
         result = {}
         for tensor in self.tensors(checkpoint):
             for number, members in enumerate(tensor.parts):

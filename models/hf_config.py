@@ -1,8 +1,6 @@
-"""What config.json of a Hugging Face folder says, as the families read it alike; it says it in several
-spellings.
+"""Read what families read alike from a Hugging Face folder's config.json, in its several spellings.
 
-This module imports no engine. What config.json says of the rotary embedding is in rope.py, what one family
-alone reads in that family's file.
+This module imports no engine. rope.py reads the rotary embedding; keys of one family are read in its file.
 """
 
 from __future__ import annotations
@@ -17,46 +15,45 @@ from mrl.models.tensors import BLOCK
 HfConfig = Mapping[str, Any]
 
 QUANTIZATION = "quantization_config"
-"""The key that says how a folder's linear weights are quantised."""
+"""Key of the quantisation of a folder's linear weights."""
 
 FP8 = "fp8"
-"""The method of DeepSeek-V3's and Qwen3's FP8 folders, which hold float8_e4m3fn values in `X.weight` and the scale of
-each block in `X.weight_scale_inv`; weight = value * scale."""
+"""Method of DeepSeek-V3's and Qwen3's FP8 folders: float8_e4m3fn values in `X.weight`, the scale of each
+block in `X.weight_scale_inv`; weight = value * scale."""
 MXFP4 = "mxfp4"
-"""The method of gpt-oss's folders (models/microscaling.py)."""
+"""Method of gpt-oss's folders (models/microscaling.py)."""
 COMPRESSED = "compressed-tensors"
-"""The method of Kimi-K2-Thinking's folders (models/int4.py)."""
+"""Method of Kimi-K2-Thinking's folders (models/int4.py)."""
 
 E4M3 = ("e4m3", "float8_e4m3fn")
-"""What published folders call the type of their values."""
+"""Names that published folders give to the type of their values."""
 
 HARMLESS = frozenset({
-    # what the folder is, and who wrote it
-    "model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype", "torch_dtype",
-    "tokenizer_class", "name_or_path", "unsloth_version", "unsloth_fixed",
+    # identity of the folder
+    "model_type", "architectures", "auto_map", "_name_or_path", "transformers_version", "dtype",
+    "torch_dtype", "tokenizer_class", "name_or_path", "unsloth_version", "unsloth_fixed",
     # tokens and lengths: the tokenizer, rollout.* and model.max_length decide
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
     "max_position_embeddings", "model_max_length", "max_length",
-    # what transformers returns and keeps
+    # what transformers returns and caches
     "use_cache", "return_dict", "use_return_dict", "output_attentions", "output_hidden_states",
     "output_router_logits", "torchscript", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
     "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "_attn_implementation",
     "attn_implementation", "_attn_implementation_autoset", "experts_implementation",
-    # how it was pre-trained: the losses beside the model's are training.router_aux_loss
+    # pre-training; auxiliary losses are set by training.router_aux_loss
     "initializer_range", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp",
 })  # fmt: skip
-"""The keys that change nothing of what training and serving compute, whatever they say."""
+"""Keys that do not affect training or serving, whatever their value."""
 
 
 def language_model(hf: HfConfig) -> dict[str, Any]:
-    """What config.json says of the model of text: in a folder with a model of images too the keys of `text_config`
-    among its own; elsewhere all of it."""
-    own = {key: value for key, value in hf.items() if key != "text_config"}
-    return own | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
+    """Return the text model's config: a multimodal folder's `text_config` is merged into the top level."""
+    top = {key: value for key, value in hf.items() if key != "text_config"}
+    return top | dict(hf.get("text_config") or {}) | {key: hf[key] for key in ("model_type",) if key in hf}
 
 
 class Noted(Mapping[str, Any]):
-    """A config.json that notes which of its keys are asked for."""
+    """A config.json that records which of its keys are read."""
 
     def __init__(self, hf: HfConfig) -> None:
         self._hf = hf
@@ -74,39 +71,37 @@ class Noted(Mapping[str, Any]):
 
 
 def field(hf: HfConfig, *names: str) -> Any:
-    """The first of `names` that the config has; configs of different transformers versions spell some keys
-    differently."""
-    found = [value for name in names if (value := hf.get(name)) is not None]
-    if not found:
+    """Return the first of `names` that the config has; transformers versions spell some keys differently."""
+    values = [value for name in names if (value := hf.get(name)) is not None]
+    if not values:
         raise ConfigError(
-            f"config.json of a {hf.get('model_type')} model has none of {list(names)}; is the file complete?"
+            f"config.json of a {hf.get('model_type')} model has none of {list(names)}; complete the file"
         )
-    return found[0]
+    return values[0]
 
 
 def head_dim(hf: HfConfig) -> int:
-    """The width of one attention head."""
+    """Return the width of one attention head."""
     return hf.get("head_dim") or field(hf, "hidden_size") // field(hf, "num_attention_heads")
 
 
 def checkpoint_dtype(hf: HfConfig) -> str:
-    """The folder's dtype in torch spelling; bfloat16 when the config does not say."""
+    """Return the folder's dtype by torch name; bfloat16 if the config does not set it."""
     return str(hf.get("dtype") or hf.get("torch_dtype") or "bfloat16").removeprefix("torch.")
 
 
 def stored_method(hf: HfConfig) -> str:
-    """By which method a folder's weights are quantised; nothing where they are wide."""
+    """Return the quantisation method of a folder's weights; "" if they are not quantised."""
     return (hf.get(QUANTIZATION) or {}).get("quant_method", "")
 
 
 def unsupported_values(
     hf: HfConfig, allowed: Mapping[str, tuple[Any, ...]], methods: Collection[str]
 ) -> list[str]:
-    """The keys, as text, that have another value than those `allowed`, and a quantisation that is not by one of
-    `methods`, as they are read.
+    """List as text the keys whose value is not `allowed`, and a quantisation by none of `methods`.
 
-    No family implements another activation than SiLU, or leaves a part of the attention out at random; biases
-    of the attention are a family's own matter.
+    No family implements an activation other than SiLU, or attention dropout. A family decides on attention
+    biases.
     """
     allowed = {
         "hidden_act": (None, "silu"),
@@ -114,7 +109,7 @@ def unsupported_values(
         "attention_dropout": (None, 0),
     } | dict(allowed)
     problems = [
-        f"{key} = {hf.get(key)!r} (only {' or '.join(map(repr, values))})"
+        f"{key} = {hf.get(key)!r} (supported: {', '.join(map(repr, values))})"
         for key, values in allowed.items()
         if hf.get(key) not in values
     ]
@@ -122,8 +117,8 @@ def unsupported_values(
     if settings and not (stored_method(hf) in methods and _is_read(settings)):
         keys = ("quant_method", "weight_block_size", "fmt", "format", "config_groups", "kv_cache_scheme")
         shown = {key: settings[key] for key in keys if key in settings}
-        read = " or ".join([*(_READ[method] for method in methods), "a copy in bfloat16"])
-        problems.append(f"{QUANTIZATION} = {shown!r} (only {read})")
+        supported = ", ".join([*(_READ[method] for method in methods), "a copy in bfloat16"])
+        problems.append(f"{QUANTIZATION} = {shown!r} (supported: {supported})")
     return problems
 
 
@@ -132,11 +127,11 @@ _READ = {
     COMPRESSED: f"pack-quantized int4 in groups of {int4.GROUP}",
     MXFP4: "mxfp4",
 }
-"""What is read of each method."""
+"""Method -> the form of it that is supported."""
 
 
 def _is_read(settings: Mapping[str, Any]) -> bool:
-    """Whether a quantisation by a known method has the form that is read."""
+    """Return True if a quantisation by a known method has the supported form."""
     method = settings["quant_method"]
     if method == COMPRESSED:
         return int4.is_read(settings)

@@ -1,9 +1,9 @@
-"""int4 as compressed-tensors packs it, the form in which Kimi-K2-Thinking's folders hold their routed experts, and where
-it lies in it. Pure.
+"""Describe int4 as compressed-tensors packs it, the format of the experts in Kimi-K2-Thinking's folders.
+Pure.
 
-A matrix [rows, columns] is cut along its rows into groups of 32 numbers. `X_packed` holds eight numbers of a row in an
-int32, the first in its lowest bits, each plus 8; `X_scale` the scale of each group, in bfloat16; `X_shape` the two sizes:
-weight = number * scale in the type of the scale. Source: compressed-tensors 0.17,
+The rows of a matrix [rows, columns] are split into groups of 32 numbers. `X_packed` has eight numbers of a
+row per int32, the first in the lowest bits, each plus 8; `X_scale` the scale of each group, in bfloat16;
+`X_shape` the two sizes: weight = number * scale in the scale's type. Source: compressed-tensors 0.17,
 compressors/pack_quantized, whose own code unpacks them (mrl/training/hf/read_values.py).
 """
 
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 GROUP = 32
-"""Numbers under one scale, along a row."""
+"""Numbers per scale, along a row."""
 BITS = 4
 PER_WORD = 32 // BITS
-"""Numbers in an int32."""
+"""Numbers per int32."""
 SUFFIXES = ("_packed", "_scale", "_shape")
-"""Of the three tensors that hold one."""
+"""Suffixes of the three tensors that store one."""
 
 
 def int4_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shapes in the folder of the three tensors that hold a matrix.
+    """Return the folder's shapes of the three tensors that store a matrix.
 
-    >>> stored_shapes((48, 96))
+    >>> int4_shapes((48, 96))
     ((48, 12), (48, 3), (2,))
     """
     rows, columns = shape
@@ -32,16 +32,15 @@ def int4_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def is_read(settings: Mapping[str, Any]) -> bool:
-    """Whether `quantization_config` of the method compressed-tensors asks for this form of some weights, and for nothing
-    else."""
+    """Return True if `quantization_config` (compressed-tensors) requires this format and nothing else."""
     groups = list((settings.get("config_groups") or {}).values())
-    asked = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
-    asked |= {"actorder": None, "dynamic": False}
+    required = {"num_bits": BITS, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+    required |= {"actorder": None, "dynamic": False}
     return (
         settings.get("format") == "pack-quantized"
         and settings.get("kv_cache_scheme") is None
         and len(groups) == 1
         and groups[0].get("input_activations") is None
         and groups[0].get("output_activations") is None
-        and {key: (groups[0].get("weights") or {}).get(key) for key in asked} == asked
+        and {key: (groups[0].get("weights") or {}).get(key) for key in required} == required
     )

@@ -1,4 +1,4 @@
-"""How ranks share a model: sizes of the parallel axes and each rank's place on them. Pure; imports no engine.
+"""Define training layouts: sizes of the parallel axes and each rank's coordinates. Pure; imports no engine.
 
 Rank order is Megatron's default, tp-cp-ep-dp-pp: tp varies fastest, pp slowest. Expert parallelism reuses the
 ranks of one pipeline stage: expert tensor parallel fastest, then ep, then expert data parallel.
@@ -45,11 +45,11 @@ class Layout:
     def __post_init__(self) -> None:
         sizes = dataclasses.asdict(self)
         if bad := {k: v for k, v in sizes.items() if v < 1}:
-            raise ConfigError(f"layout sizes must be at least 1, got {bad}")
+            raise ConfigError(f"layout sizes must be at least 1, not {bad}")
         if (self.tp * self.cp * self.dp) % (self.ep * self.etp):
             raise ConfigError(
-                f"ep x etp = {self.ep} x {self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}; "
-                "choose dp so that it does"
+                f"ep x etp = {self.ep} x {self.etp} must divide tp x cp x dp = {self.tp} x {self.cp} x "
+                f"{self.dp}; change dp"
             )
         if self.vpp > 1 and self.pp == 1:
             raise ConfigError(f"vpp = {self.vpp} needs pp of at least 2")
@@ -64,7 +64,7 @@ class Layout:
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def place(self, rank: int) -> Place:
-        """Coordinates of a global rank; a rank outside the world is an error."""
+        """Return the coordinates of a global rank. Raises ConfigError for a rank outside the world."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(f"rank {rank} is outside a world of {self.world_size}")
         stage = self.tp * self.cp * self.dp
@@ -85,7 +85,7 @@ class Layout:
 
 
 def divide(value: int, parts: int, *, what: str) -> int:
-    """value / parts, or a ConfigError that says what cannot be split."""
+    """Return value / parts. Raises ConfigError if it is not an integer; `what` names the quantity."""
     if value % parts:
         raise ConfigError(
             f"{what}: {value} cannot be split into {parts} equal parts; choose a layout that divides it"
@@ -94,7 +94,7 @@ def divide(value: int, parts: int, *, what: str) -> int:
 
 
 def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
-    """Global layer numbers of each model chunk of one pipeline rank.
+    """Return the global layer numbers of each model chunk of one pipeline rank.
 
     Chunk c of pipeline rank p is virtual stage c * pp_size + p. A remainder goes to the first virtual stages,
     one layer each (Megatron then needs its `pipeline_model_parallel_layout`).
@@ -107,13 +107,13 @@ def chunk_layers(num_layers: int, layout: Layout, pp: int) -> tuple[range, ...]:
         raise ConfigError(
             f"{num_layers} layers cannot fill pp x vpp = {layout.pp} x {layout.vpp} stages; lower pp or vpp"
         )
-    share, rest = divmod(num_layers, stages)
-    starts = [stage * share + min(stage, rest) for stage in range(stages + 1)]
+    share, remainder = divmod(num_layers, stages)
+    starts = [stage * share + min(stage, remainder) for stage in range(stages + 1)]
     return tuple(range(starts[s], starts[s + 1]) for s in range(pp, stages, layout.pp))
 
 
 def padded_vocab(vocab_size: int, *, multiple: int) -> int:
-    """Rows of an embedding: vocab_size rounded up; Megatron's to a multiple of tp.
+    """Return the rows of an embedding: vocab_size rounded up to `multiple`; Megatron's to a multiple of tp.
 
     >>> padded_vocab(1001, multiple=2)
     1002

@@ -1,4 +1,4 @@
-"""Which keys of config.json a family reads, found by letting it read them."""
+"""Find the keys of config.json that a family reads, by recording its accesses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mrl.models.tensors import TRAINER
 
 
 def unread(family: Family, hf: HfConfig) -> list[str]:
-    """The keys of config.json that nobody here reads and that are not known to be harmless."""
+    """Return the keys of config.json that no code reads and that are not known to be harmless."""
     known = _read_keys(family, hf) | HARMLESS | set(family.harmless)
     return sorted(key for key, value in hf.items() if value is not None and key not in known)
 
 
 def computed_from(family: Family, hf: HfConfig) -> dict[str, Any]:
-    """Return what of config.json decides what training and serving compute, beside the weights."""
+    """Return the part of config.json that, besides the weights, determines training and serving."""
     keys = _read_keys(family, hf) - HARMLESS - set(family.harmless)
     return {key: hf.get(key) for key in sorted(keys)}
 

@@ -1,7 +1,7 @@
-"""What a config.json says about the rotary embedding (arXiv 2104.09864), YaRN (arXiv 2309.00071) and Llama 3.1's
-form (arXiv 2407.21783) included.
+"""Read the rotary embedding's settings (arXiv 2104.09864), with YaRN (arXiv 2309.00071) and Llama 3.1's form
+(arXiv 2407.21783), from config.json.
 
-The angles themselves are computed in kernels/rotary.py; this module imports no engine.
+kernels/rotary.py computes the angles; this module imports no engine.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ KEYS = {
     "yarn": SCALED | {"mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
     "llama3": SCALED | {"low_freq_factor", "high_freq_factor"},
 }
-"""Kind of the embedding -> the keys of its settings that are read, beside those that every kind has. Sections are of
-positions in images; those of text are the same in all of them."""
+"""Kind of embedding -> settings that are read, besides those of every kind. Sections concern image positions;
+text positions are the same in all sections."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Yarn:
-    """Frequencies below `low` stay, those from `high` on are divided by `factor`, those between are blended."""
+    """YaRN: frequencies below index `low` are kept, from `high` on divided by `factor`, between blended."""
 
     factor: float
     low: float
@@ -34,8 +34,8 @@ class Yarn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Llama3:
-    """Frequencies of more than `length` / `low` positions a turn are divided by `factor`, those of less than
-    `length` / `high` stay, those between are blended."""
+    """Llama 3.1's scaling: frequencies with more than `length` / `low` positions per turn are divided by
+    `factor`, those with less than `length` / `high` are kept, those between are blended."""
 
     factor: float
     low: float
@@ -45,7 +45,7 @@ class Llama3:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary embedding over the first `width` dimensions of a head; the others are not turned."""
+    """Rotary embedding over the first `width` dimensions of a head; the others are not rotated."""
 
     theta: float
     width: int
@@ -55,27 +55,29 @@ class Rope:
 
 
 def parameters(hf: HfConfig) -> Mapping[str, Any]:
-    """The rotary settings: transformers 5 keeps them in `rope_parameters`, 4 in `rope_scaling`."""
+    """Return the rotary settings: `rope_parameters` in transformers 5, `rope_scaling` in 4."""
     newer, older = hf.get("rope_parameters"), hf.get("rope_scaling")
     return newer or older or {}
 
 
 def kind(hf: HfConfig) -> str:
-    """ "default", "yarn", "llama3", or another name of transformers' table."""
+    """Return "default", "yarn", "llama3", or another name of transformers' table."""
     settings = parameters(hf)
     return settings.get("rope_type", settings.get("type", "default"))
 
 
 def turned_share(hf: HfConfig, *, default: float = 1.0) -> float:
-    """The share of a head's dimensions that are turned: transformers 5 keeps it among the rotary settings, 4
-    beside them."""
+    """Return the share of a head's dimensions that is rotated; transformers 4 has it outside the settings."""
     newer, older = parameters(hf).get("partial_rotary_factor"), hf.get("partial_rotary_factor")
     return newer or older or default
 
 
 def max_positions(hf: HfConfig) -> int | None:
-    """How long a sequence may be; None where config.json does not say. YaRN's factor stretches the original length, which is
-    what vLLM makes a table of, also where a user has added the settings and left `max_position_embeddings` as it was."""
+    """Return the maximum sequence length; None if config.json does not set it.
+
+    YaRN's factor scales the original length: vLLM's table has that size, even if `max_position_embeddings`
+    was not updated.
+    """
     settings, length = parameters(hf), hf.get("max_position_embeddings")
     original = settings.get("original_max_position_embeddings")
     if kind(hf) == "yarn" and original:
@@ -84,19 +86,18 @@ def max_positions(hf: HfConfig) -> int | None:
 
 
 def unsupported(hf: HfConfig, kinds: Collection[str], *, partial: bool) -> list[str]:
-    """The kind of the embedding where it is none of `kinds`, the keys of its settings that are not read, and a
-    share of the head where it is not `partial`; as text."""
+    """List as text a kind outside `kinds`, keys that are not read, and a rotated share unless `partial`."""
     if kind(hf) not in kinds:
-        return [f"rope_type = {kind(hf)!r} (only {' or '.join(map(repr, sorted(kinds)))})"]
+        return [f"rope_type = {kind(hf)!r} (supported: {', '.join(map(repr, sorted(kinds)))})"]
     read = KEYS[kind(hf)] | {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
     problems = [f"{key} of rope_type {kind(hf)!r}" for key in sorted(parameters(hf).keys() - read)]
     if not partial and (share := turned_share(hf)) != 1:
-        problems.append(f"partial_rotary_factor = {share} (only 1)")
+        problems.append(f"partial_rotary_factor = {share} (supported: 1)")
     return problems
 
 
 def rope(hf: HfConfig, *, width: int) -> Rope:
-    """The embedding of kind "default", "yarn" or "llama3", as transformers reads it."""
+    """Return the embedding of kind "default", "yarn" or "llama3", as transformers computes it."""
     settings, older = parameters(hf), hf.get("rope_theta")
     theta = float(settings.get("rope_theta") or older or field(hf, "rope_theta"))
     if kind(hf) == "default":
@@ -119,7 +120,7 @@ def rope(hf: HfConfig, *, width: int) -> Rope:
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
-    """YaRN's temperature for contexts `factor` times longer.
+    """Return YaRN's temperature for contexts `factor` times longer.
 
     >>> mscale(1.0), round(mscale(40.0), 4)
     (1.0, 1.3689)

@@ -1,4 +1,4 @@
-"""The rows of Megatron's parameters that families share: norms, grouped-query attention, gated MLPs, experts.
+"""Build the rows of Megatron parameters that families share: norms, attention, gated MLPs, experts.
 
 This module imports no engine. `layer` is the layer's prefix in the checkpoint, "model.layers.3".
 """
@@ -13,33 +13,33 @@ from mrl.models.layout import divide
 from mrl.models.tensors import CheckpointRows, Row, Spec, Split, whole
 
 PARTS = ("gate", "up", "down")
-"""The three projections of a gated MLP."""
+"""Projections of a gated MLP."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Experts:
-    """The routed experts of one layer, all of them, as the checkpoint has them."""
+    """All routed experts of one layer, as in the checkpoint."""
 
     count: int
     hidden: int
     inner: int
     name_of: Callable[[int, str], str]
-    """The checkpoint tensor of (expert, one of PARTS)."""
+    """Maps (expert, one of PARTS) to the checkpoint tensor."""
 
 
 def norm(name: str, tensor: str, size: int) -> Row:
-    """A norm's weight, which every rank holds whole."""
+    """Return a norm's weight, which every rank has whole."""
     return Row(f"{name}.weight", whole(tensor, size), None)
 
 
 def input_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
-    """The norm before attention, which may be folded into linear_qkv."""
+    """Return the norm before attention, which may be folded into linear_qkv."""
     name = "self_attention.linear_qkv.layer_norm_weight" if folded else "input_layernorm.weight"
     return Row(name, whole(f"{layer}.input_layernorm.weight", field(hf, "hidden_size")), None)
 
 
 def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
-    """The norm before the MLP, which may be folded into linear_fc1."""
+    """Return the norm before the MLP, which may be folded into linear_fc1."""
     name = "mlp.linear_fc1.layer_norm_weight" if folded else "pre_mlp_layernorm.weight"
     return Row(name, whole(f"{layer}.post_attention_layernorm.weight", field(hf, "hidden_size")), None)
 
@@ -47,12 +47,12 @@ def mlp_norm(hf: HfConfig, layer: str, *, folded: bool) -> Row:
 def grouped_query_attention(
     hf: HfConfig, layer: str, *, qk_norm: bool, qkv_bias: bool, gated: bool
 ) -> list[Row]:
-    """QKV interleaved by query group ([q heads of the group, k, v] per group), its biases, norms of q and k,
+    """Return QKV interleaved by query group ([q heads, k, v] per group), its biases, q and k norms, and
     output projection.
 
-    `gated`: the checkpoint's q_proj has each head's query, then the gate of its output; a group then is
-    [q heads, gates, k, v]. The whole interleaved tensor is cut by rows. With tp above the number of groups
-    Megatron cuts through a group and gathers activations, so nothing is replicated in storage.
+    `gated`: the checkpoint's q_proj has each head's query, then its output gate; a group then is [q heads,
+    gates, k, v]. The whole interleaved tensor is split by rows. With tp above the number of groups Megatron
+    splits groups and gathers activations, so no weights are replicated.
     """
     heads, groups, width = field(hf, "num_attention_heads"), field(hf, "num_key_value_heads"), head_dim(hf)
     share = divide(heads, groups, what="attention heads per query group")
@@ -61,14 +61,18 @@ def grouped_query_attention(
     def queries(group: int, tensor: str) -> list[CheckpointRows]:
         if not gated:
             return [CheckpointRows(tensor, group * share * width, share * width)]
-        own = range(group * share, (group + 1) * share)
-        return [CheckpointRows(tensor, (2 * head + part) * width, width) for part in range(2) for head in own]
+        group_heads = range(group * share, (group + 1) * share)
+        return [
+            CheckpointRows(tensor, (2 * head + part) * width, width)
+            for part in range(2)
+            for head in group_heads
+        ]
 
     def of_group(group: int, kind: str) -> list[CheckpointRows]:
-        others = [
+        keys_and_values = [
             CheckpointRows(f"{attention}.{part}_proj.{kind}", group * width, width) for part in ("k", "v")
         ]
-        return queries(group, f"{attention}.q_proj.{kind}") + others
+        return queries(group, f"{attention}.q_proj.{kind}") + keys_and_values
 
     def by_group(kind: str) -> tuple[tuple[CheckpointRows, ...]]:
         return (tuple(segment for group in range(groups) for segment in of_group(group, kind)),)
@@ -94,8 +98,10 @@ def gated_mlp(
     split: Split = "tp",
     suffix: str = ".weight",
 ) -> list[Row]:
-    """linear_fc1 holds a rank's gate rows, then its up rows; linear_fc2 is cut by columns. `tensor_of` one of
-    PARTS."""
+    """Return linear_fc1, a rank's gate rows then its up rows, and linear_fc2, split by columns.
+
+    `tensor_of` maps one of PARTS to its checkpoint tensor.
+    """
     gate, up, down = map(tensor_of, PARTS)
     fc1 = ((CheckpointRows(gate, 0, inner),), (CheckpointRows(up, 0, inner),))
     return [
@@ -105,7 +111,7 @@ def gated_mlp(
 
 
 def expert_mlps(experts: Experts, own: Iterable[int], spec: Spec) -> list[Row]:
-    """The experts that one rank holds (`own`, numbered over all), which it numbers from 0."""
+    """Return the experts of one rank (`own`, global numbers), which are numbered locally from 0."""
     hidden, inner, name_of = experts.hidden, experts.inner, experts.name_of
     if spec.experts == "stacked":
         first = [(CheckpointRows(name_of(e, part), 0, inner),) for e in own for part in ("gate", "up")]

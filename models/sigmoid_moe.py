@@ -1,8 +1,8 @@
-"""What DeepSeek-V3 (arXiv 2412.19437) and GLM-4.5 (arXiv 2508.06471) have alike: dense first layers, experts
-chosen by sigmoid scores plus correction biases, shared experts, prediction layers that are neither trained nor
-served.
+"""Share what DeepSeek-V3 (arXiv 2412.19437) and GLM-4.5 (arXiv 2508.06471) have in common.
 
-A family's file says what it has beside that: its attention, first of all. This module imports no engine.
+Dense first layers, experts chosen by sigmoid scores plus correction biases, shared experts, and prediction
+layers that are neither trained nor served. A family's file adds the rest, above all its attention. This
+module imports no engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mrl.models.hf_config import HfConfig, field
 SIGMOID = {
     "moe_router_score_function": "sigmoid",
     "moe_router_enable_expert_bias": True,
-    # Megatron would move the biases with every reduction of gradients, padding counted.
+    # Otherwise Megatron would update the biases with every reduction of gradients, counting padding.
     "moe_router_bias_update_rate": 0.0,
 }
 
@@ -32,17 +32,17 @@ class SigmoidMoe(Family):
     exported = {"num_nextn_predict_layers": 0}
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
+        """Return True if a layer has experts, by `first_k_dense_replace` and `moe_layer_freq`."""
         return number >= hf.get("first_k_dense_replace", 0) and number % hf.get("moe_layer_freq", 1) == 0
 
     def unsupported(self, hf: HfConfig) -> list[str]:
         groups, chosen = hf.get("n_group") or 1, hf.get("topk_group") or 1
         experts, problems = field(hf, "num_experts_per_tok"), super().unsupported(hf)
         if groups != chosen and experts // chosen != 2:
-            # A group counts by its two best experts; Megatron takes num_experts_per_tok // topk_group of
-            # them.
+            # A group is scored by its two best experts; Megatron uses num_experts_per_tok // topk_group.
             problems.append(
-                f"num_experts_per_tok = {experts} with topk_group = {chosen} (only two experts a group)"
+                f"num_experts_per_tok = {experts} with topk_group = {chosen} (supported: two experts per "
+                "group)"
             )
         return problems
 
@@ -54,6 +54,6 @@ class SigmoidMoe(Family):
         fields = super().transformer_fields(hf) | {
             "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0)
         }
-        if groups != chosen:  # with all groups chosen there is no limit
+        if groups != chosen:  # choosing all groups limits nothing
             fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
         return fields

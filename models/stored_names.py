@@ -1,10 +1,10 @@
-"""Where the tensors of a Hugging Face folder lie in the trainer's distributed checkpoint, whatever layout
-wrote it. Pure.
+"""Locate a Hugging Face folder's tensors in the trainer's distributed checkpoint, whatever layout wrote it.
+Pure.
 
-Such a checkpoint holds whole tensors under Megatron's names (megatron-core 0.19.2,
-`TransformerBlock.sharded_state_dict`): the layers of a model whose layers are all alike are one tensor with a
-leading axis, those of other models are tensors of their own, and a layer's experts are one tensor [experts,
-rows, columns]. Inside one layer and one expert, rows lie as in the name table of a single rank.
+Such a checkpoint contains whole tensors under Megatron's names (megatron-core 0.19.2,
+`TransformerBlock.sharded_state_dict`). If all layers are alike, they are one tensor with a leading axis;
+otherwise each layer has its own tensors. A layer's experts are one tensor [experts, rows, columns]. Within a
+layer and an expert, rows are as in the name table of a single rank.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ FOLDED_NORMS = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
-"""Megatron's local spec stores these norms under the names that they have in Transformer Engine's fused
-layers."""
+"""Norms that Megatron's local spec stores under the names of Transformer Engine's fused layers."""
 
 VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Stored tensors whose rows are padded to a multiple of the tensor-parallel size that wrote them."""
@@ -34,8 +33,7 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredBox:
-    """stored[key][start : start + shape] equals a box at `target` of a checkpoint tensor, whose shape lacks
-    the leading axes of size 1."""
+    """stored[key][start : start + shape] equals a checkpoint tensor's box at `target`, but for leading 1s."""
 
     key: str
     start: tuple[int, ...]
@@ -44,8 +42,10 @@ class StoredBox:
 
 
 def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> dict[str, list[StoredBox]]:
-    """Checkpoint tensor -> the boxes that make it. `keys`: the names in the distributed checkpoint;
-    CheckpointError where one is absent."""
+    """Return checkpoint tensor -> its boxes in the distributed checkpoint with names `keys`.
+
+    Raises CheckpointError if a name is missing.
+    """
     boxes: dict[str, list[StoredBox]] = {}
     one = Layout()
     for local in family.local_tensors(hf_config, one, one.place(0), spec=LOCAL):
@@ -57,19 +57,19 @@ def stored_boxes(family: Family, hf_config: HfConfig, keys: Container[str]) -> d
 
 
 def _locate(name: str, keys: Container[str]) -> tuple[str, tuple[int, ...]]:
-    """The stored name of a single rank's parameter, and its place on the leading axes."""
+    """Return the stored name of a single rank's parameter, and its index on the leading axes."""
     layer = LAYER.fullmatch(name)
     if layer is None:
         candidates: list[tuple[str, tuple[int, ...]]] = [(name, ())]
     else:
-        number, rest, index = int(layer[1]), layer[2], ()
-        if expert := EXPERT.fullmatch(rest):
-            rest, index = f"mlp.experts.experts.{expert[2]}", (int(expert[1]),)
+        number, suffix, index = int(layer[1]), layer[2], ()
+        if expert := EXPERT.fullmatch(suffix):
+            suffix, index = f"mlp.experts.experts.{expert[2]}", (int(expert[1]),)
         candidates = []
-        for known in (rest, FOLDED_NORMS.get(rest, rest)):
+        for known in (suffix, FOLDED_NORMS.get(suffix, suffix)):
             candidates.append((f"decoder.layers.{known}", (number, *index)))
             candidates.append((f"decoder.layers.{number}.{known}", index))
     for candidate in candidates:
         if candidate[0] in keys:
             return candidate
-    raise CheckpointError(f"the checkpoint holds no tensor for {name}; is it one of another model?")
+    raise CheckpointError(f"the checkpoint has no tensor for {name}; check that it is of this model")

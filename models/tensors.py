@@ -1,18 +1,17 @@
-"""Tensors by name: those of a checkpoint, those of one trainer or engine rank, and the rows that make the
-latter of the former.
+"""Describe tensors by name: a checkpoint's, those of one trainer or engine rank, and their correspondence.
 
-A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` says that a box of a local parameter
+A checkpoint tensor is a tensor of the Hugging Face folder. A `Piece` states that a box of a local parameter
 equals a box of a checkpoint tensor (same shape, element for element). A `LocalTensor` is one parameter of one
-rank with all its pieces; elements that no piece covers are padding. Loading, export, the gather path and the
-plan of a weight sync all read this description.
+rank with all its pieces; elements without a piece are padding. Loading, export, the gather path and the plan
+of a weight sync all use this description.
 
 A family's name table (models/families) is a list of `Row`s: the whole Megatron parameter as blocks of
-checkpoint rows, and how it is split. The checkpoint's list of tensors and every rank's pieces follow from the
-rows. This module imports no engine.
+checkpoint rows, and how it is split. The checkpoint's tensors and every rank's pieces follow from the rows.
+This module imports no engine.
 
-Some folders (gpt-oss) hold all experts of a layer in one tensor, each of them transposed. Here such a tensor is
-what the experts' rows are one after another, as trainer and engine hold them: its *stack* says how the folder
-has it, and only who reads or writes a folder, or feeds an engine's loaders, turns one into the other.
+Some folders (gpt-oss) store all experts of a layer in one tensor, each of them transposed. Here such a tensor
+is the concatenation of the experts' rows, as in trainer and engine; its *stack* describes the folder's form.
+Only code that reads or writes folders, or feeds an engine's loaders, converts between the two.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ from typing import Any, Literal
 from mrl.models.layout import divide
 
 BLOCK = 128
-"""Edge of the square blocks in which published float8 folders and vLLM's float8 kernels scale weights."""
+"""Edge of the square blocks that share a scale in published float8 folders and vLLM's float8 kernels."""
 SCALES = "_scale_inv"
-"""A tensor of float8 values has its scales, one for each block, in the tensor of its own name with this
-suffix."""
+"""Suffix of the tensor with the scales of a float8 tensor, one per block."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
     """local[local_start : local_start + shape] == checkpoint[tensor][start : start + shape], per dimension.
 
-    Worked example: rank 1 of tp 2 holds rows 64..127 of an embedding [128, 32]:
+    Example: rank 1 of tp 2 has rows 64..127 of an embedding [128, 32]:
     Piece("model.embed_tokens.weight", start=(64, 0), shape=(64, 32), local_start=(0, 0)).
     """
 
@@ -49,12 +47,12 @@ class LocalTensor:
     """One parameter of one rank."""
 
     name: str
-    """The parameter's Megatron name inside its model chunk (local layer numbers)."""
+    """Megatron name inside its model chunk (local layer numbers)."""
     chunk: int
-    """Index of the model chunk on this rank (virtual pipeline); 0 without."""
+    """Index of the model chunk on this rank (virtual pipeline); 0 without virtual pipeline."""
     shape: tuple[int, ...]
     dtype: str
-    """torch spelling without the prefix: float32, bfloat16."""
+    """torch name without the prefix: float32, bfloat16."""
     pieces: tuple[Piece, ...]
 
 
@@ -66,11 +64,11 @@ class CheckpointTensor:
     shape: tuple[int, ...]
     dtype: str
     stack: int = 0
-    """The folder has it as a stack of this many parts with a leading axis, matrices transposed; 0: as it is."""
+    """Parts that the folder stacks along a leading axis, matrices transposed; 0: stored as it is."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Its shape in the folder.
+        """Shape in the folder.
 
         >>> CheckpointTensor("down_proj", (8 * 64, 32), "bfloat16", stack=8).stored_shape
         (8, 32, 64)
@@ -81,7 +79,7 @@ class CheckpointTensor:
         return (self.stack, *columns, rows // self.stack)
 
     def as_stored(self, values: Any) -> Any:
-        """The view of torch `values` [*shape] that the folder has."""
+        """Return the view of torch `values` [*shape] in the folder's form."""
         if not self.stack:
             return values
         parts = values.unflatten(0, (self.stack, -1))
@@ -91,21 +89,21 @@ class CheckpointTensor:
 Split = Literal["none", "tp", "etp"]
 Role = Literal["weight", "correction"]
 Experts = Literal["stacked", "sequential", "grouped"]
-"""All in `experts.weight1` and `weight2` (models/megatron/expert_layer.py),
-`experts.local_experts.{n}.linear_fc1.weight` (Megatron's local spec), or `experts.linear_fc1.weight{n}`
-(Transformer Engine)."""
+"""Names of a rank's experts: `experts.weight1` and `weight2` for all (models/megatron/expert_layer.py),
+`experts.local_experts.{n}.linear_fc1.weight` (Megatron's local spec), or `experts.linear_fc1.weight{n}` (TE).
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spec:
-    """Which of Megatron's layer specs names the parameters."""
+    """Parameter names of one of Megatron's layer specs."""
 
     fold_norms: bool = False
-    """A norm followed by a column-parallel linear is that linear's `layer_norm_weight`."""
+    """True if a norm before a column-parallel linear is that linear's `layer_norm_weight`."""
     experts: Experts = "stacked"
-    """How a rank's experts are named."""
+    """Naming of a rank's experts."""
     whole_down_projections: bool = False
-    """MLA's down-projections are duplicated over tp (Transformer Engine) instead of split by rows."""
+    """True if MLA's down-projections are replicated over tp (Transformer Engine), not split by rows."""
 
 
 TRAINER = Spec()
@@ -130,10 +128,10 @@ class Row:
     """One parameter before it is split.
 
     The parameter is the concatenation, over `blocks`, of the rank's share of each block; a block is the
-    concatenation of its segments. So gate and up are two blocks (each rank holds its gate rows, then its up
-    rows) and interleaved QKV is one block. `columns` is None for vectors, and all further sizes where there are
-    more than two dimensions. `dim` is the split dimension. `padded_rows` pads the only block.
-    `stack` is that of the checkpoint tensors.
+    concatenation of its segments. So gate and up are two blocks (each rank has its gate rows, then its up
+    rows), and interleaved QKV is one block. `columns` is None for vectors, and a tuple of all further sizes
+    for more than two dimensions. `dim` is the split dimension. `padded_rows` pads the only block. `stack` is
+    that of the checkpoint tensors.
     """
 
     name: str
@@ -147,19 +145,19 @@ class Row:
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The sizes after the first."""
+        """Sizes after the first."""
         if self.columns is None:
             return ()
         return self.columns if isinstance(self.columns, tuple) else (self.columns,)
 
 
 def whole(tensor: str, rows: int) -> tuple[tuple[CheckpointRows, ...], ...]:
-    """A parameter that is one checkpoint tensor."""
+    """Return the blocks of a parameter that is one checkpoint tensor."""
     return ((CheckpointRows(tensor, 0, rows),),)
 
 
 def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str = "") -> LocalTensor:
-    """Part `index` of `parts` of a row as a local parameter named prefix + row.name.
+    """Return part `index` of `parts` of a row as a local parameter named prefix + row.name.
 
     >>> cut(Row("w", whole("a", 8), 4, "tp"), parts=2, index=1, chunk=0, dtype="float32").pieces
     (Piece(tensor='a', start=(4, 0), shape=(4, 4), local_start=(0, 0)),)
@@ -186,21 +184,23 @@ def cut(row: Row, *, parts: int, index: int, chunk: int, dtype: str, prefix: str
 def _cut_block(
     block: Sequence[CheckpointRows], *, low: int, high: int, offset: int, trailing: tuple[int, ...]
 ) -> list[Piece]:
-    pieces, at, zeros = [], 0, (0,) * len(trailing)
+    pieces, position, zeros = [], 0, (0,) * len(trailing)
     for segment in block:
-        first, last = max(low, at), min(high, at + segment.rows)
+        first, last = max(low, position), min(high, position + segment.rows)
         if first < last:
-            start, local, rows = segment.start + first - at, offset + first - low, last - first
+            start, local, rows = segment.start + first - position, offset + first - low, last - first
             pieces.append(Piece(segment.tensor, (start, *zeros), (rows, *trailing), (local, *zeros)))
-        at += segment.rows
+        position += segment.rows
     return pieces
 
 
 def _cut_columns(row: Row, *, parts: int, index: int, chunk: int, dtype: str, name: str) -> LocalTensor:
     assert isinstance(row.columns, int), f"{name}: only a matrix has columns to split"
     share = divide(row.columns, parts, what=f"columns of {name}")
-    pieces, at = [], 0
+    pieces, position = [], 0
     for segment in (s for block in row.blocks for s in block):
-        pieces.append(Piece(segment.tensor, (segment.start, index * share), (segment.rows, share), (at, 0)))
-        at += segment.rows
-    return LocalTensor(name=name, chunk=chunk, shape=(at, share), dtype=dtype, pieces=tuple(pieces))
+        pieces.append(
+            Piece(segment.tensor, (segment.start, index * share), (segment.rows, share), (position, 0))
+        )
+        position += segment.rows
+    return LocalTensor(name=name, chunk=chunk, shape=(position, share), dtype=dtype, pieces=tuple(pieces))

@@ -1,5 +1,4 @@
-"""The registered model families, by the model_type of config.json. A new family is a file here and its name
-in FAMILIES."""
+"""Register model families by config.json's model_type. To add one, add a file here and list it in _ALL."""
 
 from __future__ import annotations
 
@@ -45,26 +44,25 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf: HfConfig) -> Family:
-    """The family of a config.json, by model_type; an unknown one is a ConfigError that lists those registered,
-    and says what is known of it."""
+    """Return the family of a config.json by its model_type. Raises ConfigError with the reason if unknown."""
     model_type = hf.get("model_type")
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"model_type {model_type!r} in config.json is not one of {sorted(FAMILIES)}{reason(hf)}"
+            f"model_type {model_type!r} in config.json is not supported{reason(hf)}; use one of "
+            f"{sorted(FAMILIES)}"
         )
     return FAMILIES[model_type]
 
 
 def require_trainable(hf: HfConfig) -> None:
-    """Raise ConfigError for an unknown family, for a config that asks for what training does not implement, and
-    for keys that are not known here."""
+    """Raise ConfigError for an unknown family, and for values or keys that training does not implement."""
     family = family_of(hf)
     if problems := family.unsupported(hf):
         raise ConfigError(
-            f"config.json says {', '.join(problems)}: training does not implement that for {hf['model_type']}"
+            f"config.json has {', '.join(problems)}, which training does not implement for {hf['model_type']}"
         )
     if others := [f"{key} = {hf[key]!r}" for key in unread(family, hf)]:
         raise ConfigError(
-            f"config.json says {', '.join(others)}: {hf['model_type']} is implemented without such keys, and what "
-            "they change is not known here; take out what changes nothing"
+            f"config.json has {', '.join(others)}, which are unknown for {hf['model_type']} and may change "
+            "the computation; remove those that do not"
         )

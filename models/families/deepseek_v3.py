@@ -1,5 +1,5 @@
-"""DeepSeek-V3 (arXiv 2412.19437): latent attention under the routing of sigmoid_moe.py. Moonlight
-(arXiv 2502.16982) and Kimi-K2 (arXiv 2507.20534) are the same model in other sizes."""
+"""DeepSeek-V3 (arXiv 2412.19437): latent attention with the routing of sigmoid_moe.py. Moonlight (arXiv
+2502.16982) and Kimi-K2 (arXiv 2507.20534) are the same model in other sizes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from mrl.models.tensors import LocalTensor, Row, Spec, Split, whole
 
 
 class DeepseekV3(SigmoidMoe):
-    """DeepSeek-V3, V3.1, Moonlight and Kimi-K2. vLLM serves plain softmax scores unless the two names of the
-    routing are there: they are asked for."""
+    """DeepSeek-V3, V3.1, Moonlight and Kimi-K2.
+
+    vLLM serves plain softmax scores unless config.json has the two names of the routing, so they are
+    required.
+    """
 
     model_type = "deepseek_v3"
     aliases = ("kimi_k2",)
@@ -29,11 +32,11 @@ class DeepseekV3(SigmoidMoe):
     rope_kinds = ("default", "yarn")
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
-        """The rotary embedding, over the part of queries and keys that has one."""
+        """Return the rotary embedding, over the part of queries and keys that has one."""
         return rope.rope(hf, width=field(hf, "qk_rope_head_dim"))
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
-        """The arguments of megatron's MLATransformerConfig that describe the model (not the layout)."""
+        """Return the arguments of Megatron's MLATransformerConfig that describe the model, not the layout."""
         return super().transformer_fields(hf) | _attention_fields(hf)
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
@@ -66,7 +69,7 @@ class DeepseekV3(SigmoidMoe):
         return result
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """Where queries are compressed, both down-projections are one tensor, which every rank holds whole."""
+        """Yield the attention's tensors; compressed queries share a down-projection, whole on every rank."""
         self.qkv_bias(hf)  # refuses them
         hidden, heads, name = field(hf, "hidden_size"), engine.heads(hf), f"{layer}.self_attn"
         plain, rotary, value = (field(hf, k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
@@ -100,8 +103,7 @@ def _attention_fields(hf: HfConfig) -> dict[str, Any]:
         "qk_head_dim": field(hf, "qk_nope_head_dim"),
         "qk_pos_emb_head_dim": field(hf, "qk_rope_head_dim"),
         "v_head_dim": field(hf, "v_head_dim"),
-        # Of the rotary settings Megatron uses these two, for the softmax scale; the angles are
-        # kernels/rotary.py's.
+        # Megatron uses these only for the softmax scale; kernels/rotary.py computes the angles.
         "rope_type": "rope",
         "rotary_scaling_factor": yarn.get("factor", 1.0),
         "mscale_all_dim": yarn.get("mscale_all_dim") or 0.0,

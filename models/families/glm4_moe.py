@@ -1,8 +1,7 @@
-"""GLM-4.5 to 4.7 (arXiv 2508.06471): grouped-query attention with biases, half of each head turned, norms of
-queries and keys in the larger model, DeepSeek-V3's routing; and GLM-4.7-Flash, which has DeepSeek-V3's attention
-too.
+"""GLM-4.5 to 4.7 (arXiv 2508.06471): attention with biases, half of each head rotated, query and key norms in
+the larger model, DeepSeek-V3's routing; and GLM-4.7-Flash, which also has DeepSeek-V3's attention.
 
-vLLM holds their routers in float32, whatever the model's type.
+vLLM keeps their routers in float32, whatever the model's type.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from mrl.models.hf_config import HfConfig, field, head_dim
 from mrl.models.sigmoid_moe import SigmoidMoe
 
 TURNED = 0.5
-"""The share of a head that is turned where config.json does not say."""
+"""Share of a head that is rotated if config.json does not set it."""
 
 
 class Glm4Moe(SigmoidMoe):
@@ -35,7 +34,7 @@ class Glm4Moe(SigmoidMoe):
 
 
 class Glm4MoeLite(DeepseekV3):
-    """GLM-4.7-Flash: DeepSeek-V3's layers, whose routing vLLM and transformers take for granted."""
+    """GLM-4.7-Flash: DeepSeek-V3's layers, whose routing vLLM and transformers assume."""
 
     model_type = "glm4_moe_lite"
     engine_router_dtype = "float32"
@@ -53,5 +52,5 @@ class Glm4MoeLite(DeepseekV3):
             return super().unsupported(hf)
         return [
             *super().unsupported(hf),
-            "mlp_layer_types (only as first_k_dense_replace says, which vLLM reads)",
+            "mlp_layer_types (supported: those of first_k_dense_replace, which vLLM reads)",
         ]

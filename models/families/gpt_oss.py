@@ -1,10 +1,10 @@
 """gpt-oss (arXiv 2508.10925): attention sinks, a window in every other layer, biases everywhere, experts with
-a clamped activation whose folder tensors are transposed stacks.
+a clamped activation, stored as transposed stacks.
 
 Source of the forms: transformers 5.19, models/gpt_oss; of vLLM's names: vllm 0.32,
-model_executor/models/gpt_oss.py. Trainer and engine hold the experts alike, rows of gate and up by turns, so
-that a weight sync moves rows; only a folder has each expert transposed (`CheckpointTensor.stack`), or in mxfp4, as
-published (models/microscaling.py).
+model_executor/models/gpt_oss.py. Trainer and engine store experts alike, gate and up rows interleaved, so a
+weight sync moves rows. Only a folder has each expert transposed (`CheckpointTensor.stack`) or, as published,
+in mxfp4 (models/microscaling.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mrl.models.tensors import CheckpointRows, LocalTensor, Piece, Row, Spec, wh
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 ALPHA, LIMIT = 1.702, 7.0
-"""Of the activation; vLLM reads neither from config.json."""
+"""Constants of the activation; vLLM reads neither from config.json."""
 
 
 class GptOss(Family):
@@ -51,7 +51,7 @@ class GptOss(Family):
         problems = super().unsupported(hf)
         kinds = layer_types(hf)
         if kinds != [FULL if number % 2 else WINDOWED for number in range(len(kinds))]:
-            problems.append("layer_types in another order than sliding_attention, full_attention (vLLM's)")
+            problems.append("layer_types (supported: alternating sliding_attention, full_attention)")
         return problems
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class GptOss(Family):
             "clamped_swiglu": (ALPHA, LIMIT),
         }
 
-    # Where tensors lie
+    # Where tensors are
 
     def attention_rows(self, hf: HfConfig, layer: str, spec: Spec) -> list[Row]:
         attention, heads = f"{layer}.self_attn", field(hf, "num_attention_heads")
@@ -76,7 +76,7 @@ class GptOss(Family):
         ]
 
     def moe_rows(self, hf: HfConfig, layer: str, spec: Spec, own: range) -> list[Row]:
-        """The router with its biases, and the experts of one rank: stacked, or each by itself."""
+        """Return the rows of the router with its biases and of one rank's experts, stacked or separate."""
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
         result = [
             Row("mlp.router.weight", whole(f"{router}.weight", count), field(hf, "hidden_size")),
@@ -90,22 +90,24 @@ class GptOss(Family):
         return result
 
     def local_tensors(self, hf: HfConfig, layout: Layout, place: Place, **options: Any) -> list[LocalTensor]:
-        """ConfigError where experts would be split: their second biases belong to one rank."""
+        """Raise ConfigError if experts would be split, because their second biases belong to one rank."""
         if layout.etp > 1:
             raise ConfigError(
-                f"training.layout.etp = {layout.etp}: the experts of gpt_oss have biases and are dealt out whole; "
-                "set etp = 1 and ep higher"
+                f"training.layout.etp = {layout.etp} would split the experts of gpt_oss, which have biases; "
+                "set etp = 1 and raise ep"
             )
         return super().local_tensors(hf, layout, place, **options)
 
-    # What a vLLM engine holds
+    # Tensors of a vLLM engine
 
     def engine_tensors(self, hf: HfConfig, shard: Shard, *, dtype: str = "bfloat16") -> list[LocalTensor]:
-        """Under vLLM's own names. ConfigError where experts would be split: vLLM gives their second biases to
-        one rank and zeros to the others."""
+        """Return the tensors under vLLM's names.
+
+        Raises ConfigError if experts would be split: vLLM gives their second biases to only one rank.
+        """
         if shard.tp > 1 and shard.ep == 1:
             raise ConfigError(
-                f"rollout.tp = {shard.tp}: the experts of gpt_oss are dealt out whole, not split; set "
+                f"rollout.tp = {shard.tp} would split the experts of gpt_oss, which must be whole; set "
                 "rollout.expert_parallel = true"
             )
         tensors = super().engine_tensors(hf, shard, dtype=dtype)
@@ -119,7 +121,7 @@ class GptOss(Family):
 
     def engine_moe(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
         router, count = f"{layer}.mlp.router", self.num_experts(hf)
-        own = engine.shard.experts(count)
+        local_experts = engine.shard.experts(count)
         yield engine.whole(f"{router}.weight", count, field(hf, "hidden_size"))
         yield engine.whole(f"{router}.bias", count)
         for product, (part, size, *columns) in zip(("w13", "w2"), _products(hf), strict=True):
@@ -127,31 +129,31 @@ class GptOss(Family):
                 tensor, zero = _stored(layer, part, kind), [0] * len(width)
                 pieces = tuple(
                     Piece(tensor, (expert * size, *zero), (size, *width), (local, 0, *zero))
-                    for local, expert in enumerate(own)
+                    for local, expert in enumerate(local_experts)
                 )
                 name = f"{layer}.mlp.experts.routed_experts.{product}_{kind}"
-                yield LocalTensor(name, 0, (len(own), size, *width), engine.dtype, pieces)
+                yield LocalTensor(name, 0, (len(local_experts), size, *width), engine.dtype, pieces)
 
 
 def layer_types(hf: HfConfig) -> list[str]:
-    """The kind of each layer's attention; by turns where config.json does not say."""
+    """Return the kind of each layer's attention; alternating if config.json does not set it."""
     numbers = range(field(hf, "num_hidden_layers"))
     return list(hf.get("layer_types") or [FULL if number % 2 else WINDOWED for number in numbers])
 
 
 def _products(hf: HfConfig) -> list[tuple[str, int, int]]:
-    """(part of the checkpoint's name, rows, columns) of an expert's two matrices."""
+    """Return (part of the checkpoint's name, rows, columns) of an expert's two matrices."""
     hidden, inner = field(hf, "hidden_size"), field(hf, "intermediate_size")
     return [("gate_up", 2 * inner, hidden), ("down", hidden, inner)]
 
 
 def _stored(layer: str, part: str, kind: str) -> str:
-    """The checkpoint tensor of all experts' weights or biases."""
+    """Return the checkpoint tensor of all experts' weights or biases."""
     return f"{layer}.mlp.experts.{part}_proj" + ("_bias" if kind == "bias" else "")
 
 
 def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> list[Row]:
-    """Weights and biases of `own` experts as four parameters, whose `names` have a kind and a number."""
+    """Return weights and biases of the `own` experts as four parameters named by kind and number."""
     result = []
     for number, (part, size, columns) in enumerate(_products(hf), start=1):
         for kind in ("weight", "bias"):
@@ -163,5 +165,5 @@ def _expert_rows(hf: HfConfig, layer: str, own: Any, count: int, names: str) -> 
 
 
 def _engine_name(tensor: str) -> str:
-    """vLLM's name of a parameter that otherwise has its checkpoint tensor's."""
+    """Return vLLM's name of a parameter; others are named as their checkpoint tensor."""
     return tensor.replace(".self_attn.", ".attn.").replace("embed_tokens", "embedding")

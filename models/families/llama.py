@@ -1,5 +1,4 @@
-"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): grouped-query attention and gated MLPs without biases or
-norms of their own."""
+"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783): grouped-query attention and gated MLPs without biases."""
 
 from __future__ import annotations
 

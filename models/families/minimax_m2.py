@@ -1,8 +1,7 @@
-"""MiniMax-M2: norms over all heads of queries and of keys, half of each head turned, experts in every layer,
+"""MiniMax-M2: norms over all heads of queries and of keys, half of each head rotated, experts in every layer,
 sigmoid routing with correction biases.
 
-Source: transformers 5.19, models/minimax_m2. The checkpoint's multi-token-prediction layers are neither
-trained nor served.
+Source: transformers 5.19, models/minimax_m2. The multi-token-prediction layers are not trained or served.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from mrl.models.tensors import LocalTensor
 
 
 class MiniMaxM2(ProjectionNormed):
-    """MiniMax-M2. vLLM reads the routing's and the norms' names from config.json: they are asked for."""
+    """MiniMax-M2. vLLM reads the names of routing and norms from config.json, so they are required."""
 
     model_type = "minimax_m2"
     moe_module = "block_sparse_moe"
@@ -47,17 +46,17 @@ class MiniMaxM2(ProjectionNormed):
     def unsupported(self, hf: HfConfig) -> list[str]:
         problems = super().unsupported(hf)
         if any(kind != 1 for kind in hf.get("attn_type_list") or []):
-            problems.append("attn_type_list with others than 1 (only softmax attention)")
+            problems.append("attn_type_list with values other than 1 (supported: softmax attention)")
         return problems
 
     def rotary(self, hf: HfConfig) -> rope.Rope:
-        """The published folders say how much of a head is turned by `rotary_dim` alone."""
+        """Return the rotary embedding; published folders set its width only by `rotary_dim`."""
         if hf.get("rotary_dim") and "partial_rotary_factor" not in rope.parameters(hf):
             return rope.rope(hf, width=hf["rotary_dim"])
         return super().rotary(hf)
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """A rank holds the weights of its own heads."""
+        """Yield the attention's tensors; a rank has the norm weights of its own heads."""
         yield from super().engine_attention(hf, layer, engine)
         for part, heads, width in normed_heads(hf):
             name = f"{layer}.self_attn.{part}_norm.weight"

@@ -1,5 +1,4 @@
-"""Mixtral (arXiv 2401.04088): grouped-query attention without norms of its own, experts in every layer,
-softmax routing."""
+"""Mixtral (arXiv 2401.04088): grouped-query attention, experts in every layer, softmax routing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """OLMoE (arXiv 2409.02060): norms over all heads of queries and of keys, experts in every layer, softmax
-routing whose probabilities are not divided by their sum."""
+routing without normalised probabilities."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mrl.models.tensors import LocalTensor
 
 
 class Olmoe(ProjectionNormed):
-    """OLMoE. vLLM 0.32 serves it with these values of `norm_topk_prob`, `rms_norm_eps` and `clip_qkv`, whatever
-    config.json says (model_executor/models/olmoe.py): no others are trained."""
+    """OLMoE. vLLM 0.32 serves it with these `norm_topk_prob`, `rms_norm_eps` and `clip_qkv`, whatever
+    config.json says (model_executor/models/olmoe.py), so no others are trained."""
 
     model_type = "olmoe"
     expert_count_keys = ("num_experts", "num_local_experts")
@@ -25,12 +25,12 @@ class Olmoe(ProjectionNormed):
         problems, width = super().unsupported(hf), head_dim(hf)
         if (heads := field(hf, "num_attention_heads")) * width != (hidden := field(hf, "hidden_size")):
             problems.append(
-                f"head_dim = {width} (only hidden_size / num_attention_heads = {hidden} / {heads})"
+                f"head_dim = {width} (supported: hidden_size / num_attention_heads = {hidden} / {heads})"
             )
         return problems
 
     def engine_attention(self, hf: HfConfig, layer: str, engine: EngineRows) -> Iterator[LocalTensor]:
-        """Every rank holds the norms whole."""
+        """Yield the attention's tensors; every rank has the whole norms."""
         yield from super().engine_attention(hf, layer, engine)
         for part, heads, width in normed_heads(hf):
             yield engine.whole(f"{layer}.self_attn.{part}_norm.weight", heads * width)

@@ -1,8 +1,8 @@
-"""Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): a plain dense decoder whose folders hold queries, keys and values in one
-tensor, and gate and up in another.
+"""Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): a dense decoder with merged QKV and merged gate and up
+tensors.
 
-vLLM's parameters of these names have the same rows, those of its ranks aside. Source: transformers 5.19, models/phi3; vLLM
-0.32, model_executor/models/phi3.py.
+vLLM's parameters of these names have the same rows, except for its split over ranks. Source: transformers
+5.19, models/phi3; vLLM 0.32, model_executor/models/phi3.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PART = re.compile(r"(.+\.)(q|k|v|gate|up)_proj\.weight")
 
 
 class Phi3(Family):
-    """Phi-3 and Phi-4 without windows and without LongRoPE."""
+    """Phi-3 and Phi-4 without windows and LongRoPE."""
 
     model_type = "phi3"
     partial_rotary = True
     implemented = {"sliding_window": (None,), "embd_pdrop": (None, 0), "resid_pdrop": (None, 0)}
-    harmless = ("original_max_position_embeddings",)  # of LongRoPE
+    harmless = ("original_max_position_embeddings",)  # LongRoPE
 
     def layer(self, hf: HfConfig, number: int, spec: Spec, own_experts: range) -> list[Row]:
         return [_merged(hf, row) for row in super().layer(hf, number, spec, own_experts)]
@@ -37,7 +37,7 @@ class Phi3(Family):
 
 
 def _merged(hf: HfConfig, row: Row) -> Row:
-    """A row of the merged tensors in the place of one of their parts."""
+    """Replace the parts in a row by rows of the merged tensors."""
     blocks = tuple(
         tuple(CheckpointRows(*_home(hf, part.tensor, part.start), part.rows) for part in block)
         for block in row.blocks
@@ -51,7 +51,7 @@ def _merged_piece(hf: HfConfig, piece: Piece) -> Piece:
 
 
 def _home(hf: HfConfig, tensor: str, row: int) -> tuple[str, int]:
-    """The tensor of the folder that holds a row of one of its parts, and the number it has there."""
+    """Return the folder tensor that contains a row of one of its parts, and the row's number there."""
     part = _PART.fullmatch(tensor)
     if part is None:
         return tensor, row

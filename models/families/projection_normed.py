@@ -1,4 +1,4 @@
-"""What OLMoE and MiniMax-M2 share: queries and keys are normed over all heads of a token at once."""
+"""Share what OLMoE and MiniMax-M2 have in common: queries and keys are normed over all heads at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mrl.models.tensors import Row, Spec
 
 
 class ProjectionNormed(Family):
-    """A family with such norms; how an engine splits them over its ranks is the family's own."""
+    """A family with such norms; each family defines how an engine splits them over ranks."""
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {"qk_layernorm": True, "projection_norms": True}
@@ -27,6 +27,6 @@ class ProjectionNormed(Family):
 
 
 def normed_heads(hf: HfConfig) -> list[tuple[str, int, int]]:
-    """(part, number of heads, their width) of queries and of keys."""
+    """Return (part, number of heads, head width) of queries and of keys."""
     width = head_dim(hf)
     return [("q", field(hf, "num_attention_heads"), width), ("k", field(hf, "num_key_value_heads"), width)]

@@ -1,5 +1,5 @@
 """Dense Qwen2 and Qwen2.5 (arXiv 2412.15115) and Qwen2-MoE (arXiv 2407.10671): grouped-query attention with
-biases of queries, keys and values; the experts beside one that every token visits, weighed by a gate."""
+QKV biases; in the MoE, a gated shared expert besides the routed ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class Qwen2(Family):
 
 
 class Qwen2Moe(Qwen3Moe):
-    """Qwen2-MoE and Qwen1.5-MoE: Qwen3-MoE with biases, without norms of queries and keys, and with a shared
-    expert."""
+    """Qwen2-MoE and Qwen1.5-MoE: Qwen3-MoE with QKV biases and a shared expert, without q and k norms."""
 
     model_type = "qwen2_moe"
     implemented = {"use_sliding_window": (None, False), "qkv_bias": (None, True)}

@@ -1,5 +1,4 @@
-"""Dense Qwen3 and Qwen3-MoE (arXiv 2505.09388): grouped-query attention with norms of queries and keys,
-softmax routing."""
+"""Dense Qwen3 and Qwen3-MoE (arXiv 2505.09388): attention with query and key norms, softmax routing."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ class Qwen3Moe(Qwen3):
     expert_count_keys = ("num_experts", "num_local_experts")
 
     def is_moe_layer(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer has experts, by `mlp_only_layers` and `decoder_sparse_step`."""
+        """Return True if a layer has experts, by `mlp_only_layers` and `decoder_sparse_step`."""
         step = hf.get("decoder_sparse_step", 1)
         return number not in (hf.get("mlp_only_layers") or []) and (number + 1) % step == 0
 
     def transformer_fields(self, hf: HfConfig) -> dict[str, Any]:
         return super().transformer_fields(hf) | {
-            # HF: softmax over all experts, top-k, divided by its sum if norm_topk_prob
+            # HF: softmax over all experts, then top-k, divided by its sum if norm_topk_prob
             "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
         }

@@ -1,9 +1,8 @@
-"""Qwen3.5, dense and with experts: Qwen3-Next's layers with their projections in other tensors, in folders that
-also hold a model of images.
+"""Qwen3.5, dense and MoE: Qwen3-Next's layers with differently merged projections, in multimodal folders.
 
-Text alone is trained and served: the model of images stays as the folder has it, and exports carry it along. Text
-has the same position in all three sections of its rotary embedding, which so is a plain one. Source:
-transformers 5.19, models/{qwen3_5,qwen3_5_moe}; vLLM 0.32, model_executor/models/qwen3_5.py.
+Only text is trained and served; exports copy the image model unchanged. Text has the same position in all
+three sections of the rotary embedding, which is therefore a plain one. Source: transformers 5.19,
+models/{qwen3_5,qwen3_5_moe}; vLLM 0.32, model_executor/models/qwen3_5.py.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Qwen35(Qwen3Next):
         *Qwen3Next.harmless,
         "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
         "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
-        "mamba_ssm_dtype",  # of an engine's states, which reads it itself
+        "mamba_ssm_dtype",  # dtype of an engine's states, which reads it itself
         "mlp_only_layers",
     )  # fmt: skip
     rope_kinds = ("default",)
@@ -47,7 +46,7 @@ class Qwen35(Qwen3Next):
         return super().transformer_fields(hf) | {"moe_router_pre_softmax": False}
 
     def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
-        """Queries, keys and values lie one after the other in one tensor; gates, b and a have their own."""
+        """Return queries, keys and values, consecutive in one tensor, then gates, b and a in their own."""
         values, share = net.share * net.value_width, net.share
         return [
             *sections(net, f"{name}.in_proj_qkv.weight", head),
@@ -59,8 +58,8 @@ class Qwen35(Qwen3Next):
     def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[CheckpointRows]]:
         qkv, starts = f"{name}.in_proj_qkv.weight", (0, net.keys, 2 * net.keys)
         parts = [
-            CheckpointRows(qkv, at, size)
-            for at, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
+            CheckpointRows(qkv, start, size)
+            for start, size in zip(starts, (net.keys, net.keys, net.values), strict=True)
         ]
         return {
             "in_proj_qkvz": [*parts, CheckpointRows(f"{name}.in_proj_z.weight", 0, net.values)],
@@ -71,7 +70,7 @@ class Qwen35(Qwen3Next):
 
 
 class Qwen35Moe(Qwen35):
-    """Qwen3.5 with experts, in every layer."""
+    """Qwen3.5 with experts in every layer."""
 
     model_type = "qwen3_5_moe"
     aliases = ("qwen3_5_moe_text",)

@@ -1,7 +1,7 @@
-"""Qwen3-Next: most layers are gated delta nets, the others attend under an output gate; all norms but the delta
-nets' hold what their factors have beyond 1.
+"""Qwen3-Next: most layers are gated delta nets, the others gated attention; norms except the delta nets'
+store their factor minus 1.
 
-Source: transformers 5.19, models/qwen3_next. The multi-token-prediction layer is neither trained nor served.
+Source: transformers 5.19, models/qwen3_next. The multi-token-prediction layer is not trained or served.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Qwen3Next(Qwen3Moe):
     harmless = (*Qwen3Moe.harmless, "full_attention_interval")
 
     def is_delta_net(self, hf: HfConfig, number: int) -> bool:
-        """Whether a layer is a delta net, by `layer_types`, or all but every `full_attention_interval`-th."""
+        """Return True for a delta net, by `layer_types` or all but every `full_attention_interval`-th."""
         if types := hf.get("layer_types"):
             return types[number] == "linear_attention"
         return (number + 1) % (hf.get("full_attention_interval") or 4) != 0
@@ -39,7 +39,7 @@ class Qwen3Next(Qwen3Moe):
         return hf.get("shared_expert_intermediate_size") or 0
 
     def untrained(self, hf: HfConfig) -> tuple[str, ...]:
-        """The prefix of the multi-token-prediction layer."""
+        """Return the prefix of the multi-token-prediction layer."""
         return ("mtp.",)
 
     def require_layout(self, hf: HfConfig, layout: Layout) -> None:
@@ -70,8 +70,7 @@ class Qwen3Next(Qwen3Moe):
         return [norm, *delta_net.trainer_rows(net, name, field(hf, "hidden_size"), projected)]
 
     def projected(self, net: DeltaNet, name: str, head: int) -> list[CheckpointRows]:
-        """The rows of one key head's query, key, values and gates, then of its b and a: both tensors lie by key
-        head."""
+        """Return a key head's query, key, values, gates, then its b and a; both tensors are by key head."""
         wide, narrow = 2 * net.key_width + 2 * net.share * net.value_width, 2 * net.share
         return [
             CheckpointRows(f"{name}.in_proj_qkvz.weight", head * wide, wide),
@@ -87,7 +86,7 @@ class Qwen3Next(Qwen3Moe):
         )
 
     def engine_projections(self, net: DeltaNet, name: str) -> dict[str, list[CheckpointRows]]:
-        """vLLM's projections of a delta net, and the sections of each that are split over tp by themselves."""
+        """Return vLLM's projections of a delta net, each as sections that are split over tp separately."""
         sizes = {"in_proj_qkvz": 2 * net.keys + 2 * net.values, "in_proj_ba": 2 * net.value_heads}
         return {
             projection: [CheckpointRows(f"{name}.{projection}.weight", 0, rows)]
@@ -96,5 +95,5 @@ class Qwen3Next(Qwen3Moe):
 
 
 def _number(layer: str) -> int:
-    """The number at the end of a layer's name."""
+    """Return the number at the end of a layer's name."""
     return int(layer.rpartition(".")[2])

@@ -1,42 +1,43 @@
-"""Models that are not trained here: why, and which family is their nearest relative."""
+"""List models that cannot be trained: the reason, and the most similar family."""
 
 from __future__ import annotations
 
 from mrl.models.hf_config import HfConfig
 
-_INDEXER = "its attention sees the tokens that an indexer chooses (DeepSeek sparse attention), which is not computed here"
-_CONNECTIONS = "its layers are joined by hyper-connections, of several residual streams, for which there are no modules here"
-_UNTRIED = "nobody has held it against transformers here"
-_IMAGES = "images are not trained here, and its text model's tensors have other names"
+_INDEXER = "its indexer of attended tokens (DeepSeek sparse attention) is not implemented"
+_CONNECTIONS = "its hyper-connections (several residual streams) are not implemented"
+_UNTRIED = "it has not been compared with transformers"
+_IMAGES = "training on images is not implemented, and its text model's tensors have other names"
 
 REFUSED: dict[str, tuple[str, str]] = {
     "deepseek_v32": (_INDEXER, "deepseek_v3"),
     "glm_moe_dsa": (_INDEXER, "deepseek_v3"),
     "nemotron_h": (
-        "it has Mamba2 layers and experts without a gate, for which there are no modules here",
+        "its Mamba2 layers and experts without a gate are not implemented",
         "qwen3_moe",
     ),
     "ernie4_5_moe": (
-        "its router adds correction biases to softmax scores, which Megatron does not",
+        "its router adds correction biases to softmax scores, which Megatron does not support",
         "qwen3_moe",
     ),
     "deepseek_v4": (_CONNECTIONS, "deepseek_v3"),
     "glm5_next": (_CONNECTIONS, "deepseek_v3"),
     "qwen4_exp": (_CONNECTIONS, "qwen3_5_moe"),
     "minimax_m3_vl": (
-        "its attention sees the blocks of tokens that an indexer chooses, which is not computed here",
+        "its indexer of attended blocks of tokens is not implemented",
         "minimax_m2",
     ),
     "llama4": (_IMAGES, "mixtral"),
     "llama4_text": (
-        "some layers have no rotary embedding and others see chunks alone, and experts are weighed before they compute",
+        "some layers have no rotary embedding, others attend only within chunks, and experts are weighted "
+        "before they compute",
         "mixtral",
     ),
-    "kimi_linear": ("its delta net forgets by channel, not by head", "qwen3_next"),
+    "kimi_linear": ("its delta net decays per channel, not per head", "qwen3_next"),
     "longcat_flash": ("a layer has two attentions, and some of its experts compute nothing", "deepseek_v3"),
-    "mimo_v2_flash": ("its keys and values have other widths, and its windows alone have sinks", "gpt_oss"),
+    "mimo_v2_flash": ("its keys and values differ in width, and only windowed layers have sinks", "gpt_oss"),
     "step3p5": (
-        "its layers with windows have another number of heads, and some clamp their experts",
+        "its windowed layers have another number of heads, and some clamp their experts",
         "qwen3_moe",
     ),
     "mistral4": (f"{_UNTRIED}; its latent attention is deepseek_v3's", "deepseek_v3"),
@@ -53,15 +54,15 @@ REFUSED: dict[str, tuple[str, str]] = {
     "mllama": (_IMAGES, "llama"),
     "gemma3_text": ("it has windows, norms after each block and scaled embeddings", "qwen3"),
     "mistral": (
-        "nobody has held it against transformers here; its layers are llama's where it has no window",
+        "it has not been compared with transformers; without a window its layers are llama's",
         "llama",
     ),
 }
-"""model_type -> the reason, and the nearest registered family."""
+"""model_type -> (reason, most similar registered family)."""
 
 
 def reason(hf: HfConfig) -> str:
-    """What is known of a model_type that is not registered, to be put behind that sentence; else nothing."""
+    """Return why a model_type is not registered, as part of an error message; "" if nothing is known."""
     if known := REFUSED.get(hf.get("model_type", "")):
-        return f": {known[0]}; the nearest family is {known[1]}"
+        return f": {known[0]}; the most similar family is {known[1]}"
     return f": {_IMAGES}" if "vision_config" in hf else ""

@@ -1,9 +1,9 @@
-"""Causal attention inside each of many packed segments, in torch alone.
+"""Compute causal attention inside each of many packed segments, in torch alone.
 
-Segments are padded into a few buckets of equal length (buckets.py), and each bucket is one
-scaled-dot-product call: causal, so that padding at the end of a segment is never seen. With a window it is two, in
-which each block of queries meets its own keys and those of the block before: nothing is as large as all pairs of
-positions. Megatron's side is models/megatron/packed_attention.py.
+Segments are padded into a few buckets of equal length (buckets.py). Each bucket is one scaled-dot-product
+call; it is causal, so padding at the end of a segment is never seen. With a window it is two calls, in which
+each block of queries sees its own keys and those of the previous block, so no tensor has the size of all
+pairs of positions. Megatron's side is models/megatron/packed_attention.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mrl.models.kernels.buckets import Buckets, SegmentBuckets
 from mrl.models.kernels.slots import to_slots, to_tokens
 
 WIDER = 8
-"""Dimensions by which attention sinks widen queries and keys: the fused kernels want multiples of 8."""
+"""Dimensions that attention sinks add to queries and keys: the fused kernels need multiples of 8."""
 
 
 def packed_attention(
@@ -33,12 +33,15 @@ def packed_attention(
     sinks: Tensor | None = None,
     windowed: bool = False,
 ) -> Tensor:
-    """query [N, H, D], key [M, G, D], value [M, G, V] -> [N, H x V]; heads H are a multiple of the groups G.
+    """Return [N, H x V], the attention of query [N, H, D] to key [M, G, D] and value [M, G, V].
 
-    N are the tokens of `buckets.queries`, M those of `buckets.keys` (the same N tokens without context
-    parallelism). Values narrower than keys are padded to their width: of torch's kernels the fused ones want
-    one width, and the others hold all pairs of positions at once. Each head's exp(`sinks` [H]) is added to the
-    denominators of its softmax. With `windowed` a position sees the last keys only, as the buckets say.
+    N are the tokens of `buckets.queries`, M those of `buckets.keys` (the same N without context parallelism);
+    heads H are a multiple of the groups G. Values narrower than keys are padded, because torch's fused
+    kernels need equal widths and the others materialise all pairs of positions.
+
+    Args:
+        sinks: [H]; exp of it is added to each head's softmax denominators.
+        windowed: A position sees only the last keys, as the buckets define.
     """
     heads, width = query.shape[1], value.shape[2]
     value = padded_to(value, query.shape[2])
@@ -59,7 +62,7 @@ def packed_attention(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, sinks: Tensor | None
 ) -> Tensor:
-    """[S, H, queries, V] under a mask, or causal without one."""
+    """Return [S, H, queries, V], under a mask, or causal without one."""
     length = q.shape[2]
     if sinks is not None:
         q, k, v, mask = _with_sinks(q, k, v, mask, sinks / scale)
@@ -70,8 +73,8 @@ def _attend(
 
 
 def _in_blocks(q: Tensor, k: Tensor, v: Tensor, band: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-    """[S, H, length, V] of a bucket in which a position sees itself and W - 1 before it: of the first W positions, which see
-    all before them, and of the blocks of W that follow, each with the keys of the block before."""
+    """Return [S, H, length, V] of a bucket with a window of W: the first W positions see all before them, and
+    each following block of W also sees the keys of the previous block."""
     window, length = band.shape[2], q.shape[2]
     first = attend(*(x[:, :, :window] for x in (q, k, v)), None)
     if length <= window:
@@ -79,18 +82,17 @@ def _in_blocks(q: Tensor, k: Tensor, v: Tensor, band: Tensor, attend: Callable[.
     q, k, v = (functional.pad(x, (0, 0, 0, -length % window)).unflatten(2, (-1, window)) for x in (q, k, v))
     k, v = (torch.cat((x[:, :, :-1], x[:, :, 1:]), dim=3) for x in (k, v))
     blocks = (x.transpose(1, 2) for x in (q[:, :, 1:], k, v))
-    rest = attend(*(x.flatten(0, 1) for x in blocks), band).unflatten(0, (len(q), -1))
-    return torch.cat((first, rest.transpose(1, 2).flatten(2, 3)), dim=2)[:, :, :length]
+    later_blocks = attend(*(x.flatten(0, 1) for x in blocks), band).unflatten(0, (len(q), -1))
+    return torch.cat((first, later_blocks.transpose(1, 2).flatten(2, 3)), dim=2)[:, :, :length]
 
 
 def _with_sinks(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Queries, keys, values and mask of a bucket with one more key in front, whose product with every query of a
-    head is the head's `scores` [H] and whose value is 0.
+    """Prepend a key whose product with a head's queries is the head's `scores` [H] and whose value is 0.
 
-    Queries have a further dimension of ones, in which that key alone is not 0. Without a mask a query stands in
-    front too, so that plain causal attention still lets every other one see the key.
+    Queries get a dimension of ones, in which only that key is not 0. Without a mask a query is also
+    prepended, so that plain causal attention lets every other query see the key.
     """
     heads, width = q.shape[1], q.shape[3]
     k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
@@ -105,13 +107,13 @@ def _with_sinks(
 
 
 def padded_to(values: Tensor, width: int) -> Tensor:
-    """Values [..., V] with zeros behind them up to `width`; as they are where they are as wide or wider."""
+    """Pad values [..., V] with zeros up to `width`; wider values are unchanged."""
     missing = width - values.shape[-1]
     return functional.pad(values, (0, missing)) if missing > 0 else values
 
 
 def _fill(buckets: Buckets, tokens: Tensor) -> list[Tensor]:
-    """[N, H, D] -> one [segments, H, padded length, D] per bucket."""
+    """Convert [N, H, D] to one [segments, H, padded length, D] per bucket."""
     slots = to_slots(tokens, buckets.slot_tokens, buckets.token_slots)
     parts = slots.split([rows * length for rows, length in buckets.shapes])
     return [p.unflatten(0, shape).transpose(1, 2) for p, shape in zip(parts, buckets.shapes, strict=True)]

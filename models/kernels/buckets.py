@@ -1,5 +1,5 @@
-"""Buckets of equal length for attention over packed segments, computed from segment lengths once per
-microbatch. Torch alone; does not build batches (mrl/training/packing.py)."""
+"""Plan buckets of equal length for attention over packed segments, from their lengths, per micro-batch. Torch
+alone; mrl/training/packing.py builds the batches."""
 
 from __future__ import annotations
 
@@ -15,35 +15,34 @@ from mrl.models.kernels.zigzag import kept_positions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buckets:
-    """Where tokens stand in padded buckets. Bucket i holds `shapes[i] = (segments, padded length)`; slots of
-    all buckets follow one another."""
+    """Slots of tokens in consecutive padded buckets; bucket i has `shapes[i]` (segments, padded length)."""
 
     slot_tokens: Tensor
-    """[M] int64: the token in each slot; padding slots repeat token 0."""
+    """[M] int64: token in each slot; padding slots repeat token 0."""
     token_slots: Tensor
-    """[N] int64: the slot of each token."""
+    """[N] int64: slot of each token."""
     shapes: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentBuckets:
-    """The buckets of a microbatch's queries and keys, and what queries may see of the keys."""
+    """Buckets of a micro-batch's queries and keys, and the masks between them."""
 
     queries: Buckets
-    """Of this rank's tokens."""
+    """Buckets of this rank's tokens."""
     keys: Buckets
-    """Of the tokens of all context-parallel ranks, rank after rank; the queries' where there is one rank."""
+    """Buckets of the tokens of all context-parallel ranks, rank after rank; equals `queries` on one rank."""
     masks: list[Tensor] | list[None]
     """Per bucket what is added to the scores [segments, 1, queries, keys]: 0, or -inf for later keys and
-    padding. None where queries and keys are the same and plain causal attention will do."""
+    padding. None if queries and keys are the same, so that plain causal attention suffices."""
     windowed: list[Tensor] = dataclasses.field(default_factory=list)
-    """The same for layers that see the last keys only, with context parallelism; none where no layer does."""
+    """Masks of windowed layers with context parallelism; empty if no layer has a window."""
     band: Tensor | None = None
-    """[1, 1, W, 2W] for these layers without: what W queries in a row see of the W keys before them and of their own."""
+    """[1, 1, W, 2W] mask of windowed layers without context parallelism: W queries, 2W keys up to them."""
 
 
 def bucket_length(length: np.ndarray) -> np.ndarray:
-    """Padded length: the next multiple of 4 up to 32, then of an eighth to a quarter of the length.
+    """Round up: to a multiple of 4 up to 32, then to a multiple of an eighth to a quarter of the length.
 
     >>> bucket_length(np.array([3, 4, 13, 33, 100])).tolist()
     [4, 4, 16, 40, 112]
@@ -57,10 +56,9 @@ def bucket_length(length: np.ndarray) -> np.ndarray:
 def plan_buckets(
     lengths: np.ndarray, *, unit: int = 1
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
-    """(slot_tokens [M], token_slots [N], shapes) for segments of the given lengths; see Buckets.
+    """Return (slot_tokens [M], token_slots [N], shapes) for segments of these lengths; see Buckets.
 
-    Lengths are multiples of `unit`; buckets are those of lengths / unit, so that queries and keys fall into
-    the same.
+    Lengths are multiples of `unit`; buckets follow lengths / unit, so queries and keys get the same.
     """
     padded = unit * bucket_length(lengths // unit)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -88,25 +86,25 @@ def segment_buckets(
     rank: int = 0,
     window: int = 0,
 ) -> SegmentBuckets:
-    """The buckets of segments of the given lengths [B], which follow one another; `rank` of `cp` has its
-    chunks of them. In some layers a position sees itself and `window` - 1 before it, where `window` is not 0.
+    """Return the buckets of consecutive segments of lengths [B]; `rank` of `cp` has its chunks of them.
 
-    Masks, with context parallelism only, are of `dtype` and hold all pairs of positions of each segment.
+    In windowed layers a position sees itself and `window` - 1 before it; `window` 0: there are none. Masks
+    (with context parallelism only) are of `dtype` and contain all pairs of positions of each segment.
     """
     if cp == 1:
         buckets = _on_device(*plan_buckets(lengths), device=device)
         band = _band(window, dtype=dtype, device=device) if window else None
         return SegmentBuckets(buckets, buckets, [None] * len(buckets.shapes), band=band)
-    at = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
+    query_positions = torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device)
     queries = _on_device(*plan_buckets(lengths // cp, unit=2), device=device)
     keys = _gathered_keys(lengths, cp=cp, device=device)
-    masks = _masks(queries, keys, at, dtype=dtype)
-    windowed = _masks(queries, keys, at, dtype=dtype, window=window) if window else []
+    masks = _masks(queries, keys, query_positions, dtype=dtype)
+    windowed = _masks(queries, keys, query_positions, dtype=dtype, window=window) if window else []
     return SegmentBuckets(queries, keys, masks, windowed)
 
 
 def positions(lengths: np.ndarray, *, cp: int = 1, rank: int = 0) -> np.ndarray:
-    """[N] places inside their segments of the tokens that a rank keeps.
+    """Return [N], the positions inside their segments of the tokens that a rank has.
 
     >>> positions(np.array([3, 2])).tolist()
     [0, 1, 2, 0, 1]
@@ -126,7 +124,7 @@ def _on_device(
 
 
 def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buckets:
-    """Buckets of whole segments, whose tokens lie as they are gathered: rank after rank."""
+    """Return buckets of whole segments whose tokens are in gathered order: rank after rank."""
     slot_tokens, token_slots, shapes = plan_buckets(lengths, unit=2 * cp)
     gathered = np.concatenate([kept_positions(lengths, cp=cp, rank=rank) for rank in range(cp)])
     return _on_device(np.argsort(gathered)[slot_tokens], token_slots[gathered], shapes, device=device)
@@ -135,18 +133,18 @@ def _gathered_keys(lengths: np.ndarray, *, cp: int, device: torch.device) -> Buc
 def _masks(
     queries: Buckets, keys: Buckets, positions: Tensor, *, dtype: torch.dtype, window: int = 0
 ) -> list[Tensor]:
-    """Slot j of a bucket's row is position j of its segment; a query at `positions` [N] sees it from there
-    on, or for `window` positions.
+    """Build masks: slot j of a bucket's row is position j of its segment; a query at position p sees slots
+    0..p, or only the last `window` of them.
 
-    Padding of the queries has some token's position, so that it sees at least slot 0 and gives finite values.
+    Padding queries have some token's position, so they see at least slot 0 and give finite values.
     """
-    own = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
+    by_bucket = positions[queries.slot_tokens].split([rows * length for rows, length in queries.shapes])
     masks = []
-    for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, own, strict=True):
-        slots, own_at = torch.arange(key_length, device=at.device), at.view(*shape, 1)
-        unseen = slots > own_at
+    for shape, (_, key_length), at in zip(queries.shapes, keys.shapes, by_bucket, strict=True):
+        slots, query = torch.arange(key_length, device=at.device), at.view(*shape, 1)
+        unseen = slots > query
         if window:
-            unseen |= slots <= own_at - window
+            unseen |= slots <= query - window
         masks.append(
             torch.zeros(unseen.shape, dtype=dtype, device=at.device).masked_fill_(unseen, -math.inf)[:, None]
         )
@@ -154,7 +152,7 @@ def _masks(
 
 
 def _band(window: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[1, 1, W, 2W]: query i of a block stands W slots behind slot i of the keys, and sees itself and W - 1 before it."""
+    """Build [1, 1, W, 2W]: query i is W slots after key slot i, and sees itself and W - 1 before it."""
     ahead = torch.arange(2 * window, device=device) - torch.arange(window, device=device)[:, None]
     unseen = (ahead <= 0) | (ahead > window)
     return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)[None, None]

@@ -1,9 +1,11 @@
-"""The gated delta rule (arXiv 2412.06464) and its short convolution over packed segments, in torch alone.
+"""Compute the gated delta rule (arXiv 2412.06464) and its short convolution over packed segments, in torch
+alone.
 
-Every value head has a state [K, V] that starts at 0 with each segment. At each token it decays, and its key's
-value is moved towards the token's by beta. As in arXiv 2406.06484 the tokens of a chunk are computed together:
-one triangular system gives what each of them writes, and only chunks follow one another. Chunks of all
-segments are computed at once, in float32 or wider. The module around it is models/megatron/delta_net_layer.py.
+Every value head has a state [K, V] that starts at 0 with each segment. At each token the state decays, and
+the value stored under the token's key moves towards the token's value by beta. As in arXiv 2406.06484 the
+tokens of a chunk are computed together: one triangular system gives what each of them writes, and only chunks
+are sequential. Chunks of all segments are computed at once, in float32 or wider. The surrounding module is
+models/megatron/delta_net_layer.py.
 """
 
 from __future__ import annotations
@@ -19,28 +21,28 @@ from mrl.models.delta_net import CHUNK
 from mrl.models.kernels.slots import to_slots, to_tokens
 
 EPSILON = 1e-6
-"""Added to the squared length of queries and keys."""
+"""Added to the squared norm of queries and keys."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chunks:
-    """Where tokens stand in chunks, each of one segment. Round i holds chunk i of every segment that has one,
-    longest segments first; the chunks of all rounds follow one another."""
+    """Positions of tokens in chunks, each of one segment. Round i has chunk i of every segment that is long
+    enough, longest segments first; the chunks of all rounds are concatenated."""
 
     slot_tokens: Tensor
-    """[C x CHUNK] int64: the token in each slot; padding at the end of a segment repeats token 0."""
+    """[C x CHUNK] int64: token in each slot; padding at the end of a segment repeats token 0."""
     filled: Tensor
-    """[C x CHUNK] bool: whether the slot holds a token."""
+    """[C x CHUNK] bool: True if the slot has a token."""
     token_slots: Tensor
-    """[N] int64: the slot of each token."""
+    """[N] int64: slot of each token."""
     rounds: tuple[int, ...]
     """Chunks of each round, never increasing."""
     order: Tensor
-    """[B] int64: the segments, as the rounds have them."""
+    """[B] int64: segments in the order of the rounds."""
 
 
 def chunk_segments(lengths: np.ndarray, *, device: torch.device) -> Chunks:
-    """The chunks of segments of the given lengths [B] (at least 1 each), which follow one another."""
+    """Return the chunks of consecutive segments of lengths [B] (at least 1 each)."""
     counts = -(-lengths // CHUNK)
     order = np.argsort(-counts, kind="stable")
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -51,9 +53,9 @@ def chunk_segments(lengths: np.ndarray, *, device: torch.device) -> Chunks:
     slot_tokens = np.where(filled, starts[owners][:, None] + inside, 0)
     token_slots = np.zeros(int(starts[-1]), np.int64)
     token_slots[slot_tokens[filled]] = np.flatnonzero(filled)
-    found = (torch.from_numpy(array).to(device) for array in (slot_tokens.ravel(), filled.ravel()))
+    tensors = (torch.from_numpy(array).to(device) for array in (slot_tokens.ravel(), filled.ravel()))
     return Chunks(
-        *found,
+        *tensors,
         token_slots=torch.from_numpy(token_slots).to(device),
         rounds=tuple(rounds),
         order=torch.from_numpy(order).to(device),
@@ -69,11 +71,11 @@ def gated_delta_rule(
     chunks: Chunks,
     states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(outputs [N, H, V] in the type of `value`, states [B, H, K, V] after each segment).
+    """Return (outputs [N, H, V] in the type of `value`, states [B, H, K, V] after each segment).
 
-    `query`, `key` [N, G, K] of any length, `value` [N, H, V]; value head h reads key head h // (H / G). `decay`
-    [N, H] is the logarithm of what a state keeps, at most 0; `beta` [N, H] lies in 0..1. `states` are those
-    before the segments, zeros when absent; those returned are in float32 or wider.
+    `query`, `key` [N, G, K] may have any norm; `value` is [N, H, V]; value head h reads key head h // (H /
+    G). `decay` [N, H] is the logarithm of the share of a state that is kept, at most 0; `beta` [N, H] is in
+    0..1. `states` are those before the segments, zeros if None; returned ones are float32 or wider.
     """
     dtype = torch.promote_types(value.dtype, torch.float32)
     shares = value.shape[1] // key.shape[1]
@@ -103,7 +105,7 @@ def gated_delta_rule(
 
 
 def _scan(columns: tuple[Tensor, ...], states: Tensor, rounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(outputs [C, H, CHUNK, V], states after each segment) of what gated_delta_rule() makes of each chunk."""
+    """Return (outputs [C, H, CHUNK, V], states after each segment) from the terms of each chunk."""
     outputs, ended = [], []
     for query, scores, writes, reads, key, kept in zip(*(x.split(rounds) for x in columns), strict=True):
         ended.append(states[len(query) :])
@@ -117,7 +119,7 @@ def _scan(columns: tuple[Tensor, ...], states: Tensor, rounds: tuple[int, ...]) 
 def gated_delta_step(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """gated_delta_rule() of segments of one token each: N is B, and all states [B, H, K, V] are given."""
+    """Apply gated_delta_rule() to segments of one token: N is B; all states [B, H, K, V] are given."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     shares = value.shape[1] // key.shape[1]
     query, key = (_unit(x.to(dtype)).repeat_interleave(shares, dim=1).unsqueeze(2) for x in (query, key))
@@ -129,17 +131,18 @@ def gated_delta_step(
 
 
 def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(decay, beta) [N, H] of the projections `a`, `b` [N, H] and the parameters `a_log`, `dt_bias` [H]."""
+    """Return (decay, beta) [N, H] of projections `a`, `b` [N, H] and parameters `a_log`, `dt_bias` [H]."""
     dtype = torch.promote_types(a.dtype, torch.float32)
     decay = -a_log.to(dtype).exp() * functional.softplus(a.to(dtype) + dt_bias.to(dtype))
     return decay, b.sigmoid()
 
 
 def short_convolution(x: Tensor, weight: Tensor, places: Tensor) -> Tensor:
-    """SiLU of a causal convolution along the tokens: x [N, C], `weight` [C, W], one filter a channel -> [N, C].
+    """Apply a causal convolution along tokens, then SiLU: x [N, C], `weight` [C, W] (one filter per channel)
+    -> [N, C].
 
-    `places` [N] are the tokens' places inside their segments: before a segment's first token all is 0. The
-    last column of a filter meets the token itself.
+    `places` [N] are the tokens' positions inside their segments: inputs before a segment are 0. The last
+    column of a filter applies to the token itself.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     wide, filters = x.to(dtype), weight.to(dtype)
@@ -151,11 +154,11 @@ def short_convolution(x: Tensor, weight: Tensor, places: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Vectors of length 1, in the form of the reference's kernels."""
+    """Normalise vectors to length 1, in the same way as the reference's kernels."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON)
 
 
 def _chunked(x: Tensor, chunks: Chunks) -> Tensor:
-    """[N, H, ...] -> [C, H, CHUNK, ...]."""
+    """Convert [N, H, ...] to [C, H, CHUNK, ...]."""
     slots = to_slots(x, chunks.slot_tokens, chunks.token_slots)
     return slots.unflatten(0, (-1, CHUNK)).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""SwiGLU experts of a rank in two grouped matrix products, in torch alone; gpt-oss's too, which have biases and
-clamped inner values.
+"""Compute a rank's SwiGLU experts in two grouped matrix products, in torch alone, also gpt-oss's with biases
+and clamping.
 
-Tokens arrive sorted by expert. The parameters' shapes, their checkpoint and their place in Megatron's layer
-are models/megatron/expert_layer.py's.
+Tokens arrive sorted by expert. models/megatron/expert_layer.py defines the parameters' shapes, their
+checkpoint and their place in Megatron's layer.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 ALIGNED_BYTES = 16
-"""What torch.nn.functional.grouped_mm asks of the length of a row."""
+"""Row lengths must be a multiple of this for torch.nn.functional.grouped_mm."""
 
 
 def grouped_swiglu(
     hidden: Tensor, weight1: Tensor, weight2: Tensor, tokens_per_expert: Tensor, probs: Tensor
 ) -> Tensor:
-    """Each token through its expert, weighted by its prob: [n, H].
+    """Apply to each token its expert, weighted by its prob; return [n, H].
 
-    `hidden` [n, H] sorted by expert, `tokens_per_expert` [E] integers that add up to n, `probs` [n]. Of each
-    expert e, `weight1` [E, 2I, H] holds I rows of gate, then I of up; `weight2` is [E, H, I]. Experts without
-    a token get gradients of exact zeros, on every device; n may be 0.
+    `hidden` [n, H] is sorted by expert, `tokens_per_expert` [E] are integers with sum n, `probs` is [n]. Per
+    expert, `weight1` [E, 2I, H] has I rows of gate, then I of up; `weight2` is [E, H, I]. Experts without
+    tokens get gradients of exactly zero on every device; n may be 0.
     """
     gate, up = _grouped(hidden, weight1, tokens_per_expert).chunk(2, dim=-1)
     weighted = functional.silu(gate) * up * probs.unsqueeze(-1)
@@ -34,8 +34,8 @@ def grouped_swiglu(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Clamped:
-    """gpt-oss's activation of gate and up (transformers 5.19, models/gpt_oss): gate x sigmoid(`alpha` x gate) x
-    (up + 1), where gate is at most `limit` and up between -`limit` and `limit`."""
+    """gpt-oss's activation (transformers 5.19, models/gpt_oss): gate x sigmoid(`alpha` x gate) x (up + 1),
+    with gate at most `limit` and up in [-`limit`, `limit`]."""
 
     alpha: float
     limit: float
@@ -47,7 +47,7 @@ class Clamped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Biases:
-    """What experts add to their two products: [E, 2I] and [E, H]."""
+    """Biases of the experts' two products: [E, 2I] and [E, H]."""
 
     first: Tensor
     second: Tensor
@@ -62,7 +62,7 @@ def grouped_clamped(
     probs: Tensor,
     activation: Clamped,
 ) -> Tensor:
-    """grouped_swiglu() of experts with biases, another activation, and rows of gate and up by turns."""
+    """Compute grouped_swiglu() with biases, another activation, and gate and up rows interleaved."""
     counts = tokens_per_expert.to(hidden.device)
     first, second = (
         bias.repeat_interleave(counts, dim=0, output_size=len(hidden))
@@ -75,17 +75,17 @@ def grouped_clamped(
 
 
 def _grouped(rows: Tensor, weight: Tensor, tokens_per_expert: Tensor) -> Tensor:
-    """[n, O] of rows [n, K], sorted by expert, and weight [E, O, K]."""
-    if not len(rows):  # no grouped product of nothing: one expert's plain product of no row
+    """Return [n, O] of rows [n, K], sorted by expert, and weight [E, O, K]."""
+    if not len(rows):  # there is no grouped product without rows: use a plain one
         return rows @ weight[0].t()
     ends = tokens_per_expert.cumsum(0).to(rows.device, torch.int32)
     return functional.grouped_mm(rows, _Visited.apply(weight, tokens_per_expert).transpose(1, 2), offs=ends)
 
 
 class _Visited(torch.autograd.Function):
-    """The weights themselves; backward, zeros for experts without a token.
+    """Identity of the weights whose backward sets the gradients of experts without tokens to zero.
 
-    CUDA's grouped product leaves what was in memory in the gradients of empty groups on some devices
+    On some devices CUDA's grouped product leaves uninitialised memory in the gradients of empty groups
     (pytorch/pytorch issues 172439 and 193633).
     """
 

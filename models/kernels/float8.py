@@ -1,4 +1,4 @@
-"""What the numbers of float8 tensors mean, of which each square block (BLOCK of models/tensors.py) has a scale."""
+"""Dequantise float8 tensors, which have one scale per square block (BLOCK of models/tensors.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from mrl.models.tensors import BLOCK
 
 
 def dequantise_float8(values: Tensor, scales: Tensor, start: tuple[int, int] = (0, 0)) -> Tensor:
-    """[..., rows, columns] float32 of the float8 values of a box and the scales of the blocks that it touches. `start`: the
-    row and the column of its tensor where the box begins.
+    """Return [..., rows, columns] float32 of a box's float8 values and the scales of the blocks it touches.
+
+    `start`: row and column of its tensor at which the box begins.
 
     >>> import torch
-    >>> widened(torch.ones(1, 3), torch.tensor([[2.0, 4.0]]), (5, BLOCK - 1)).tolist()
+    >>> dequantise_float8(torch.ones(1, 3), torch.tensor([[2.0, 4.0]]), (5, BLOCK - 1)).tolist()
     [[2.0, 4.0, 4.0]]
     """
     scales = scales.float()

@@ -1,4 +1,4 @@
-"""A weight and its low-rank change as one matrix."""
+"""Merge a weight and its LoRA update into one matrix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def merged(base: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:
-    """base [m, n] + scale b [m, r] a [r, n], summed in float32, in the base's type.
+    """Return base [m, n] + scale b [m, r] a [r, n], summed in float32, in the base's type.
 
-    Elements that are not changed keep their bits.
+    Elements without a change keep their bits.
 
     >>> merged(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0]]), scale=0.5)
     tensor([[1.5000, 0.0000]])

@@ -1,6 +1,6 @@
-"""Cosines and sines of the rotary embedding, and the two ways of turning a head by them.
+"""Compute the rotary embedding's cosines and sines, and rotate heads in its two ways.
 
-What a config.json says about the embedding is in rope.py.
+rope.py reads the settings from config.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mrl.models.rope import Llama3, Rope, Yarn
 
 
 def inverse_frequencies(rope: Rope) -> Tensor:
-    """[width / 2] float32 angles per position, as `transformers` computes them."""
+    """Return [width / 2] float32 angles per position, as `transformers` computes them."""
     powers = rope.theta ** (torch.arange(0, rope.width, 2, dtype=torch.int64).float() / rope.width)
     if isinstance(rope.scaling, Yarn):
         return _yarn(powers, rope.scaling)
@@ -40,8 +40,7 @@ class RotaryTable:
     """Cosines and sines of all positions, computed in float32."""
 
     angles: Tensor | None
-    """[positions, 1, 1, D] float32, both halves alike, as Transformer Engine takes them; None where cosines and
-    sines are scaled."""
+    """[positions, 1, 1, D] float32, halves equal, for Transformer Engine; None if scaled (YaRN)."""
 
     def __init__(self, rope: Rope, *, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.arange(max_length).float()[:, None] * inverse_frequencies(rope)[None, :]
@@ -50,22 +49,22 @@ class RotaryTable:
         self.angles = angles.repeat(1, 2)[:, None, None].to(device) if rope.scale == 1.0 else None
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[N] positions -> cos, sin [N, 1, D / 2]."""
+        """Return cos, sin [N, 1, D / 2] at [N] positions."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, H, W] turned by cos, sin [N, 1, D / 2]: dimension i with i + D / 2; those from D on stay."""
+    """Rotate x [N, H, W] by cos, sin [N, 1, D / 2]: dimension i with i + D / 2; keep those from D on."""
     half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((*_turned(first, second, cos, sin), rest), dim=-1)
+    first, second, unrotated = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((*_turned(first, second, cos, sin), unrotated), dim=-1)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, H, D] turned by cos, sin [N, 1, D / 2]: dimension 2i with 2i + 1.
+    """Rotate x [N, H, D] by cos, sin [N, 1, D / 2]: dimension 2i with 2i + 1.
 
-    The result holds the even dimensions, then the odd ones; queries and keys alike, so their products do not
-    see it.
+    The result has the even dimensions, then the odd ones, for queries and keys alike, so products are
+    unaffected.
     """
     return torch.cat(_turned(x[..., 0::2], x[..., 1::2], cos, sin), dim=-1)
 

@@ -1,4 +1,4 @@
-"""Packed tokens laid out in padded slots and back, each way with the other as its gradient. Torch alone."""
+"""Move packed tokens to padded slots and back; each direction is the gradient of the other. Torch alone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch import Tensor
 
 
 def to_slots(tokens: Tensor, slot_tokens: Tensor, token_slots: Tensor) -> Tensor:
-    """tokens [N, ...] -> [M, ...], slot i holding token `slot_tokens[i]`; token n is at home in `token_slots[n]`.
+    """Move tokens [N, ...] to slots [M, ...]: slot i gets token `slot_tokens[i]`; `token_slots[n]` is token
+    n's own slot.
 
-    Only that one slot of a token may have a gradient: padding, which repeats tokens, has none. index_select's
-    own backward adds rows one by one; a second gather is several times faster on CPU.
+    Only a token's own slot may have a gradient; padding, which repeats tokens, has none. index_select's own
+    backward adds rows one by one; a second gather is several times faster on CPU.
     """
     return _ToSlots.apply(tokens, slot_tokens, token_slots)
 
 
 def to_tokens(slots: Tensor, token_slots: Tensor) -> Tensor:
-    """slots [M, ...] -> tokens [N, ...]; the gradient of padding slots is zero."""
+    """Move slots [M, ...] to tokens [N, ...]; the gradient of padding slots is zero."""
     return _ToTokens.apply(slots, token_slots)
 
 

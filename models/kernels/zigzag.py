@@ -1,9 +1,7 @@
-"""How context parallelism splits segments: of 2 cp equal chunks of each, rank r keeps chunks r and 2 cp - 1 -
-r.
+"""Split segments for context parallelism: of 2 cp equal chunks of each, rank r has chunks r and 2 cp - 1 - r.
 
-An early and a late chunk together make the same causal work on every rank; Transformer Engine's packed form
-expects the same split. Pure; segments are padded here so that they divide, batches are built in
-mrl/training/packing.py.
+An early and a late chunk together give every rank the same causal work; Transformer Engine's packed form
+expects the same split. Pure; pads segments so that they divide, while mrl/training/packing.py builds batches.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import numpy as np
 
 
 def padded(lengths: np.ndarray, cp: int) -> np.ndarray:
-    """Segment lengths that divide into 2 cp chunks.
+    """Round segment lengths up so that they divide into 2 cp chunks.
 
     >>> padded(np.array([1, 8, 9]), 2).tolist(), padded(np.array([1, 8, 9]), 1).tolist()
     ([4, 8, 12], [1, 8, 9])
@@ -23,7 +21,7 @@ def padded(lengths: np.ndarray, cp: int) -> np.ndarray:
 
 
 def token_multiple(*, tp: int, cp: int) -> int:
-    """What the padded tokens of a microbatch must be a multiple of: chunks, and equal shares of the tp ranks.
+    """Return the divisor of a micro-batch's padded tokens, for chunks and equal shares of the tp ranks.
 
     >>> token_multiple(tp=2, cp=1), token_multiple(tp=1, cp=2), token_multiple(tp=4, cp=2)
     (2, 4, 8)
@@ -32,8 +30,9 @@ def token_multiple(*, tp: int, cp: int) -> int:
 
 
 def kept_positions(lengths: np.ndarray, *, cp: int, rank: int) -> np.ndarray:
-    """Positions in the packed tokens that a rank keeps, segments of the (padded) lengths in order.
+    """Return the positions in the packed tokens that a rank has, for segments of the (padded) lengths.
 
+    >>> kept = kept_positions
     >>> kept(np.array([8, 4]), cp=2, rank=0).tolist(), kept(np.array([8, 4]), cp=2, rank=1).tolist()
     ([0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10])
     """

@@ -1,6 +1,6 @@
-"""Hugging Face config -> this rank's Megatron model chunks.
+"""Build this rank's Megatron model chunks from a Hugging Face config.
 
-Owns the layout's part of megatron's config and the chunks; the layers' parts are in layer_specs.py. Does not
+Owns the chunks and the layout's part of Megatron's config; the layers' parts are in layer_specs.py. Does not
 load weights, wrap for data parallelism or own an optimizer (mrl/training).
 """
 
@@ -29,7 +29,7 @@ from mrl.models.megatron.lora_parameters import LowRankPair
 from mrl.models.megatron.model_config import ModelConfig
 
 ADAPTERS = "adapters."
-"""What the names of adapters' parameters begin with."""
+"""Prefix of the names of adapters' parameters."""
 
 
 class PackedModel(GPTModel):
@@ -40,50 +40,48 @@ class PackedModel(GPTModel):
 
     @property
     def pairs(self) -> Iterable[LowRankPair]:
-        """The adapters of a chunk whose weights are frozen (lora_parameters.py)."""
+        """Adapters of a chunk with frozen weights (lora_parameters.py)."""
         adapters: Any = self._modules.get("adapters")
         return adapters or ()
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Megatron's, without adapters, which are in the weights, and without the layers' float8 states: nothing is
-        trained in float8, and layers of one spec have them where layers of the other do not."""
-        found = super().sharded_state_dict(*args, **kwargs)
+        """Return Megatron's, without adapters (merged into the weights) and without float8 states: nothing is
+        trained in float8, and only one of the two specs has them."""
+        shards = super().sharded_state_dict(*args, **kwargs)
         return {
             name: shard
-            for name, shard in found.items()
+            for name, shard in shards.items()
             if not _is_extra_state(name) and not name.startswith(ADAPTERS)
         }
 
     def trained_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What a checkpoint saves: the adapters alone where the chunk has some, else sharded_state_dict()."""
+        """Return what a checkpoint saves: only the adapters if there are any, else sharded_state_dict()."""
         adapters = {name: shard for pair in self.pairs for name, shard in pair.sharded().items()}
         return adapters or self.sharded_state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **kwargs: Any) -> Any:
-        """Megatron's; float8 states alone may be missing."""
+        """Load as Megatron does; only float8 states may be missing."""
         result = super().load_state_dict(state_dict, strict=False, **kwargs)
         wrong = [name for names in result for name in names if not _is_extra_state(name)]
         if strict and wrong:
-            raise CheckpointError(f"missing or unknown in the loaded state: {wrong[:8]}")
+            raise CheckpointError(f"the loaded state has missing or unknown tensors: {wrong[:8]}")
         return result
 
     def values(self, hidden: Tensor) -> Tensor:
-        """[m] float32 values of hidden states [m, D], or [m, K], where a value head stands in the output layer's place."""
+        """Return float32 values [m], or [m, K], of hidden states [m, D] from the value head."""
         return self.output_layer(hidden)
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything that an exported checkpoint holds, by name: the parameters, adapters left out, and the routers'
-        correction biases."""
-        own = {name: p for name, p in self.named_parameters() if not name.startswith(ADAPTERS)}
-        return own | self.correction_biases()
+        """Return an export's tensors by name: parameters without adapters, and routers' correction biases."""
+        parameters = {name: p for name, p in self.named_parameters() if not name.startswith(ADAPTERS)}
+        return parameters | self.correction_biases()
 
     def correction_biases(self) -> dict[str, Tensor]:
-        """The buffers that sigmoid routers add to their scores before they choose, by name; float32, without
-        gradients."""
+        """Return the float32 buffers that sigmoid routers add to scores before choosing, by name."""
         return {name: bias for name, bias in self.named_buffers() if name.endswith(".expert_bias")}
 
     def head_weight(self) -> Tensor:
-        """[V / tp, D] rows of the output layer on this rank; the embedding where it is tied."""
+        """Return [V / tp, D], this rank's rows of the output layer; the embedding if tied."""
         if self.share_embeddings_and_output_weights:
             return self.shared_embedding_or_output_weight()
         weight = self.output_layer.weight
@@ -96,14 +94,14 @@ def _is_extra_state(name: str) -> bool:
 
 
 class ValueHead(torch.nn.Module):
-    """Hidden states to one number each, computed in float32; the same on all tensor-parallel ranks. It starts at 0."""
+    """Linear map of hidden states to one number each, in float32, replicated over tp, initially 0."""
 
     def __init__(self, hidden_size: int, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[m] of hidden states [m, D]."""
+        """Return [m] of hidden states [m, D]."""
         return torch.mv(hidden.float(), self.weight[0].float())
 
 
@@ -116,14 +114,14 @@ class ModelChunks:
     choice: LayerChoice
     rotary: RotaryTable
     vocab_size: int
-    """Without padding."""
+    """Size without padding."""
     max_length: int
     has_value_head: bool = False
-    """Whether states give values, not log-probs."""
+    """True if hidden states give values, not log-probs."""
 
     @property
     def window(self) -> int:
-        """How many positions the layers with a window see; 0 where none has one."""
+        """Positions that windowed layers see; 0 if no layer has a window."""
         return self.config.window_size[0] + 1 if self.config.window_size else 0
 
 
@@ -137,10 +135,10 @@ def build_chunks(
     has_value_head: bool = False,
     replays: bool = False,
 ) -> ModelChunks:
-    """Build the model chunks of this rank on `device`, with Megatron's own random initialisation.
+    """Build this rank's model chunks with Megatron's own random initialisation.
 
-    With `has_value_head` the output layer is a ValueHead, and never tied to the embedding.
-    `replays`: routers may be given the experts of each token (replay.py).
+    With `has_value_head` the output layer is a ValueHead, never tied to the embedding. With `replays` routers
+    may be given the experts of each token (replay.py).
     """
     require_trainable(hf_config)
     family = family_of(hf_config)
@@ -169,11 +167,11 @@ def build_chunks(
             model.output_layer = head
         models.append(model.to(device))
     mark_expert_parameters(models)
-    if choice.transformer_engine and training.lora is None:  # gradients of frozen weights go to adapters
+    if choice.transformer_engine and training.lora is None:  # adapters take the gradients of frozen weights
         fuse_gradient_accumulation(models)
     rotary = RotaryTable(
         family.rotary(hf_config),
-        max_length=max_length + 2 * layout.cp * layout.tp,  # what segments and microbatches are padded by
+        max_length=max_length + 2 * layout.cp * layout.tp,  # padding of segments and micro-batches
         dtype=dtype,
         device=device,
     )
@@ -191,9 +189,9 @@ def build_chunks(
 def mark_expert_parameters(models: list[PackedModel]) -> None:
     """Make Megatron reduce expert gradients over the expert-data-parallel group in every layout.
 
-    By itself it does so only with ep > 1; with ep = 1 and etp < tp it treats experts as dense parameters and
-    would leave out the tensor-parallel ranks, each of which sees other tokens. One rule also gives every
-    layout the same two optimizers, so that a checkpoint can be resumed in another layout.
+    By default it does so only with ep > 1. With ep = 1 and etp < tp it treats experts as dense parameters and
+    would omit the tensor-parallel ranks, each of which sees other tokens. The same rule in every layout also
+    gives the same two optimizers, so that a checkpoint can be resumed in another layout.
     """
     for model in models:
         for name, parameter in model.named_parameters():
@@ -202,10 +200,11 @@ def mark_expert_parameters(models: list[PackedModel]) -> None:
 
 
 def fuse_gradient_accumulation(models: list[PackedModel]) -> None:
-    """Let the products of Transformer Engine's layers add weights' gradients to the float32 buffers themselves.
+    """Let Transformer Engine's products add weight gradients to the float32 buffers themselves.
 
-    Without it each layer makes a gradient in the weights' type, which is added afterwards. Megatron's setting
-    (gradient_accumulation_fusion) says the same of these layers, and refuses the output layer without Apex.
+    Otherwise each layer makes a gradient in the weights' type, which is added afterwards. Megatron's setting
+    (gradient_accumulation_fusion) does the same for these layers, but fails for the output layer without
+    Apex.
     """
     modules: list[Any] = [module for model in models for module in model.modules()]
     for module in modules:
@@ -233,7 +232,7 @@ def _transformer_config(
         **choice.fields(training, is_moe=is_moe),
         tensor_model_parallel_size=layout.tp,
         context_parallel_size=layout.cp,
-        cp_comm_type="p2p",  # of Transformer Engine's attention; our own gathers
+        cp_comm_type="p2p",  # for Transformer Engine's attention; our own gathers
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         expert_model_parallel_size=layout.ep,
@@ -249,12 +248,11 @@ def _transformer_config(
         activation_func=torch.nn.functional.silu,
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        # The loss arrives divided by step-wide denominators: gradients are summed over microbatches and
-        # ranks.
+        # The loss is already divided by step-wide denominators: sum gradients over micro-batches and ranks.
         calculate_per_token_loss=True,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
-        apply_rope_fusion=False,  # packed_attention.py turns queries and keys
+        apply_rope_fusion=False,  # packed_attention.py rotates queries and keys
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
     )
@@ -278,10 +276,10 @@ def _recompute_fields(training: TrainingSection, *, is_moe: bool) -> dict[str, A
 
 
 def _pipeline_fields(num_layers: int, layout: Layout) -> dict[str, Any]:
-    """Megatron needs an explicit layout where the layers do not divide into the (virtual) stages.
+    """Return an explicit layout if the layers do not divide into the (virtual) stages, as Megatron requires.
 
-    With virtual stages, one batched exchange would hold two messages between the same two ranks when pp is 2,
-    and they would be mixed up; the overlapped form sends each direction by itself.
+    With virtual stages and pp = 2, one batched exchange would carry two messages between the same two ranks
+    and confuse them; the overlapped form sends each direction separately.
     """
     fields = {"overlap_p2p_comm": True, "batch_p2p_comm": False} if layout.vpp > 1 else {}
     if num_layers % (layout.pp * layout.vpp) == 0:

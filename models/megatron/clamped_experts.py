@@ -1,7 +1,7 @@
-"""gpt-oss's experts: biases, a clamped activation, and rows of gate and up by turns, as its folders and vLLM have
-them.
+"""Run gpt-oss's experts: biases, a clamped activation, and interleaved gate and up rows, as in its folders
+and vLLM.
 
-What is computed is in models/kernels/experts.py, products and checkpoints are those of expert_layer.py.
+models/kernels/experts.py does the computation; products and checkpoints are those of expert_layer.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mrl.models.megatron.model_config import ModelConfig
 
 
 class ClampedExperts(GroupedExperts):
-    """Experts e = 0..E-1 of one rank, whole (Megatron refuses biases with etp > 1): `weight1` [E * 2I, H] has rows
-    of gate and up by turns, `weight2` is [E * H, I], `bias1` [E * 2I] and `bias2` [E * H]."""
+    """Experts e = 0..E-1 of one rank, whole (Megatron refuses biases with etp > 1): `weight1` [E * 2I, H] has
+    interleaved gate and up rows, `weight2` is [E * H, I], `bias1` [E * 2I] and `bias2` [E * H]."""
 
     def __init__(self, num_local_experts: int, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(num_local_experts, config, **kwargs)
@@ -31,7 +31,7 @@ class ClampedExperts(GroupedExperts):
         )
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        """As GroupedExperts."""
+        """Compute as GroupedExperts does."""
         count = self.num_local_experts
         first, second = (weight.view(count, -1, weight.shape[-1]) for weight in (self.weight1, self.weight2))
         biases = Biases(self.bias1.view(count, -1), self.bias2.view(count, -1))

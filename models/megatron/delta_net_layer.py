@@ -1,11 +1,11 @@
-"""Gated delta net (arXiv 2412.06464) over packed segments, in the place of a layer's self attention.
+"""Run a gated delta net (arXiv 2412.06464) over packed segments, instead of a layer's self attention.
 
-Megatron's own module (megatron.core.ssm.gated_delta_net, 0.19.2) cannot be built without
-flash-linear-attention, whose kernels need a GPU, and its torch form refuses packed sequences. Here the rule is
-models/kernels/delta_rule.py's, or flash-linear-attention's where the layer choice says so; the projections are
-Megatron's. All parameters lie by key head, so that tensor parallelism cuts them like any other: a rank has
-whole key heads with their value heads. A state passes along the whole of a segment, so that under context
-parallelism the ranks exchange tokens for heads before the rule and back after it (as DeepSpeed-Ulysses does for
+Megatron's own module (megatron.core.ssm.gated_delta_net, 0.19.2) requires flash-linear-attention, whose
+kernels need a GPU, and its torch form refuses packed sequences. Here the rule is that of
+models/kernels/delta_rule.py, or flash-linear-attention's if the layer choice says so; the projections are
+Megatron's. All parameters are ordered by key head, so tensor parallelism splits them like any other: a rank
+has whole key heads with their value heads. A state runs through a whole segment. So under context parallelism
+the ranks exchange tokens for heads before the rule, and back after it (as DeepSpeed-Ulysses does for
 attention, arXiv 2309.14509): each computes its share of the key heads, for all tokens.
 """
 
@@ -35,20 +35,20 @@ from mrl.models.layout import divide
 from mrl.models.megatron.packed_segments import PackedSegments
 
 _SPLIT = {"conv_weight": 0, "A_log": 0, "dt_bias": 0}
-"""The module's own parameters, which tensor parallelism splits by these dimensions."""
+"""The module's own parameters -> the dimension that tensor parallelism splits."""
 
 
 @dataclasses.dataclass
 class DeltaNetSubmodules:
-    """The classes of the module's projections: Megatron's own or Transformer Engine's."""
+    """Classes of the module's projections: Megatron's own or Transformer Engine's."""
 
     in_proj: Any = None
     out_proj: Any = None
 
 
 class GatedNorm(torch.nn.Module):
-    """Root-mean-square norm of each value head, times SiLU of the gate. Every rank has the weight whole, and
-    its own heads' part of the gradient."""
+    """Root-mean-square norm of each value head, times SiLU of the gate. Each rank has the whole weight and
+    its own heads' gradient."""
 
     def __init__(self, config: TransformerConfig, width: int) -> None:
         super().__init__()
@@ -57,18 +57,17 @@ class GatedNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # its gradient is summed over tp
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x, gate [N, H, V] -> [N, H, V]."""
+        """Norm x [N, H, V] by gate [N, H, V]."""
         wide = torch.promote_types(x.dtype, torch.float32)
         normed = torch.nn.functional.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
         return (normed * torch.nn.functional.silu(gate.to(wide))).to(x.dtype)
 
 
 class PackedDeltaNet(MegatronModule):
-    """Of each of a rank's G key heads `in_proj` gives query, key, values, gates, b and a, in this order; a key
-    head has H / G value heads.
+    """Gated delta net of a rank's G key heads, each with H / G value heads.
 
-    `conv_weight` [channels, 1, W] has the filters of query, key and values, again by key head; `A_log` and
-    `dt_bias` are [H].
+    For each key head `in_proj` gives query, key, values, gates, b and a, in this order. `conv_weight`
+    [channels, 1, W] filters query, key and values, also by key head; `A_log` and `dt_bias` are [H].
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class PackedDeltaNet(MegatronModule):
         fused: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`fused`: flash-linear-attention's kernels compute the rule. The rest Megatron passes to attention."""
+        """`fused`: use flash-linear-attention's kernels. Megatron passes the rest as to attention."""
         super().__init__(config)
         self.layer_number, self.fused = layer_number, fused
         self.tp_group, self.cp_group = pg_collection.tp, pg_collection.cp
@@ -95,9 +94,9 @@ class PackedDeltaNet(MegatronModule):
         assert key and value and config.linear_conv_kernel_dim
         self.key_width, self.value_width = key, value
         self.convolved = 2 * key + self.share * value
-        """Channels of one key head that the convolution sees."""
+        """Channels per key head that are convolved."""
         self.projected = self.convolved + self.share * (value + 2)
-        """Rows of `in_proj` of one key head."""
+        """Rows of `in_proj` per key head."""
         build = functools.partial(
             build_module, config=config, bias=False, is_expert=False, tp_group=self.tp_group
         )
@@ -129,7 +128,7 @@ class PackedDeltaNet(MegatronModule):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """As the published models' code starts: decays of 0.01 to 16, no offset but 1."""
+        """Initialise as the published models' code does: decays of 0.01 to 16, dt_bias 1."""
         self.conv_weight.normal_(0.0, self.config.init_method_std)
         self.A_log.uniform_(0.01, 16).log_()
         self.dt_bias.fill_(1.0)
@@ -142,37 +141,37 @@ class PackedDeltaNet(MegatronModule):
         packed_seq_params: PackedSegments,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """hidden_states [N / tp, 1, hidden] -> the same; segments say it all, a mask is never given."""
+        """Map hidden_states [N / tp, 1, hidden] to the same shape; the mask is always None."""
         projected = self._of_all_tokens(self.in_proj(hidden_states)[0].squeeze(1), packed_seq_params)
         core = functools.partial(self._core, packed=packed_seq_params)
         mixed = checkpoint(core, False, projected) if self._recomputes else core(projected)
         return self.out_proj(self._of_all_heads(mixed, packed_seq_params).unsqueeze(1))[0], None
 
     def _of_all_tokens(self, x: Tensor, packed: PackedSegments) -> Tensor:
-        """[this rank's tokens, all its heads' channels] -> [all tokens in order, the channels of its share of the heads]."""
+        """Exchange [own tokens, channels of all heads] for [all tokens, channels of own share of heads]."""
         if self.cp_group.size() == 1:
             return x
         order = packed.zigzag
         return to_slots(all_to_all_sp2hp(x, group=self.cp_group), order.rows, order.tokens)
 
     def _of_all_heads(self, x: Tensor, packed: PackedSegments) -> Tensor:
-        """The way back of `_of_all_tokens`."""
+        """Undo `_of_all_tokens`."""
         if self.cp_group.size() == 1:
             return x
         order = packed.zigzag
         return all_to_all_hp2sp(to_slots(x, order.tokens, order.rows), group=self.cp_group)
 
     def _share(self, parameter: Tensor) -> Tensor:
-        """The rows of the heads that this context-parallel rank computes."""
+        """Return the rows of the heads that this context-parallel rank computes."""
         return parameter.chunk(self.cp_group.size())[self.cp_group.rank()]
 
     @property
     def _recomputes(self) -> bool:
-        """Whether what lies between the projections is computed again, as the core of attention is."""
+        """True if everything between the projections is recomputed, as core attention is."""
         return self.config.recompute_granularity == "selective" and self.training
 
     def _core(self, projected: Tensor, *, packed: PackedSegments) -> Tensor:
-        """[N, G x projected] -> [N, H x V], of the G key heads and H value heads that this rank computes."""
+        """Map [N, G x projected] to [N, H x V] for the G key and H value heads of this rank."""
         share, value_width = self.share, self.value_width
         projected = projected.unflatten(1, (-1, self.projected))
         mixed, gate, b, a = projected.split([self.convolved, share * value_width, share, share], dim=-1)
@@ -190,11 +189,11 @@ class PackedDeltaNet(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Parameters under their own names, whole tensors that tensor parallelism cuts by rows."""
-        metadata, own = ensure_metadata_has_dp_cp_group(metadata), {}
-        self._save_to_state_dict(own, "", keep_vars=True)
+        """Return the parameters under their own names, as whole tensors split over tp by rows."""
+        metadata, full = ensure_metadata_has_dp_cp_group(metadata), {}
+        self._save_to_state_dict(full, "", keep_vars=True)
         shards = make_sharded_tensors_for_checkpoint(
-            own, prefix, _SPLIT, sharded_offsets, tp_group=self.tp_group, dp_cp_group=metadata["dp_cp_group"]
+            full, prefix, _SPLIT, sharded_offsets, tp_group=self.tp_group, dp_cp_group=metadata["dp_cp_group"]
         )
         for name, module in self.named_children():
             shards |= sharded_state_dict_default(
@@ -203,13 +202,13 @@ class PackedDeltaNet(MegatronModule):
         return shards
 
     def backward_dw(self) -> None:
-        """Megatron may put gradients of weights off; these projections do not."""
+        """Do nothing: Megatron may defer weight gradients, these projections do not."""
 
 
 def _fused_rule(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, bounds: Tensor
 ) -> Tensor:
-    """gated_delta_rule() by flash-linear-attention's kernels; not run on a GPU yet."""
+    """Compute gated_delta_rule() with flash-linear-attention's kernels; not run on a GPU yet."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     share = value.shape[1] // key.shape[1]
@@ -220,7 +219,7 @@ def _fused_rule(
 
 
 def _parameter(config: TransformerConfig, *shape: int) -> torch.nn.Parameter:
-    """Zeros, split over tp by their first dimension."""
+    """Return zeros, split over tp by their first dimension."""
     device = None if config.use_cpu_initialization else torch.cuda.current_device()
     parameter = torch.nn.Parameter(torch.zeros(shape, dtype=config.params_dtype, device=device))
     set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)

@@ -1,10 +1,10 @@
-"""All experts of a rank in two matrix products, on CPU and GPU alike: torch's grouped product, no Transformer
-Engine.
+"""Compute all experts of a rank in two matrix products: torch's grouped product on CPU and GPU, no
+Transformer Engine.
 
-Megatron's own forms need Transformer Engine, or call one expert after the other: with 128 experts a layer is
-then hundreds of small kernels. Here the rank's experts are two parameters, one expert's rows after another's,
-and tokens arrive sorted by expert; what is computed is in models/kernels/experts.py. Routing and the exchange
-of tokens are Megatron's. Checkpoints are those of its sequential experts.
+Megatron's own forms need Transformer Engine or call one expert after another: with 128 experts a layer is
+hundreds of small kernels. Here the rank's experts are two parameters with the rows of all experts, and tokens
+arrive sorted by expert; models/kernels/experts.py does the computation. Routing and the exchange of tokens
+are Megatron's. Checkpoints have the form of its sequential experts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mrl.models.layout import divide
 
 
 class GroupedExperts(MegatronModule):
-    """SwiGLU experts e = 0..E-1 of one rank; in the place of Megatron's SequentialMLP.
+    """SwiGLU experts e = 0..E-1 of one rank, in place of Megatron's SequentialMLP.
 
-    `weight1` is [E * 2I, H]: of each expert I rows of gate, then I of up; `weight2` is [E * H, I]. I is the
-    expert's width divided by the expert tensor parallel size; H the hidden size.
+    `weight1` is [E * 2I, H]: per expert I rows of gate, then I of up; `weight2` is [E * H, I]. I is the
+    expert's width divided by the expert-tensor-parallel size; H the hidden size.
     """
 
     def __init__(
@@ -49,10 +49,11 @@ class GroupedExperts(MegatronModule):
         hidden, dtype = config.hidden_size, config.params_dtype
         assert config.moe_ffn_hidden_size is not None
         self.inner = divide(config.moe_ffn_hidden_size, self.tp_group.size(), what="expert width over etp")
-        for what, size in (("hidden size", hidden), ("expert width on a rank", self.inner)):
+        for quantity, size in (("hidden size", hidden), ("expert width on a rank", self.inner)):
             if size * dtype.itemsize % ALIGNED_BYTES:
                 raise ConfigError(
-                    f"{what} {size} in {dtype}: grouped products need rows of a multiple of {ALIGNED_BYTES} bytes"
+                    f"{quantity} {size} in {dtype} must span a multiple of {ALIGNED_BYTES} bytes for "
+                    "grouped products"
                 )
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
         self.weight1 = _weight(num_local_experts * 2 * self.inner, hidden, dtype, device, dim=0)
@@ -62,19 +63,18 @@ class GroupedExperts(MegatronModule):
             config.output_layer_init_method(self.weight2)  # type: ignore[misc]
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        """hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] -> [n, H], each token weighted by
-        its prob."""
+        """Map hidden [n, H] sorted by expert, tokens_per_expert [E], probs [n] to weighted [n, H]."""
         first = self.weight1.view(self.num_local_experts, 2 * self.inner, -1)
         second = self.weight2.view(self.num_local_experts, -1, self.inner)
         return grouped_swiglu(hidden, first, second, tokens_per_expert, probs), None
 
     def backward_dw(self) -> None:
-        """Megatron's experts may put gradients of weights off; these do not."""
+        """Do nothing: Megatron's experts may defer weight gradients, these do not."""
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """The keys, global shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
+        """Return keys, shapes [..., experts, rows, columns] and offsets of Megatron's sequential experts."""
         shards, replica = {}, (0, 0, self.dp_group.rank())
         for name, (stored, halves) in self._stored_as().items():
             parameter = self.get_parameter(name)
@@ -85,8 +85,7 @@ class GroupedExperts(MegatronModule):
         return shards
 
     def _stored_as(self) -> dict[str, tuple[str, int]]:
-        """Parameter -> its name in a checkpoint, and how many parts of an expert's rows are split each by itself;
-        0: its last axis is."""
+        """Return parameter -> (checkpoint name, parts to split of an expert's rows; 0: split last axis)."""
         return {"weight1": ("linear_fc1.weight", 2), "weight2": ("linear_fc2.weight", 0)}
 
     @torch.no_grad()
@@ -100,9 +99,8 @@ class GroupedExperts(MegatronModule):
         offsets: tuple[Any, ...],
         halves: int,
     ) -> list[ShardedTensor]:
-        """A parameter, or an optimizer state of its shape, as shards: gate and up lie apart in the global
-        tensor."""
-        assert flattened_range is None, "flattened shards are of other optimizer formats"
+        """Shard a parameter or optimizer state; gate and up are separate in the global tensor."""
+        assert flattened_range is None, "flattened shards belong to other optimizer formats"
         experts, axis = weight.view(self.num_local_experts, -1, *weight.shape[1:]), len(offsets)
         parts, rank = self.tp_group.size(), self.tp_group.rank()
         cut = [(axis + 1, part * parts + rank, parts * halves) for part in range(halves)]

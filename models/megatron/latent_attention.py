@@ -1,9 +1,9 @@
-"""Multi-head latent attention (arXiv 2405.04434) over packed sequences: Megatron's module with our rotary
+"""Run multi-head latent attention (arXiv 2405.04434) over packed sequences: Megatron's module, our rotary
 embedding.
 
-Megatron's own method turns each segment in a Python loop with a table of its own; and with split
-down-projections it leaves the other ranks' heads out of the gradient of the keys' rotary part. The core
-attention is packed_attention.py's.
+Megatron's own method rotates each segment in a Python loop with a separate table. With split down-projections
+it also omits the other ranks' heads from the gradient of the keys' rotary part. packed_attention.py has the
+core attention.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class PackedLatentAttention(MLASelfAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        del self.rotary_pos_emb  # the microbatch brings its cosines and sines
+        del self.rotary_pos_emb  # the micro-batch has its own cosines and sines
         self._splits_down = isinstance(self.linear_kv_down_proj, ColumnParallelLinear)
-        """Whether down-projections are split by rows; Transformer Engine's are whole on every rank, for its own
-        tokens, and their norms are part of the up-projections."""
+        """True if down-projections are split by rows. Transformer Engine's are whole on every rank and
+        applied to its own tokens, and their norms are part of the up-projections."""
 
     def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
-        """The spec's own modules where queries are not compressed: no query has a norm there, and Megatron
-        0.19 would fuse one into their projection."""
+        """Use the spec's modules if queries are not compressed: they have no norm then, but Megatron 0.19
+        would fuse one into their projection."""
         if self.config.q_lora_rank is not None:
             return super()._resolve_qk_norm_config(submodules)
         names = ("linear_q_proj", "linear_kv_up_proj", "kv_layernorm")
@@ -56,12 +56,9 @@ class PackedLatentAttention(MLASelfAttention):
         *,
         inference_params: None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """hidden_states [N / tp, 1, hidden] -> query, key [N, H, nope + rope], value [N, H, v] of this rank's
-        H heads.
-
-        The two compressed forms that Megatron's caller wants follow; only its inference uses them.
-        """
-        assert packed_seq_params is not None, "latent attention is written for packed sequences"
+        """Project hidden_states [N / tp, 1, hidden] to query, key [N, H, nope + rope] and value [N, H, v] of
+        this rank's H heads, followed by the two compressed forms that only Megatron's inference uses."""
+        assert packed_seq_params is not None, "latent attention needs packed sequences"
         config, cos, sin = self.config, packed_seq_params.cos, packed_seq_params.sin
         q_latent = self._query_latent(hidden_states)
         kv_latent, k_rope = self._key_value_latent(hidden_states)
@@ -76,22 +73,21 @@ class PackedLatentAttention(MLASelfAttention):
         return query, key, value.contiguous(), q_latent, kv_latent
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """[N, 1, H x D] -> [N, H, D]."""
+        """Convert [N, 1, H x D] to [N, H, D]."""
         return x.view(x.shape[0], self.num_attention_heads_per_partition, -1)
 
     def _query_latent(self, hidden: Tensor) -> Tensor:
-        """[N / tp, 1, q_lora_rank], after its norm where that is a module; the hidden states where queries are
-        not compressed."""
+        """Return [N / tp, 1, q_lora_rank], normed if the norm is a module; else the hidden states."""
         if self.config.q_lora_rank is None:
             return hidden
         latent = self.linear_q_down_proj(hidden)[0]
         return self.q_layernorm(self._own_tokens(_gather(latent)) if self._splits_down else latent)
 
     def _key_value_latent(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N / tp, 1, kv_lora_rank], after its norm where that is a module, and the keys' rotary part
-        [N, 1, rope], shared by all heads.
+        """Return [N / tp, 1, kv_lora_rank], normed if the norm is a module, and the keys' rotary part [N, 1,
+        rope], which all heads share.
 
-        Each rank turns the part for its own heads: the ranks' gradients of it are summed.
+        Each rank rotates that part for its own heads; the ranks' gradients are summed.
         """
         sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
         down = self.linear_kv_down_proj(hidden)[0]
@@ -108,5 +104,5 @@ class PackedLatentAttention(MLASelfAttention):
 
 
 def _gather(columns: Tensor) -> Tensor:
-    """[N, 1, C / tp] of a projection split by rows -> [N, 1, C]."""
+    """Gather [N, 1, C / tp] of a row-split projection to [N, 1, C]."""
     return gather_from_tensor_model_parallel_region(columns)

@@ -1,6 +1,6 @@
-"""Whose layers a trainer rank is built of: Transformer Engine's on GPUs, our own and Megatron's elsewhere.
+"""Choose the layers of a trainer rank: Transformer Engine's on GPUs, our own and Megatron's elsewhere.
 
-Decided once, from the configuration, the device and what is installed; everything else asks the choice.
+The choice is made once, from configuration, device and installed packages; all other code reads it.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from mrl.errors import ConfigError
 from mrl.models.tensors import TRAINER, TRANSFORMER_ENGINE, Spec
 
 FUSED_TYPES = (torch.bfloat16, torch.float16)
-"""What Transformer Engine's kernels for packed attention take."""
+"""Types that Transformer Engine's kernels for packed attention support."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """The layers of all model chunks of a rank."""
+    """Layers of all model chunks of a rank."""
 
     transformer_engine: bool
-    """Transformer Engine's layers with their fusions, experts in grouped products among them."""
+    """Use Transformer Engine's layers with their fusions, including grouped expert products."""
     flex: bool = False
-    """Tokens go to their experts through DeepEP's kernels, else through all-to-all exchanges."""
+    """Dispatch tokens to experts with DeepEP's kernels, otherwise by all-to-all."""
     dtype: torch.dtype = torch.bfloat16
-    """Of parameters and products."""
+    """Type of parameters and products."""
     replays: bool = False
-    """Whether routers may be given the experts of each token, which Transformer Engine's fused choice cannot be."""
+    """True if routers may be given tokens' experts; Transformer Engine's fused routing cannot."""
     fused_delta_rule: bool = False
-    """Whether flash-linear-attention's kernels compute the rule of delta nets, else torch."""
+    """Compute delta nets' rule with flash-linear-attention's kernels, otherwise in torch."""
 
     @property
     def spec(self) -> Spec:
-        """How the parameters are named."""
+        """Naming of the parameters."""
         return TRANSFORMER_ENGINE if self.transformer_engine else TRAINER
 
     @property
     def fused_attention(self) -> bool:
-        """Whether Transformer Engine's attention is used. In float32 our own is, which knows packed segments in
-        every type: of the fused kernels none does."""
+        """True if Transformer Engine's attention is used. In float32 our own is, because no fused kernel
+        supports packed segments in that type."""
         return self.transformer_engine and self.dtype in FUSED_TYPES
 
     def fields(self, training: TrainingSection, *, is_moe: bool) -> dict[str, Any]:
-        """Megatron's settings that follow: its fusions, and how tokens travel.
+        """Return Megatron's settings for this choice: its fusions and the token dispatch.
 
-        Gradients of Transformer Engine's weights are summed into the float32 buffers by its own products
-        (build.py); Megatron's setting for that would also ask for Apex, for the output layer.
+        Transformer Engine's products sum weight gradients into the float32 buffers themselves (build.py).
+        Megatron's setting for that would also require Apex, for the output layer.
         """
         fields: dict[str, Any] = {
-            # dense models too: the default dispatcher is refused with uneven lengths
+            # also for dense models: Megatron refuses the default dispatcher with uneven lengths
             "moe_token_dispatcher_type": "flex" if self.flex else "alltoall",
             "bias_activation_fusion": self.transformer_engine,
         }
@@ -62,7 +62,7 @@ class LayerChoice:
             fields |= {
                 "moe_grouped_gemm": self.transformer_engine,
                 "moe_permute_fusion": self.transformer_engine,
-                # the fused choice of experts is in float32
+                # fused routing is float32 only
                 "moe_router_fusion": self.transformer_engine
                 and training.router_dtype == "fp32"
                 and not self.replays,
@@ -73,10 +73,10 @@ class LayerChoice:
 def choose_layers(
     training: TrainingSection, device: torch.device, *, replays: bool = False, own_attention: bool = False
 ) -> LayerChoice:
-    """What training.spec and training.dispatcher say, or else what the device, the environment and the model have
-    (Family.own_attention).
+    """Choose layers from training.spec and training.dispatcher; "auto" decides by device, environment and
+    model (Family.own_attention).
 
-    ConfigError where something that is asked for is not installed, or does not go together.
+    Raises ConfigError if a requested package is not installed, or if settings are incompatible.
     """
     wanted, dtype = training.spec, getattr(torch, training.dtype)
     on_gpu = device.type == "cuda"
@@ -85,12 +85,13 @@ def choose_layers(
         engine = _installed("transformer_engine") and on_gpu and not own_attention
     elif engine and own_attention:
         raise ConfigError(
-            "training.spec = transformer_engine: attention sinks are implemented in our own attention alone; set local or auto"
+            "training.spec = transformer_engine does not support attention sinks, which only our own "
+            "attention implements; set local or auto"
         )
     if engine and not _installed("transformer_engine"):
         raise ConfigError(
-            "training.spec = transformer_engine, and transformer_engine is not installed in the trainer's "
-            "environment; install it, or set training.spec = local"
+            "training.spec = transformer_engine needs the package transformer_engine, which is not installed "
+            "for the trainer; install it, or set training.spec = local"
         )
     flex = _takes_flex(training, engine=engine, on_gpu=on_gpu)
     fused_delta_rule = on_gpu and dtype in FUSED_TYPES and _installed("fla")

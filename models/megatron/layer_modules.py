@@ -1,7 +1,7 @@
-"""Modules that the layer specs use in place of Megatron's or Transformer Engine's: the norm, the MoE layer and
-its router.
+"""Replace modules of Megatron or Transformer Engine in the layer specs: the norm, the MoE layer and its
+router.
 
-None knows a family. The attention is in packed_attention.py.
+They do not depend on a family. The attention is in packed_attention.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm over the last dimension (arXiv 1910.07467).
 
-    The torch norm that megatron falls back to refuses sequence parallelism; this one marks its weight, so
-    that its gradient is summed over the tensor-parallel ranks. A zero-centred weight, as config says, is what the
-    factor has beyond 1.
+    Megatron's fallback, torch's norm, refuses sequence parallelism. This one marks its weight, so that its
+    gradient is summed over the tensor-parallel ranks. With layernorm_zero_centered_gamma the factor is 1 +
+    weight.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
@@ -39,33 +39,32 @@ class RMSNorm(torch.nn.Module):
 
 
 class ForgetfulMoELayer(MoELayer):
-    """Megatron's MoE layer, whose dispatcher keeps nothing of a microbatch that has passed.
+    """Megatron's MoE layer with a dispatcher that frees everything of a finished micro-batch.
 
-    Megatron's keeps the routing probabilities until the next microbatch, and with them the graph that made
-    them. With activations recomputed that graph ends in the layer's recomputed input, so that input and its
-    gradient, two hidden states a layer, stay through the update and beyond (NVIDIA/Megatron-LM issue 3221).
+    Megatron's keeps the routing probabilities until the next micro-batch, and with them their autograd graph.
+    With recomputed activations that graph ends in the layer's recomputed input. So that input and its
+    gradient, two hidden states per layer, stay through the update and longer (NVIDIA/Megatron-LM issue 3221).
     """
 
     def postprocess(self, *args: Any, **kwargs: Any) -> Tensor:
         output = super().postprocess(*args, **kwargs)
         dispatcher = self.token_dispatcher
         for keeper in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
-            held = {} if keeper is None else vars(keeper)
-            with_graph = [n for n, value in held.items() if isinstance(value, Tensor) and value.grad_fn]
-            held.update(dict.fromkeys(with_graph))
+            attributes = {} if keeper is None else vars(keeper)
+            with_graph = [n for n, value in attributes.items() if isinstance(value, Tensor) and value.grad_fn]
+            attributes.update(dict.fromkeys(with_graph))
         return output
 
 
 class RecordingRouter(TopKRouter):
-    """Megatron's top-k router that can also record how close each decision was, and count what was chosen.
+    """Megatron's top-k router that can also record how close each decision was, and count choices.
 
-    While `margins` is a list, each call appends [tokens] float32: the smallest gap of what the choice
-    compares. A gap near 0 means that rounding may choose another expert. Softmax routing compares logits (the
-    scores are in the same order); with sigmoid scores it is scores plus correction biases, first of groups
-    (the sum of a group's two best), where their number is limited, then of the experts in the chosen groups.
+    While `margins` is a list, each call appends [tokens] float32: the smallest gap among the compared values.
+    With a gap near 0 rounding may choose another expert. Softmax routing compares logits (in the same order
+    as scores). Sigmoid routing compares scores plus correction biases: first of groups (the sum of a group's
+    two best), if their number is limited, then of the experts in the chosen groups.
 
-    While `counted` is a mask [tokens], each call adds the choices of the tokens in it to `visits` [experts]
-    int64.
+    While `counted` is a mask [tokens], each call adds these tokens' choices to `visits` [experts] int64.
     """
 
     margins: list[Tensor] | None = None
@@ -81,7 +80,7 @@ class RecordingRouter(TopKRouter):
         return weights, chosen
 
     def _smallest_gap(self, logits: Tensor) -> Tensor:
-        """[tokens] of logits [tokens, experts]; infinite where there is nothing to choose."""
+        """Return [tokens] from logits [tokens, experts]; infinite if all experts are chosen."""
         if self.score_function == "softmax":
             return choice_gap(logits, self.topk)
         scores = logits.float().sigmoid()
@@ -99,7 +98,7 @@ class RecordingRouter(TopKRouter):
 
 
 def choice_gap(scores: Tensor, count: int) -> Tensor:
-    """[rows] float32 gap between the count-th and the next largest of scores [rows, n]; infinite where count
+    """Return [rows] float32, the gap between the count-th and next largest of scores [rows, n]; inf if count
     is n.
 
     >>> choice_gap(torch.tensor([[4.0, 1.0, 2.5]]), 2)

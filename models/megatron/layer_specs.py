@@ -1,8 +1,8 @@
-"""Megatron's layer specs with our norm, attention, router and experts in them. Knows no family: megatron's
-config says it all.
+"""Build Megatron's layer specs with our norm, attention, router and experts. Depends on Megatron's config
+only, on no family.
 
-Of Transformer Engine's spec only the attention around the core and the router are replaced. Both specs store
-checkpoints under the same names, so that a run may go on with the other.
+In Transformer Engine's spec only the attention around the core and the router are replaced. Both specs store
+checkpoints under the same names, so a run may resume with the other.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _STORED_AS_LATENT = {
     "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
     "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
 }
-"""Prefixes of parameters of Transformer Engine's layers, and under what names Megatron's local spec stores
-them."""
+"""Prefix of Transformer Engine's parameters -> prefix under which Megatron's local spec stores them."""
 
 
 def block_spec(config: TransformerConfig, layers: range, choice: LayerChoice) -> Any:
-    """The (global) layers of one model chunk, as TransformerBlockSubmodules."""
+    """Return the (global) layers of one model chunk as TransformerBlockSubmodules."""
     norm: Any = RMSNorm
     if choice.transformer_engine:
         from megatron.core.extensions.transformer_engine import TENorm
@@ -66,22 +65,22 @@ def _layer_spec(config: TransformerConfig, layer: int, choice: LayerChoice) -> M
         parts.self_attention.module = PackedLatentAttention
     elif isinstance(config, ModelConfig) and config.projection_norms:
         norms, groups = parts.self_attention.submodules, config.num_query_groups
-        assert groups is not None, "every family says its number of query groups"
+        assert groups is not None, "every family sets its number of query groups"
         norms.q_layernorm = functools.partial(ProjectionNorm, heads=config.num_attention_heads)
         norms.k_layernorm = functools.partial(ProjectionNorm, heads=groups)
     if is_moe:
-        own: dict[str, Any] = {"router": RecordingRouter}
+        replacements: dict[str, Any] = {"router": RecordingRouter}
         if isinstance(config, ModelConfig) and config.clamped_swiglu is not None:
-            own["experts"] = ClampedExperts
+            replacements["experts"] = ClampedExperts
         elif not choice.transformer_engine:
-            own["experts"] = GroupedExperts
-        moe = dataclasses.replace(parts.mlp.keywords["submodules"], **own)
+            replacements["experts"] = GroupedExperts
+        moe = dataclasses.replace(parts.mlp.keywords["submodules"], **replacements)
         parts.mlp = functools.partial(ForgetfulMoELayer, **(parts.mlp.keywords | {"submodules": moe}))
     return spec
 
 
 def _take_delta_net(parts: Any, choice: LayerChoice) -> None:
-    """A delta net in the attention's place; the norm before it is never folded into its projection."""
+    """Replace attention by a delta net; the norm before it is never folded into its projection."""
     column: Any = ColumnParallelLinear
     if choice.transformer_engine:
         from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
@@ -94,7 +93,7 @@ def _take_delta_net(parts: Any, choice: LayerChoice) -> None:
 
 
 def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
-    """Transformer Engine's layers, stored as Megatron's local ones are."""
+    """Return Transformer Engine's layers, stored as Megatron's local ones are."""
     spec = get_gpt_layer_with_transformer_engine_spec(**_kind(config, is_moe), moe_grouped_gemm=is_moe)
     parts: Any = spec.submodules
     parts.sharded_state_dict_keys_map = _STORED_AS_LATENT if config.multi_latent_attention else _STORED_AS
@@ -102,14 +101,14 @@ def _engine_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
 
 
 def _local_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
-    """Megatron's own layers with our norms."""
+    """Return Megatron's own layers with our norms."""
     spec = get_gpt_layer_local_spec(**_kind(config, is_moe), moe_grouped_gemm=False, normalization="RMSNorm")
     parts: Any = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     norms = parts.self_attention.submodules
     if config.multi_latent_attention:
         norms.kv_layernorm = RMSNorm
-        # without a compressed query there is nothing to norm, and Megatron refuses a norm for it
+        # an uncompressed query has no norm, and Megatron refuses one
         is_compressed = getattr(config, "q_lora_rank", None) is not None
         norms.q_layernorm = RMSNorm if is_compressed else None
     elif config.qk_layernorm:
@@ -118,7 +117,7 @@ def _local_spec(config: TransformerConfig, is_moe: bool) -> ModuleSpec:
 
 
 def _kind(config: TransformerConfig, is_moe: bool) -> dict[str, Any]:
-    """What both specs ask about a layer."""
+    """Return the arguments of both specs that depend on the layer."""
     return {
         "num_experts": config.num_moe_experts if is_moe else None,
         "qk_layernorm": config.qk_layernorm,

@@ -1,4 +1,4 @@
-"""Megatron's settings of a model, with what our own modules are told beside them."""
+"""Define Megatron's model settings with additions for our own modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class ModelConfig(TransformerConfig):
     """Settings of a model with grouped-query attention."""
 
     projection_norms: bool = False
-    """With qk_layernorm: the norms are over all heads of a token at once (projection_norm.py)."""
+    """With qk_layernorm: norm over all heads of a token at once (projection_norm.py)."""
     clamped_swiglu: tuple[float, float] | None = None
-    """(alpha, limit) of the activation of experts with biases (clamped_experts.py), where they are such."""
+    """(alpha, limit) of the activation of experts with biases (clamped_experts.py); None for others."""

@@ -1,13 +1,12 @@
-"""Causal attention and rotary embedding over packed sequences, with Transformer Engine and without.
+"""Run causal attention and rotary embedding over packed sequences, with and without Transformer Engine.
 
-Megatron's own unfused attention knows no packed sequences, and its unfused rotary embedding for them loops
-over segments in Python. Here both work on all segments at once; our own attention is
-models/kernels/attention.py. Latent attention turns its queries and keys itself (latent_attention.py) and uses
-the rest. Transformer Engine's kernels see the same angles; only the core differs.
+Megatron's own unfused attention does not support packed sequences, and its unfused rotary embedding for them
+loops over segments in Python. Here both process all segments at once; our own attention is
+models/kernels/attention.py. Latent attention rotates its queries and keys itself (latent_attention.py) and
+uses the rest. Transformer Engine's kernels get the same angles; only the core differs.
 
-With context parallelism a rank holds chunks of every segment (zigzag.py). Keys and values of all its ranks
-are gathered; backward the gradients of each rank's are summed. The rank's queries then attend to whole
-segments, under a mask.
+With context parallelism a rank has chunks of every segment (zigzag.py). Keys and values of all ranks are
+gathered; the backward pass sums their gradients. The rank's queries then see whole segments, under a mask.
 """
 
 from __future__ import annotations
@@ -36,14 +35,13 @@ _MEGATRONS_FIELDS = [part.name for part in dataclasses.fields(PackedSeqParams)]
 
 
 class PackedCore(torch.nn.Module):
-    """Core attention for Megatron's self attention: rotary embedding, then causal attention inside each
-    segment.
+    """Core attention for Megatron's self attention: rotary embedding, then causal attention per segment.
 
-    Latent attention's queries and keys arrive turned, and its values are narrower.
+    Latent attention's queries and keys arrive rotated, and its values are narrower.
     """
 
     bucketed: ClassVar[bool] = True
-    """Whether it reads PackedSegments.buckets."""
+    """True if it reads PackedSegments.buckets."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -59,26 +57,25 @@ class PackedCore(torch.nn.Module):
         packed_seq_params: PackedSegments,
         **kwargs: Any,
     ) -> Tensor:
-        """query [N, H, D], key [N, G, D], value [N, G, V] -> [N, H x V]. A mask is never given: segments say
-        it all."""
+        """Map query [N, H, D], key [N, G, D], value [N, G, V] to [N, H x V]; the mask is always None."""
         if self.rotates:
             query, key = self.turn(query, key, packed_seq_params)
         return self.attend(query, key, value, packed_seq_params, **kwargs)
 
     def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by their positions."""
+        """Rotate queries and keys by their positions."""
         query, key = (rotate(x, packed.cos, packed.sin) for x in (query, key))
         return query, key
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
     ) -> Tensor:
-        """The attention of turned queries and keys."""
+        """Attend with rotated queries and keys."""
         raise NotImplementedError
 
 
 class PackedAttention(PackedCore):
-    """Attention on any device, in torch's own kernels (models/kernels/attention.py)."""
+    """Attention on any device, with torch's own kernels (models/kernels/attention.py)."""
 
     def __init__(
         self, config: Any, *, layer_number: int, softmax_scale: float | None = None, **kwargs: Any
@@ -94,7 +91,7 @@ class PackedAttention(PackedCore):
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSegments, **kwargs: Any
     ) -> Tensor:
         buckets = packed.buckets
-        assert buckets is not None, "the microbatch was prepared for Transformer Engine's attention"
+        assert buckets is not None, "the micro-batch was prepared for Transformer Engine's attention"
         if buckets.keys is not buckets.queries:
             key, value = _gather_ranks(key, value)
         return packed_attention(
@@ -104,7 +101,7 @@ class PackedAttention(PackedCore):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """The sinks of this rank's heads, where there are any, under Megatron's name."""
+        """Return the sinks of this rank's heads, if any, under Megatron's name."""
         group: Any = parallel_state.get_tensor_model_parallel_group()
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(keep_vars=True),
@@ -119,11 +116,11 @@ class PackedAttention(PackedCore):
 class FusedPackedAttention(PackedCore):
     """Transformer Engine's THD kernels, for 16-bit types; not run on a GPU yet.
 
-    Of the backends only some take keys and values of two widths, by architecture and version: Megatron's latent
-    attention pads values to the width of keys (multi_latent_attention.py) and trims what comes back. With
-    context parallelism the kernels pass keys and values round the ranks themselves; they take this rank's chunks
-    of every segment (zigzag.py) and the bounds of whole segments. Megatron passes what
-    TEDotProductAttention.__init__ takes.
+    Some backends do not support keys and values of two widths, depending on architecture and version:
+    Megatron's latent attention pads values to the width of keys (multi_latent_attention.py) and trims the
+    output. With context parallelism the kernels exchange keys and values between ranks themselves; they take
+    this rank's chunks of every segment (zigzag.py) and the bounds of whole segments. Megatron passes the
+    arguments of TEDotProductAttention.__init__.
     """
 
     bucketed = False
@@ -137,8 +134,7 @@ class FusedPackedAttention(PackedCore):
         self.core = TEDotProductAttention(config, **kwargs)
 
     def turn(self, query: Tensor, key: Tensor, packed: PackedSegments) -> tuple[Tensor, Tensor]:
-        """As the base class does, in Transformer Engine's kernel and in float32; a rotary embedding that also
-        scales (YaRN) is ours."""
+        """Rotate with Transformer Engine's kernel, in float32; a scaled embedding (YaRN) uses our code."""
         if packed.angles is None:
             return super().turn(query, key, packed)
         from megatron.core.extensions.transformer_engine import fused_apply_rotary_pos_emb_thd
@@ -157,23 +153,22 @@ class FusedPackedAttention(PackedCore):
 
 
 def core_attention(choice: LayerChoice) -> type[PackedCore]:
-    """Transformer Engine's attention or our own."""
+    """Return Transformer Engine's attention or our own."""
     return FusedPackedAttention if choice.fused_attention else PackedAttention
 
 
 def _sinks(config: Any) -> torch.nn.Parameter:
-    """[own heads] of a layer: what each head's softmax adds to its denominators, as a logarithm."""
+    """Return [own heads], the logarithm of what each head adds to its softmax denominators."""
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     device = None if config.use_cpu_initialization else torch.cuda.current_device()
-    own = torch.empty(config.num_attention_heads // ranks, dtype=config.params_dtype, device=device)
-    sinks = torch.nn.Parameter(config.init_method(own) if config.perform_initialization else own)
+    values = torch.empty(config.num_attention_heads // ranks, dtype=config.params_dtype, device=device)
+    sinks = torch.nn.Parameter(config.init_method(values) if config.perform_initialization else values)
     set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
     return sinks
 
 
 def _gather_ranks(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, ...] of all context-parallel ranks, rank after rank; gradients of the ranks are
-    summed."""
+    """Gather keys and values [N, G, ...] of all context-parallel ranks in order; gradients are summed."""
     both: Any = torch.cat((key, value), dim=-1)
     gathered = gather_from_sequence_parallel_region(both, group=parallel_state.get_context_parallel_group())
     return gathered.split([key.shape[-1], value.shape[-1]], dim=-1)

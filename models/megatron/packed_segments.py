@@ -1,6 +1,5 @@
-"""What Megatron's layers are told of a microbatch's segments: bounds, rotary angles, the buckets of our own
-attention and the chunks of delta nets. Computed once per microbatch; does not build batches
-(mrl/training/packing.py)."""
+"""Describe a micro-batch's segments to Megatron's layers: bounds, rotary angles, buckets of our own attention
+and chunks of delta nets. Computed once per micro-batch; mrl/training/packing.py builds batches."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from mrl.models.kernels.zigzag import kept_positions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Zigzag:
-    """The tokens of all context-parallel ranks, which have early and late chunks of segments, put in order and back."""
+    """Order of the tokens of all context-parallel ranks, which have early and late chunks of segments."""
 
     rows: torch.Tensor
-    """[N] int64: of each token of the segments its row, rank after rank."""
+    """[N] int64: row of each token of the segments, rank after rank."""
     tokens: torch.Tensor
-    """[N] int64: the token of each row."""
+    """[N] int64: token of each row."""
 
 
 @dataclasses.dataclass
 class PackedSegments(PackedSeqParams):
-    """Megatron's packed-sequence parameters with what our layers need beside them.
+    """Megatron's packed-sequence parameters with additions for our layers.
 
     N counts the tokens of this rank; Megatron's own fields describe whole segments.
     """
@@ -41,25 +40,25 @@ class PackedSegments(PackedSeqParams):
     angles: Any = None
     """RotaryTable.angles, for Transformer Engine's rotary embedding."""
     buckets: SegmentBuckets | None = None
-    """For our own attention; Transformer Engine's reads the bounds."""
+    """For our own attention; Transformer Engine's uses the bounds."""
     lengths: Any = None
     """[B] tokens of each segment, in numpy."""
     cp: int = 1
-    """Ranks that share the segments."""
+    """Number of context-parallel ranks."""
 
     @functools.cached_property
     def chunks(self) -> Chunks:
-        """The segments' chunks, for delta nets; made by the first layer that asks."""
+        """The segments' chunks for delta nets, built on first use."""
         return chunk_segments(self.lengths, device=self.cos.device)
 
     @functools.cached_property
     def places(self) -> torch.Tensor:
-        """The places inside their segments of all tokens, of all context-parallel ranks, in order."""
+        """Positions inside their segments of the tokens of all context-parallel ranks, in order."""
         return torch.from_numpy(positions(self.lengths)).to(self.cos.device)
 
     @functools.cached_property
     def zigzag(self) -> Zigzag:
-        """For what needs all tokens under context parallelism; made by the first layer that asks."""
+        """Token order for layers that need all tokens under context parallelism, built on first use."""
         tokens = np.concatenate(
             [kept_positions(self.lengths, cp=self.cp, rank=rank) for rank in range(self.cp)]
         )
@@ -77,11 +76,11 @@ def pack_segments(
     bucketed: bool = True,
     window: int = 0,
 ) -> PackedSegments:
-    """Parameters for segments of the given lengths [B], which follow one another; `rank` of `cp` has its
-    chunks of them.
+    """Describe consecutive segments of lengths [B]; `rank` of `cp` has its chunks of them.
 
-    `bucketed` is whether our own attention reads them (PackedCore.bucketed); without, nothing is larger than
-    the tokens. `window`: how many positions the layers with a window see; 0 where none has one.
+    Args:
+        bucketed: Build buckets for our own attention (PackedCore.bucketed); else nothing exceeds the tokens.
+        window: Positions that windowed layers see; 0 if there are none.
     """
     bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)).to(device)
     cos, sin = rotary.at(torch.from_numpy(positions(lengths, cp=cp, rank=rank)).to(device))

@@ -1,7 +1,4 @@
-"""The norm of queries or keys over all heads of a token at once (OLMoE, MiniMax-M2), which Megatron has not.
-
-Its own norms of queries and keys see one head at a time.
-"""
+"""Norm queries or keys over all heads of a token at once (OLMoE, MiniMax-M2); Megatron norms one head."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from torch import Tensor
 
 
 class ProjectionNorm(torch.nn.Module):
-    """Root-mean-square norm over all `heads` of a token, of which a tensor-parallel rank has some.
+    """Root-mean-square norm over all `heads` of a token, split over tensor-parallel ranks.
 
-    The mean square is summed over the ranks, in float32. Where ranks are more than heads, neighbours hold the
-    same head, and each counts for its part. `weight` is [heads x width] and whole on every rank; its gradient
-    is summed over the ranks as that of other norms is.
+    The mean square is summed over the ranks, in float32. With more ranks than heads, neighbouring ranks have
+    the same head, and each counts for its part. `weight` is [heads x width] and whole on every rank; its
+    gradient is summed over the ranks, as that of other norms is.
     """
 
     def __init__(
@@ -34,17 +31,17 @@ class ProjectionNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., own heads, width], normed."""
+        """Norm x [..., own heads, width]."""
         ranks = parallel_state.get_tensor_model_parallel_world_size()
-        wide, own = x.float(), x.shape[-2]
+        wide, num_own = x.float(), x.shape[-2]
         squares = wide.square().sum((-2, -1), keepdim=True)
         if ranks > 1:
-            squares = _summed(squares) * (self.heads / (own * ranks))
+            squares = _summed(squares) * (self.heads / (num_own * ranks))
         normed = wide * torch.rsqrt(squares / (self.heads * self.width) + self.eps)
         first = parallel_state.get_tensor_model_parallel_rank() * self.heads // ranks
-        return self.weight.view(self.heads, self.width)[first : first + own] * normed.to(x.dtype)
+        return self.weight.view(self.heads, self.width)[first : first + num_own] * normed.to(x.dtype)
 
 
 def _summed(x: Tensor) -> Tensor:
-    """The sum over the tensor-parallel ranks; backward, their gradients are summed too."""
+    """Sum over the tensor-parallel ranks; the backward pass sums their gradients too."""
     return reduce_from_tensor_model_parallel_region(copy_to_tensor_model_parallel_region(x))

@@ -1,2 +1,1 @@
-"""Rows in, tokenised prompts out, in an order that depends on the seed alone. Verifiers and loops are
-elsewhere."""
+"""Load rows and turn them into tokenised prompts, in an order that depends only on the seed."""

@@ -1,7 +1,7 @@
-"""The file of `mrl difficulty`: how often a model solves each training prompt; and the choice of rows by it.
+"""Read and write the file of `mrl difficulty`, the solve rate of each training prompt, and choose rows by it.
 
-The first line says what was measured and how, each further one what is known of a prompt; of two lines of one prompt the
-later one counts, so that a measurement is written by appending and goes on where it was ended.
+The first line describes the measurement, each further line one prompt. If a prompt has two lines the later
+one counts, so a measurement is written by appending and resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from mrl.files import replace_durably
 from mrl.samples import Prompt
 
 FIELDS = ("id", "samples", "solved")
-"""Of a line, what is read again; the others are for people."""
+"""Fields of a line that are read again; the others are for people."""
 
 Place = Literal["below", "inside", "above", "unknown"]
-"""Where a rate lies, seen from a band."""
+"""Where a solve rate lies relative to the band."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SolveRate:
-    """What the responses to one prompt say."""
+    """Counts of the responses to one prompt."""
 
     samples: int
-    """Responses that have a reward."""
+    """Responses with a reward."""
     solved: int
-    """Of these, the correct ones."""
+    """Correct ones among them."""
 
     def place(self, section: DifficultySection) -> Place:
         """Return where the rate lies; it is unknown if no response has a reward."""
@@ -46,18 +46,19 @@ class SolveRate:
 
 @dataclasses.dataclass(slots=True)
 class RateFile:
-    """The file's contents."""
+    """Contents of the file."""
 
     about: Mapping[str, Any]
-    """The model's digest and how samples were drawn; figures of other models or sampling are no part of it."""
+    """The model's digest and the sampling settings; the file has no figures of other models or settings."""
     prompts: dict[str, SolveRate]
-    """By `prompt_id`."""
+    """`prompt_id` -> solve rate."""
 
     @classmethod
     def read(cls, path: str | Path, *, damaged: list[bytes] | None = None) -> Self:
-        """DataError where it is not such a file; a last line without its end, which a kill leaves, is no line.
+        """Read a file; an incomplete last line, which a kill leaves, is ignored.
 
-        With `damaged` lines that are none of a prompt go there; without, the first one is a DataError.
+        Raises DataError if it is not such a file. Lines that do not describe a prompt go to `damaged`; if
+        that is None the first one raises DataError.
         """
         try:
             if not Path(path).is_file():
@@ -65,32 +66,32 @@ class RateFile:
             data = Path(path).read_bytes()
         except OSError as error:
             raise DataError(
-                f"data.difficulty.file {path} cannot be read ({error}); `mrl difficulty` writes it"
+                f"data.difficulty.file {path} cannot be read ({error}); write it with `mrl difficulty`"
             ) from error
         first, *lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1] or [b""]
         about = _line(path, 1, first).get("about")
         if not isinstance(about, dict):
-            raise DataError(f"{path}:1: not what `mrl difficulty` writes; its first line has `about`")
+            raise DataError(f"{path}:1: not a file of `mrl difficulty`, whose first line has `about`")
         prompts = {}
         for number, line in enumerate(lines, 2):
             try:
                 name, rate = _rate(path, number, line)
             except DataError as error:
                 if damaged is None:
-                    raise DataError(f"{error}; `mrl difficulty` sets the line aside and goes on") from error
+                    raise DataError(f"{error}; run `mrl difficulty` to set the line aside") from error
                 damaged.append(line)
                 continue
             prompts[name] = rate
         return cls(about, prompts)
 
     def line(self, prompt: Prompt, section: DifficultySection) -> str:
-        """What is known of a prompt."""
+        """Return a prompt's line."""
         rate = self.prompts[prompt_id(prompt)]
         row = {"id": prompt_id(prompt), **dataclasses.asdict(rate)}
         return json.dumps(row | {"place": rate.place(section), "row": prompt.row}) + "\n"
 
     def write(self, path: str | Path, prompts: Iterable[Prompt], section: DifficultySection) -> None:
-        """One line for each of these prompts, in place of what was there."""
+        """Replace the file's lines by one per prompt."""
         lines = [json.dumps({"about": self.about}) + "\n", *(self.line(p, section) for p in prompts)]
         replace_durably(Path(path), "".join(lines).encode())
 
@@ -98,9 +99,9 @@ class RateFile:
 def choose(
     sources: Sequence[Source], section: DifficultySection
 ) -> tuple[list[Source], Counter[Place], list[str]]:
-    """The sources without the rows whose rates lie outside; how many rows lie where; sentences about the file.
+    """Return the sources without rows outside the band, the number of rows per place, and notes on the file.
 
-    Each row that goes is counted in its source's `left_out`. DataError where the file has none of the rows.
+    Each dropped row is counted in its source's `left_out`. Raises DataError if the file has none of the rows.
     """
     known = RateFile.read(section.file).prompts
     places, num_unmeasured, chosen = Counter[Place](), 0, []
@@ -120,23 +121,23 @@ def choose(
     total = places.total()
     if total and num_unmeasured == total:
         raise DataError(
-            f"data.difficulty.file {section.file} has none of the {total} training prompts, as these rows, this chat template and its "
-            "arguments make them; `mrl difficulty` measures them"
+            f"data.difficulty.file {section.file} has none of the {total} training prompts that these rows "
+            "and chat template (with arguments) make; measure them with `mrl difficulty`"
         )
-    notes = [f"{section.file}: {num_unmeasured} of {total} training prompts are not in it, and are kept"]
+    notes = [f"{section.file}: {num_unmeasured} of {total} training prompts are not in it and are kept"]
     return chosen, places, notes if num_unmeasured else []
 
 
 def _rate(path: str | Path, number: int, line: bytes) -> tuple[str, SolveRate]:
-    """A prompt's id and what a line says of it."""
+    """Return a prompt's id and its solve rate from a line."""
     row = _line(path, number, line)
     values: list[Any] = [row.get(field) for field in FIELDS]
     name, *counts = values
     if not isinstance(name, str) or any(type(count) is not int for count in counts):
-        raise DataError(f"{path}:{number}: a line of a prompt has {', '.join(FIELDS)}, not {_shown(line)}")
+        raise DataError(f"{path}:{number}: a prompt's line must have {', '.join(FIELDS)}, not {_shown(line)}")
     samples, solved = map(int, counts)
     if not 0 <= solved <= samples:
-        raise DataError(f"{path}:{number}: {solved} of {samples} samples is impossible")
+        raise DataError(f"{path}:{number}: {solved} solved of {samples} samples is impossible")
     return name, SolveRate(samples, solved)
 
 
@@ -144,7 +145,7 @@ def _line(path: str | Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}:{number}: not JSON ({error})") from error
+        raise DataError(f"{path}:{number}: not valid JSON ({error})") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: {_shown(line)} is not an object")
     return row

@@ -1,8 +1,8 @@
-"""Rows of data sets of the Hugging Face hub, named hf://name@split or hf://name:configuration@split.
+"""Read data sets of the Hugging Face hub, named hf://name@split or hf://name:configuration@split.
 
-The name may also be a folder, laid out as a repository of the hub is or as `save_to_disk` leaves it. With a network the `datasets` library
-fetches what is new; without one its own cache is read, or the repository as `hf download` left it in the
-hub's cache.
+The name may also be a folder, laid out like a hub repository or written by `save_to_disk`. With a network the
+`datasets` library downloads what is new. Without one, its cache is read, or the repository that `hf download`
+left in the hub's cache.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ PREFIX = "hf://"
 _ADDRESS = re.compile(r"hf://(?P<name>[^:@]+)(?::(?P<configuration>[^:@]+))?@(?P<split>[^@]+)")
 _BATCH = 1000
 DAMAGED_COLUMNS = (OSError, ValueError, OverflowError, SystemError)
-"""What Arrow raises beside its own exceptions where bytes are not those of the values that they should be: text that is not UTF-8, times
-beyond the calendar, lengths below zero."""
+"""What Arrow raises besides its own exceptions for bytes that are not valid values: text that is not UTF-8,
+times beyond the calendar, negative lengths."""
 _DAMAGED_FOLDER = (*DAMAGED_COLUMNS, KeyError, TypeError, AttributeError, IndexError, RecursionError)
-"""What `datasets` raises beside its own exceptions where the JSON of a saved folder lacks something, or has it in another form."""
+"""What `datasets` raises besides its own exceptions if the JSON of a saved folder is malformed."""
 _LONGEST = 2000
-"""Characters of what a library says; it may cite the file's."""
+"""Maximum characters of a library's message, which may quote the file's."""
 
 
 def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows with their place, the address and a number from 1, as Arrow holds them (pictures are not decoded).
+    """Yield rows with their place (the address and a number from 1), as Arrow stores them: pictures encoded.
 
-    Raises DataError for an address of another form, a missing library, and a data set that is not there.
+    Raises DataError for a malformed address, a missing library, and a data set that does not exist.
     """
     parts = _ADDRESS.fullmatch(address)
     if parts is None:
         raise DataError(
-            f"{address}: a data set of the hub is named hf://name@split or hf://name:configuration@split"
+            f"{address}: a hub data set must look like hf://name@split or hf://name:configuration@split"
         )
     number, rows = 0, _load(address, **parts.groupdict())
     import pyarrow
@@ -47,7 +47,7 @@ def read_hub(address: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 number += 1
                 yield f"{address}:{number}", row
     except (*_DAMAGED_FOLDER, pyarrow.ArrowException) as error:
-        raise DataError(f"{address}: cannot be read behind row {number}: {repr(error)[:_LONGEST]}") from error
+        raise DataError(f"{address}: cannot be read after row {number}: {repr(error)[:_LONGEST]}") from error
 
 
 def _load(address: str, name: str, configuration: str | None, split: str) -> Any:
@@ -73,27 +73,26 @@ def _load(address: str, name: str, configuration: str | None, split: str) -> Any
 
 
 def _refused(address: str, error: Exception, advice: str) -> DataError:
-    said = (
-        str(error) if isinstance(error, OSError | ValueError) else repr(error)
-    )  # a KeyError is its key alone
-    return DataError(f"{address}: {said[:_LONGEST]}{advice}")
+    # str() of a KeyError is only its key
+    message = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+    return DataError(f"{address}: {message[:_LONGEST]}{advice}")
 
 
 def _saved(name: str, split: str) -> Any:
-    """The rows of a folder that `save_to_disk` wrote; None for any other name. ValueError where it has no such split."""
+    """Return the rows of a `save_to_disk` folder, else None. Raises ValueError if it lacks the split."""
     import datasets
 
     if os.path.isdir(name) and (
-        odd := [each for each in sorted(os.listdir(name)) if _never_ends(name, each)]
+        special_files := [entry for entry in sorted(os.listdir(name)) if _never_ends(name, entry)]
     ):
-        raise ValueError(f"{odd[0]} in the folder is a pipe or a device, no file")
+        raise ValueError(f"{special_files[0]} in the folder is a pipe or a device, not a file")
     if not any(os.path.isfile(os.path.join(name, file)) for file in ("state.json", "dataset_dict.json")):
         return None
-    found = datasets.load_from_disk(name)
+    loaded = datasets.load_from_disk(name)
     splits = (
-        {str(each): rows for each, rows in found.items()}
-        if isinstance(found, dict)
-        else {str(found.split or split): found}
+        {str(entry): rows for entry, rows in loaded.items()}
+        if isinstance(loaded, dict)
+        else {str(loaded.split or split): loaded}
     )
     if split not in splits:
         raise ValueError(f"the folder has no split {split!r}; it has {', '.join(sorted(splits))}")
@@ -101,13 +100,13 @@ def _saved(name: str, split: str) -> Any:
 
 
 def _never_ends(folder: str, file: str) -> bool:
-    """Whether reading it could wait for ever."""
+    """Return True for a pipe or device, whose reading could block forever."""
     path = os.path.join(folder, file)
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _downloaded(name: str) -> str | None:
-    """The folder of a repository in the hub's cache; None where it was not downloaded."""
+    """Return the folder of a repository in the hub's cache; None if it was not downloaded."""
     import huggingface_hub
 
     try:
@@ -120,11 +119,11 @@ def _how_to_fetch(name: str, configuration: str | None, split: str) -> str:
     if os.path.isdir(name):
         return ""
     arguments = ", ".join(repr(part) for part in (name, configuration) if part)
-    offline = [switch for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(switch)]
+    offline = [variable for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)]
     return (
-        "\nto fetch it, where there is a network"
-        + (f" (here {offline[0]} is set)" if offline else "")
-        + f", either of\n  hf download --repo-type dataset {name}\n"
+        "\nto download it, on a machine with a network"
+        + (f" ({offline[0]} is set here)" if offline else "")
+        + f", run either of\n  hf download --repo-type dataset {name}\n"
         + f"  python -c \"import datasets; datasets.load_dataset({arguments}, split='{split}')\"\n"
-        + "puts it under HF_HOME, which may be copied"
+        + "and copy the result, which is under HF_HOME"
     )

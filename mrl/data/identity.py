@@ -1,11 +1,11 @@
-"""What makes two rows the same: what they say before a template is rendered and tokens are made, wherever they lie.
+"""Identify rows and prompts by their content, before a template is rendered and regardless of their file.
 
-| of a row | goes in |
+| part of the identity | when |
 |---|---|
-| always | domain, prompt (with data.system), tools, ground truth as the file has it |
-| where a chat template renders it | the template, its arguments |
+| domain, prompt (with data.system), tools, ground truth as in the file | always |
+| the template and its arguments | if a chat template renders the row |
 
-A date that the template writes, the file's name, the line and further columns do not.
+A date that the template writes, the file's name, the line and further columns are not part of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from mrl.samples import Prompt
 
 
 def content_of(row: DataRow, template: Any, arguments: dict[str, Any]) -> str:
-    """Return the digest of what a row says; `ground_truth` is still as the file has it, `template` None if none renders it."""
+    """Return the digest of a row's content.
+
+    `ground_truth` is still as in the file; `template` is None if no template renders the row.
+    """
     rendered = [template, arguments | dict(row.chat_template_kwargs)] if template else None
-    said = [row.prompt, row.tools, row.ground_truth, rendered]
-    return _digest(json.dumps(said, sort_keys=True, default=repr))
+    content = [row.prompt, row.tools, row.ground_truth, rendered]
+    return _digest(json.dumps(content, sort_keys=True, default=repr))
 
 
 def prompt_id(prompt: Prompt) -> str:
-    """Return the identity of a prompt, in 16 hex digits; of one that no row made by its tokens."""
+    """Return a prompt's id, 16 hex digits; a prompt that no row made is identified by its tokens."""
     if prompt.content:
         return _digest(json.dumps([prompt.domain, prompt.content]))
     answer = prompt.ground_truth if isinstance(prompt.ground_truth, str) else ""
@@ -34,7 +37,7 @@ def prompt_id(prompt: Prompt) -> str:
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
-    """Return the digest of which id stands for which text."""
+    """Return the digest of the tokenizer's map from text to id."""
     return _digest(json.dumps(sorted(tokenizer.get_vocab().items())))
 
 

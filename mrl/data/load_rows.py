@@ -1,4 +1,4 @@
-"""From configured files to checked, tokenised prompts, with a count of everything that was left out."""
+"""Load the configured files into checked, tokenised prompts, and count everything that is left out."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ from mrl.samples import Prompt
 
 _SHOWN_PROBLEMS = 10
 _WITHOUT_REFERENCES = 2
-"""The last version of marshal's form in which values that are equal have equal bytes, whoever else holds them."""
+"""Last version of marshal's format in which equal values have equal bytes, whatever else references them."""
 
 Tools = Callable[[str], list[dict[str, Any]] | str | None]
-"""By a row's domain: JSON schemas of tools, as chat templates take them, or the text of a system message that shows them."""
+"""Domain -> JSON schemas of tools for the chat template, or the text of a system message that shows them."""
 
 
 @dataclasses.dataclass(slots=True)
 class LoadReport:
-    """Counts of what happened to the rows; logged by the run."""
+    """Counts of what happened to the rows; the run logs them."""
 
     rows: int = 0
-    """Training prompts that are left."""
+    """Training prompts that remain."""
     validation_rows: int = 0
-    """Validation prompts that are left."""
+    """Validation prompts that remain."""
     duplicates: int = 0
-    """Rows left out because an earlier one has their prompt and domain."""
+    """Rows dropped because an earlier row has the same prompt and domain."""
     contradicting: int = 0
-    """Duplicates whose ground truth is another one than the row's that was kept."""
+    """Duplicates whose ground truth differs from that of the kept row."""
     overlong: int = 0
-    """Rows left out because their prompt is longer than `data.max_prompt_tokens`."""
+    """Rows dropped because their prompt is longer than `data.max_prompt_tokens`."""
     unusable: int = 0
-    """Rows left out because they cannot be read or scored, where `data.unusable` is filter."""
+    """Rows dropped because they cannot be read or scored, if `data.unusable` is filter."""
     without_ground_truth: int = 0
-    """Rows that are kept and have none (their verifier needs none)."""
+    """Kept rows without a ground truth (their verifier needs none)."""
     overlapping: int = 0
-    """Training prompts that are validation prompts too."""
+    """Training prompts that are also validation prompts."""
     too_hard: int = 0
-    """Training rows left out because they are solved more rarely than `data.difficulty.min`."""
+    """Training rows dropped because their solve rate is below `data.difficulty.min`."""
     too_easy: int = 0
-    """Training rows left out because they are solved more often than `data.difficulty.max`."""
+    """Training rows dropped because their solve rate is above `data.difficulty.max`."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """Sentences about tools and keys that the model does not read, and about rows that were left out."""
+    """Sentences about dropped rows, and about tools and keys that the model does not read."""
 
     def text(self) -> str:
-        """The counts in one line, then a line for each note."""
+        """Return the counts in one line, then one line per note."""
         counts = [f.name for f in dataclasses.fields(self) if f.name != "notes"]
         first = ", ".join(f"{name}: {getattr(self, name)}" for name in counts)
         return "\n".join(f"data: {line}" for line in [first, *self.notes])
@@ -73,7 +73,7 @@ class LoadReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dataset:
-    """Everything prompts are drawn from."""
+    """Training and validation prompts, and the report on loading them."""
 
     train: tuple[Source, ...]
     validation: tuple[Source, ...]
@@ -84,42 +84,46 @@ class Dataset:
 
     @property
     def domains(self) -> set[str]:
-        """Of all rows."""
+        """Domains of all rows."""
         return {prompt.domain for source in (*self.train, *self.validation) for prompt in source.rows}
 
     def warnings(self, loop: LoopSection) -> list[str]:
-        """What a run on these rows would do and is probably not meant."""
+        """Return warnings about what a run on these rows would do that is probably not intended."""
         rows, warnings = sum(len(source.rows) for source in self.train), []
         if loop.prompts_per_step > rows:
             warnings.append(
-                f"loop.prompts_per_step = {loop.prompts_per_step} is more than the {rows} training rows: a step takes a row several "
-                f"times; set it to {rows} or fewer"
+                f"loop.prompts_per_step = {loop.prompts_per_step} exceeds the {rows} training rows, so a "
+                f"step repeats rows; set it to at most {rows}"
             )
         trained = {prompt.text.strip() for source in self.train for prompt in source.rows}
         validated = self.validation_prompts(loop.validation.num_prompts)
         if validated and all(prompt.text.strip() in trained for prompt in validated):
             warnings.append(
-                f"data.validation: all {len(validated)} prompts that are validated are training prompts too, so that validation "
-                "says nothing of other prompts; give other rows, or set data.overlap=drop to leave them out of training"
+                f"data.validation: all {len(validated)} prompts are also training prompts, so scores do not "
+                "show generalisation; use other rows, or set data.overlap=drop to remove them from training"
             )
         return warnings
 
     def stream(self, seed: int) -> PromptStream:
-        """The training stream of a run."""
+        """Return the run's training stream."""
         return PromptStream(self.train, seed, shuffle=self.shuffle, vocabulary=self.vocabulary)
 
     def validation_prompts(self, count: int) -> list[Prompt]:
-        """The first `count` held-out prompts, sources in turn; their indices are negative, from -1 down."""
+        """Return the first `count` validation prompts, sources in turn; their indices are -1, -2, ..."""
         return validation_order(self.validation, count)
 
 
 def load_data(
     section: DataSection, reward: RewardSection, tokenizer: Any, *, tools: Tools | None = None
 ) -> Dataset:
-    """Read, check, tokenise. `tools`: what the chat template shows the model where a row has none of its own.
+    """Read, check and tokenise the training and validation rows.
 
-    Raises DataError that names every bad row it shows by file and line, and ConfigError for arguments that
-    the chat template never names.
+    Args:
+        tools: Tools that the chat template shows for a row without tools of its own.
+
+    Raises:
+        DataError: Rows are bad; it lists the first ones by file and line.
+        ConfigError: The chat template does not use an argument of `data.chat_template_kwargs`.
     """
     prepare = _Preparation(section, reward, tokenizer, LoadReport(), tools)
     train = prepare.sources(section.train_entries())
@@ -135,8 +139,7 @@ def load_data(
 def load_validation(
     section: DataSection, reward: RewardSection, tokenizer: Any, *, tools: Tools | None = None
 ) -> Dataset:
-    """The held-out rows alone: no training file is opened, so that none need be there. Errors as in
-    `load_data`."""
+    """Load only the validation rows; training files need not exist. Raises as `load_data` does."""
     prepare = _Preparation(section, reward, tokenizer, LoadReport(), tools)
     return prepare.dataset((), prepare.sources(section.validation_entries()))
 
@@ -153,7 +156,7 @@ class _Preparation:
         _check_arguments(self.section, self.tokenizer)
 
     def dataset(self, train: Sequence[Source], validation: Sequence[Source]) -> Dataset:
-        """The data set of these sources, their rows counted."""
+        """Build the data set of these sources and count their rows."""
         self.report.rows = sum(len(source.rows) for source in train)
         self.report.validation_rows = sum(len(source.rows) for source in validation)
         vocabulary = vocabulary_digest(self.tokenizer)
@@ -175,42 +178,43 @@ class _Preparation:
     def _usable(self, entry: DataEntry, left_out: LeftOut) -> list[DataRow]:
         good: list[DataRow] = []
         bad = _Unusable(entry, left_out)
-        copies_before = self.report.duplicates
+        duplicates_before = self.report.duplicates
         for place, row in self._checked(entry, left_out):
             if isinstance(row, DataRow):
                 good.append(row)
             else:
                 bad.add(place, row)
-        copies = self.report.duplicates - copies_before
-        self._leave_out(bad, bad.count + len(good) + copies)
+        duplicates = self.report.duplicates - duplicates_before
+        self._leave_out(bad, bad.count + len(good) + duplicates)
         self._note_remarks(good, entry)
         return good
 
     def _leave_out(self, bad: _Unusable, count: int) -> None:
-        """Count the unusable ones of `count` rows; DataError where they are refused, or are all."""
+        """Count the unusable rows; raise DataError if they are refused or are all `count` rows."""
         if not bad.count:
             return
-        said = f"{bad.count} of {count} rows of {bad.entry.path} are unusable:\n{bad.text()}"
+        summary = f"{bad.count} of {count} rows of {bad.entry.path} are unusable:\n{bad.text()}"
         if bad.count == count:
-            raise DataError(said)
+            raise DataError(summary)
         if self.section.unusable == "refuse":
-            raise DataError(f"{said}\nmend them, or set data.unusable=filter to leave them out")
+            raise DataError(f"{summary}\nfix them, or set data.unusable=filter to drop them")
         self.report.unusable += bad.count
-        self.report.notes.append(said)
+        self.report.notes.append(summary)
 
     def _note_remarks(self, rows: Sequence[DataRow], entry: DataEntry) -> None:
-        """Counts what the rewards remark on ground truths."""
-        places: dict[str, list[str]] = {}
+        """Note what the rewards remark on ground truths."""
+        places_by_remark: dict[str, list[str]] = {}
         for row in rows:
             for remark in remarks(row.ground_truth, domain=row.domain, section=self.reward):
-                places.setdefault(remark, []).append(row.place)
-        for remark, found in places.items():
+                places_by_remark.setdefault(remark, []).append(row.place)
+        for remark, places in places_by_remark.items():
             self.report.notes.append(
-                f"{entry.path}: {len(found)} of {len(rows)} rows: {remark} (the first is {found[0]})"
+                f"{entry.path}: {len(places)} of {len(rows)} rows: {remark} (the first is {places[0]})"
             )
 
     def _checked(self, entry: DataEntry, left_out: LeftOut) -> Iterator[tuple[str, DataRow | DataError]]:
-        """The rows with their places, or what is wrong with them. A copy of a row of its file, all columns alike, is left out before anything is made of it: DAPO-Math-17k has each row a hundred times."""
+        """Yield each row, or its error, with its place. Skip exact copies of an earlier row of the file
+        unparsed: DAPO-Math-17k contains each row a hundred times."""
         shape = entry.format
         for path in entry.paths:
             arrow, firsts = from_arrow(path), dict[bytes, DataRow]()
@@ -218,7 +222,7 @@ class _Preparation:
                 digest = _digest(columns) if self.section.dedupe else None
                 if digest is not None and (first := firsts.get(digest)):
                     left_out.add(
-                        "dedupe", place=place, domain=first.domain, why=f"the prompt of {first.place}"
+                        "dedupe", place=place, domain=first.domain, why=f"same prompt as {first.place}"
                     )
                     self.report.duplicates += 1
                     continue
@@ -263,7 +267,7 @@ class _Preparation:
                 continue
             contradicts = first.ground_truth != row.ground_truth
             self.report.contradicting += contradicts
-            why = f"the prompt of {first.place}" + (", with another ground truth" if contradicts else "")
+            why = f"same prompt as {first.place}" + (", but another ground truth" if contradicts else "")
             left_out.add("dedupe", place=row.place, domain=row.domain, why=why)
         self.report.duplicates += len(rows) - len(kept)
         return list(kept.values())
@@ -298,15 +302,15 @@ class _Preparation:
         return prompts
 
     def _wrong(self, tokens: np.ndarray) -> str | None:
-        """What makes a prompt's tokens [T] unusable."""
+        """Return what makes a prompt's tokens [T] unusable, or None."""
         if not len(tokens):
             return "the prompt has no tokens"
         if opens_twice(tokens, self.tokenizer):
-            return "the prompt begins with the opening token twice; take it out of the text"
+            return "the prompt begins with two BOS tokens; remove the one in the text"
         return None
 
     def _note_unread(self, rendered: Sequence[tuple[DataRow, tuple[str, bool]]], entry: DataEntry) -> None:
-        """Notes tools, keys of messages and row arguments that no prompt's text shows."""
+        """Note tools, keys of messages and row arguments that no rendered prompt shows."""
         unread = Unread(template_names(self.tokenizer))
         for row, (text, templated) in rendered:
             messages = () if isinstance(row.prompt, str) else row.prompt
@@ -315,10 +319,10 @@ class _Preparation:
             else:
                 tools = row.tools or (self.tools is not None and self.tools(row.domain))
                 unread.pass_over(messages, tools, row.chat_template_kwargs)
-        self.report.notes += [f"{entry.path}: {said}" for said in unread.sentences()]
+        self.report.notes += [f"{entry.path}: {sentence}" for sentence in unread.sentences()]
 
     def _as_in(self, row: DataRow) -> Callable[..., str]:
-        """What renders other messages and tools in a row's place."""
+        """Return a function that renders other messages and tools with the rest of this row."""
         return lambda messages, tools: self._render(dataclasses.replace(row, prompt=messages, tools=tools))[0]
 
     def _without_overlong(
@@ -329,15 +333,16 @@ class _Preparation:
         longer = [prompt for prompt in prompts if len(prompt.tokens) > limit]
         longer.sort(key=lambda prompt: -len(prompt.tokens))
         if longer:
-            said = (
-                f"{','.join(entry.paths)}: {len(longer)} of {len(prompts)} rows are longer than data.max_prompt_tokens = {limit}, the "
-                f"longest has {len(longer[0].tokens)} tokens ({longer[0].row})"
+            summary = (
+                f"{','.join(entry.paths)}: {len(longer)} of {len(prompts)} rows are longer than "
+                f"data.max_prompt_tokens = {limit}; the longest has {len(longer[0].tokens)} tokens "
+                f"({longer[0].row})"
             )
             if self.section.overlong == "refuse":
-                raise DataError(f"{said}; raise the limit or set data.overlong=filter")
+                raise DataError(f"{summary}; raise the limit or set data.overlong=filter")
             if not kept:
-                raise DataError(f"{said}; none is left; raise the limit")
-            self.report.notes.append(said)
+                raise DataError(f"{summary}; no row remains; raise the limit")
+            self.report.notes.append(summary)
         self.report.overlong += len(longer)
         for prompt in longer:
             why = f"{len(prompt.tokens)} tokens"
@@ -346,14 +351,14 @@ class _Preparation:
 
 
 class _Unusable:
-    """The rows of an entry that cannot be read; of very many the first few are kept."""
+    """Unusable rows of an entry: their count and the first few errors."""
 
     def __init__(self, entry: DataEntry, left_out: LeftOut) -> None:
         self.entry, self._left_out, self.count = entry, left_out, 0
         self._shown: list[str] = []
 
     def add(self, place: str, error: DataError) -> None:
-        """One row, at `place` (file:line)."""
+        """Add one row, at `place` (file:line)."""
         self.count += 1
         if len(self._shown) < _SHOWN_PROBLEMS:
             self._shown.append(str(error))
@@ -361,26 +366,26 @@ class _Unusable:
         self._left_out.add("unusable", place=place, domain=self.entry.domain, why=why)
 
     def text(self) -> str:
-        """The first few errors, and how many more there are."""
-        more = self.count - len(self._shown)
-        return "\n".join(self._shown + [f"... and {more} more"] * (more > 0))
+        """Return the first few errors and the number of further ones."""
+        num_hidden = self.count - len(self._shown)
+        return "\n".join(self._shown + [f"... and {num_hidden} more"] * (num_hidden > 0))
 
 
 def _check_arguments(section: DataSection, tokenizer: Any) -> None:
-    """Refuses template arguments without a template, and ones whose name stands nowhere in it."""
+    """Refuse template arguments that the chat template does not name, and any if there is no template."""
     names = template_names(tokenizer)
     for name in section.chat_template_kwargs:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             raise ConfigError(
                 f"data.chat_template_kwargs.{name}: "
-                + ("the chat template never names it" if names else "the tokenizer has no chat template")
+                + ("the chat template does not use it" if names else "the tokenizer has no chat template")
                 + (f"; did you mean '{close[0]}'?" if close else "")
             )
 
 
 def _digest(columns: dict[str, Any]) -> bytes | None:
-    """Of a raw row's values, whatever they mean; None where there is another type among them than JSON has."""
+    """Return the digest of a raw row's values, or None if a value's type is not a JSON type."""
     try:
         return xxhash.xxh3_128_digest(marshal.dumps(columns, _WITHOUT_REFERENCES))
     except ValueError:
@@ -388,12 +393,12 @@ def _digest(columns: dict[str, Any]) -> bytes | None:
 
 
 def _prompt_key(row: DataRow) -> bytes:
-    seen = (
+    text = (
         row.prompt.strip()
         if isinstance(row.prompt, str)
         else json.dumps([row.prompt, row.tools, dict(row.chat_template_kwargs)], sort_keys=True, default=repr)
     )
-    return hashlib.sha256(seen.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _without_overlap(
@@ -407,13 +412,13 @@ def _without_overlap(
     if section.overlap == "refuse":
         first = shared[0]
         raise DataError(
-            f"{len(shared)} training prompts are validation prompts too, the first: {first.row} and "
-            f"{held_out[first.text.strip()]}; set data.overlap=drop to leave them out of training"
+            f"{len(shared)} training prompts are also validation prompts, e.g. {first.row} and "
+            f"{held_out[first.text.strip()]}; set data.overlap=drop to remove them from training"
         )
     for source in train:
         for prompt in source.rows:
             if (other := held_out.get(prompt.text.strip())) is not None:
-                why = f"the validation prompt of {other}"
+                why = f"same prompt as validation row {other}"
                 source.left_out.add("overlap", place=prompt.row, domain=prompt.domain, why=why)
     return [
         source.with_rows([prompt for prompt in source.rows if prompt.text.strip() not in held_out])

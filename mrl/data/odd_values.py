@@ -1,10 +1,10 @@
-"""Odd values that writers of JSON, csv and parquet put into rows, and what is made of them.
+"""Handle odd values that writers of JSON, csv and parquet put into rows.
 
-| value | meaning |
+| value | treatment |
 |---|---|
-| NaN in a column that is read | a null: pandas writes a missing number so |
-| half of a surrogate pair | no text: the row is refused |
-| a 16-bit or 32-bit float of parquet | the shortest decimal that is the same narrow float: 3.1, not 3.0999999046325684 |
+| NaN in a column that is read | null: pandas writes missing numbers as NaN |
+| half of a surrogate pair | not text: the row is refused |
+| a 16-bit or 32-bit float of parquet | its shortest decimal: 3.1, not 3.0999999046325684 |
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _SHOWN = 60
 
 
 def without_nan(value: Any) -> Any:
-    """None for NaN; any other value as it is."""
+    """Return None for NaN, any other value unchanged."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def refuse_half_characters(value: Any, place: str) -> None:
     """Raise DataError if a text in `value`, at any depth, contains half of a surrogate pair.
 
-    No tokenizer takes such a text and no log can be written with it; scrapers that cut text at UTF-16 units leave them.
+    Tokenizers and log files cannot encode it; scrapers that cut text at UTF-16 units leave it.
     """
-    left = [value]
-    while left:
-        inner = left.pop()
-        if isinstance(inner, Mapping):
-            left += [*inner.keys(), *inner.values()]
-        elif isinstance(inner, list | tuple):
-            left += inner
-        elif isinstance(inner, str) and not inner.isascii() and not _is_whole(inner):
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            pending += item
+        elif isinstance(item, str) and not item.isascii() and not _is_whole(item):
             raise DataError(
-                f"{place}: a text has half of a surrogate pair, which is no character: {inner[:_SHOWN]!a}; "
-                "write the row without it"
+                f"{place}: a text contains half of a surrogate pair, which is not a character: "
+                f"{item[:_SHOWN]!a}; remove it from the row"
             )
 
 
@@ -53,19 +53,17 @@ def _is_whole(text: str) -> bool:
 
 
 def arrow_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return the rows of an Arrow batch or table, narrow floats as the decimals that were meant."""
+    """Return the rows of an Arrow batch or table, narrow floats as their shortest decimals."""
     rows = batch.to_pylist()
     for field in batch.schema:
-        if "float" in str(
-            field.type
-        ):  # "float" and "halffloat" are Arrow's narrow ones, "double" is as wide as Python's
+        if "float" in str(field.type):  # "float" and "halffloat" are narrow, "double" is Python's
             for row in rows:
                 row[field.name] = _shortened(row[field.name], field.type)
     return rows
 
 
 def _shortened(value: Any, kind: Any) -> Any:
-    """A value of an Arrow type, the narrow floats in it as their shortest decimals."""
+    """Replace the narrow floats in a value of an Arrow type by their shortest decimals."""
     import pyarrow.types as types
 
     if value is None:
@@ -79,5 +77,5 @@ def _shortened(value: Any, kind: Any) -> Any:
     if types.is_dictionary(kind):
         return _shortened(value, kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return [_shortened(each, kind.value_type) for each in value]
+        return [_shortened(item, kind.value_type) for item in value]
     return value

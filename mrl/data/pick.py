@@ -1,4 +1,4 @@
-"""One row of a configuration's data, by its place: the prompt that the loader would make of it."""
+"""Find one row of the configured data by its place, and make the prompt that the loader would make of it."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from mrl.samples import Prompt
 
 
 def pick_row(section: DataSection, reward: RewardSection, tokenizer: Any, which: str) -> Prompt:
-    """The first row, of training data and then of validation data, at `which`: a line's (row's) number from 1,
-    or file:line.
+    """Return the first row at `which` in the training data, then the validation data: a line (row) number
+    from 1, or file:line.
 
-    Without a tokenizer the text is the messages' own, and there are no tokens in any case. Raises DataError
-    where there is no such row, and for one that the loader refuses.
+    Without a tokenizer the text is that of the messages; tokens are empty in any case. Raises DataError if
+    there is no such row, or if the loader refuses it.
     """
     for entry in (*section.train_entries(), *section.validation_entries()):
         for raw, path in _rows(entry):
             if which in (raw[0], raw[0].rpartition(":")[2]) or raw[0].endswith(f"/{which}"):
                 return _prompt(_row(raw, path, entry), section, reward, tokenizer)
-    raise DataError(f"no row {which!r} in data.train or data.validation; rows count from 1, or are file:line")
+    raise DataError(f"no row {which!r} in data.train or data.validation; give a number from 1, or file:line")
 
 
 SCANNED_ROWS = 10_000
-"""Rows of a configuration's files in which its domains are looked for."""
+"""Rows of each training entry that are searched for domains."""
 
 
 def first_rows(
     section: DataSection, reward: RewardSection, tokenizer: Any, *, count: int
 ) -> dict[str, list[Prompt]]:
-    """Domain -> its first rows of the training data, at most `count`, as `pick_row` gives them. DataError for one that the loader
-    refuses."""
-    found: dict[str, list[Prompt]] = {}
-    number = 0
+    """Return domain -> its first rows of the training data, at most `count`, as `pick_row` makes them. Raises
+    DataError for a row that the loader refuses."""
+    prompts_by_domain: dict[str, list[Prompt]] = {}
+    index = 0
     for entry in section.train_entries():
         for raw, path in itertools.islice(_rows(entry), SCANNED_ROWS):
             row = _row(raw, path, entry)
-            prompts = found.setdefault(row.domain, [])
+            prompts = prompts_by_domain.setdefault(row.domain, [])
             if len(prompts) < count:
                 prompt = _prompt(row, section, reward, tokenizer)
-                prompts.append(dataclasses.replace(prompt, index=number))
-                number += 1
-    return found
+                prompts.append(dataclasses.replace(prompt, index=index))
+                index += 1
+    return prompts_by_domain
 
 
 def _rows(entry: DataEntry) -> Iterator[tuple[RawRow, str]]:

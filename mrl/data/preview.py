@@ -1,4 +1,4 @@
-"""Loaded rows as people look at them: the first of each file as the policy sees them, lengths, and what was left out."""
+"""Prepare loaded rows for display: the first of each file as the policy sees them, lengths, dropped rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mrl.data.tune_rows import TuneRow
 from mrl.samples import Prompt
 
 BINS = 12
-"""Most lines of a histogram."""
+"""Maximum number of lines of a histogram."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowPreview:
-    """One row."""
+    """One row for display."""
 
     place: str
     """file:line."""
@@ -28,50 +28,50 @@ class RowPreview:
     tag: str
     tokens: int
     text: str
-    """Its tokens as text, special ones by their names."""
+    """Its tokens as text, special tokens by name."""
     special_tokens: dict[str, int]
-    """Those of its tokens that are special, by name, and how often."""
+    """Its special tokens: name -> count."""
     ground_truth: str | None
     response: str | None = None
-    """What `mrl tune` trains behind the text, which then is all the rest: a demonstration, or a chosen response."""
+    """The text that `mrl tune` trains on after `text`: a demonstration, or a chosen response."""
     rejected: str | None = None
-    """The rejected response, where the row has one."""
+    """The rejected response, if the row has one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FilePreview:
-    """One file of one use."""
+    """One file of one use (`use`)."""
 
     use: str
     """train, validation or tune."""
     file: str
     domains: dict[str, int]
-    """Rows that are left, by domain."""
+    """Domain -> rows kept."""
     lengths: dict[str, Any]
-    """Tokens of these rows: smallest, mean, median, p95, largest, and `histogram`, lists of first, last and rows."""
+    """Tokens of kept rows: smallest, mean, median, p95, largest, `histogram` (lists of first, last, rows)."""
     left_out: list[LeftOutRows]
     first: list[RowPreview]
 
     @property
     def kept(self) -> int:
-        """Rows that are left."""
+        """Rows kept."""
         return sum(self.domains.values())
 
 
 def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[FilePreview]:
-    """The files of one entry that its rows name, the first `rows` rows of each."""
+    """Preview the files of one entry that its rows name, with the first `rows` rows of each."""
     left_out = source.left_out.rows()
     by_file: dict[str, list[Prompt]] = {}
     for prompt in source.rows:
         by_file.setdefault(prompt.row.rpartition(":")[0], []).append(prompt)
-    by_file |= {each.file: [] for each in left_out if each.file not in by_file}
+    by_file |= {dropped.file: [] for dropped in left_out if dropped.file not in by_file}
     return [
         FilePreview(
             use=use,
             file=file,
             domains=dict(Counter(prompt.domain for prompt in prompts)),
             lengths=length_figures([len(prompt.tokens) for prompt in prompts]),
-            left_out=[each for each in left_out if each.file == file],
+            left_out=[dropped for dropped in left_out if dropped.file == file],
             first=[_row(prompt, tokenizer) for prompt in prompts[:rows]],
         )
         for file, prompts in by_file.items()
@@ -79,16 +79,16 @@ def of_source(use: str, source: Source, tokenizer: Any, *, rows: int) -> list[Fi
 
 
 def of_tuned(file: str, tuned: Sequence[TuneRow], tokenizer: Any, *, rows: int) -> FilePreview:
-    """The rows of one file of `mrl tune`, and the first `rows` of them; the tokens of a pair are its longer response's."""
-    sizes = [max(len(each.tokens) for each in row.responses) for row in tuned]
+    """Preview one file of `mrl tune` with its first `rows` rows; a pair has its longer response's length."""
+    sizes = [max(len(response.tokens) for response in row.responses) for row in tuned]
     first = [_tuned(row, size, tokenizer) for row, size in zip(tuned[:rows], sizes, strict=False)]
     return FilePreview("tune", file, {"": len(tuned)}, length_figures(sizes), [], first)
 
 
 def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
     trained = {
-        side: seen(each.tokens[each.mask], tokenizer)
-        for each, side in zip(row.responses, row.sides, strict=True)
+        side: seen(response.tokens[response.mask], tokenizer)
+        for response, side in zip(row.responses, row.sides, strict=True)
     }
     shown = row.responses[0]
     return RowPreview(
@@ -105,9 +105,9 @@ def _tuned(row: TuneRow, size: int, tokenizer: Any) -> RowPreview:
 
 
 def length_figures(values: Sequence[int]) -> dict[str, Any]:
-    """Figures and the histogram of some lengths in tokens; none of no lengths.
+    """Return statistics and the histogram of lengths in tokens; empty if there are no lengths.
 
-    >>> lengths([3, 3, 5])["histogram"]
+    >>> length_figures([3, 3, 5])["histogram"]
     [[3, 3, 2], [4, 4, 0], [5, 5, 1]]
     """
     if not values:
@@ -127,12 +127,12 @@ def length_figures(values: Sequence[int]) -> dict[str, Any]:
 
 
 def seen(tokens: np.ndarray, tokenizer: Any) -> str:
-    """[T] tokens as one text, special tokens by their names, spaces as they are."""
+    """Decode [T] tokens into one text: special tokens by name, spaces unchanged."""
     return tokenizer.decode(tokens.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def special_tokens(tokens: np.ndarray, tokenizer: Any) -> dict[str, int]:
-    """The special tokens among [T] tokens by name, and how often each is there, in the order of their ids."""
+    """Return the special tokens among [T] tokens by name with their counts, ordered by id."""
     added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     counts = Counter(tokens.tolist())
     special = sorted((added | set(tokenizer.all_special_ids)) & counts.keys())

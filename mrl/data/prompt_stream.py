@@ -1,10 +1,9 @@
-"""The endless order of training prompts: a pure function of (seed, epoch, row), independent of any parallel
-layout.
+"""Endless order of training prompts: a pure function of (seed, epoch, row), independent of parallel layout.
 
-Position k of the stream belongs to the source whose share is furthest behind (largest remainder), so after k
-prompts every source's count is within one of its share. A source's own draws walk its rows epoch by epoch,
-each epoch in the permutation drawn from (seed, source, epoch). Training prompts have index k >= 0; validation
-prompts have negative indices, -1 for the first (see `validation_prompts`).
+Position k of the stream belongs to the source that is furthest below its share (largest remainder). So after
+k prompts every source's count is within one of its share. Each source draws its rows epoch by epoch, in a
+permutation drawn from (seed, source, epoch). Training prompts have index k >= 0; validation prompts have
+negative indices, -1 for the first (see `validation_order`).
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from mrl.samples import Prompt
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """Rows drawn with one share of the stream."""
+    """Rows that are drawn with one share of the stream."""
 
     name: str
     rows: Sequence[Prompt]
     share: float
-    """Relative to the other sources' shares."""
+    """Weight relative to the other sources' shares."""
     left_out: LeftOut = dataclasses.field(default_factory=LeftOut, compare=False)
-    """What is no row of it, and why."""
+    """The source's dropped rows, and why."""
 
     def with_rows(self, rows: Sequence[Prompt]) -> Source:
-        """Fewer of its rows; a share that goes by their number still does."""
+        """Return the source with fewer rows; a share equal to the number of rows follows it."""
         share = float(len(rows)) if self.share == len(self.rows) else self.share
         return dataclasses.replace(self, rows=rows, share=share)
 
@@ -58,12 +57,12 @@ class PromptStream:
         )
         if empty := [source for source in self._sources if not source.rows]:
             counts = "; ".join(
-                f"{rows.count} rows left out by data.{rows.rule} (the first is {rows.examples[0]})"
+                f"{rows.count} rows dropped by data.{rows.rule} (the first is {rows.examples[0]})"
                 for source in empty
                 for rows in source.left_out.rows()
             )
             names = ", ".join(source.name for source in empty)
-            raise DataError(f"no training prompts are left in {names}: {counts or 'there are no rows'}")
+            raise DataError(f"no training prompts remain in {names}: {counts or 'there are no rows'}")
         total = sum(Fraction(source.share) for source in self._sources)
         self._shares = [Fraction(source.share) / total for source in self._sources]
         self._seed = seed
@@ -77,18 +76,18 @@ class PromptStream:
 
     @property
     def position(self) -> int:
-        """Prompts taken so far; the index of the next one."""
+        """Prompts taken so far, which is the index of the next one."""
         return self._position
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
+        """Return the next `count` prompts."""
         prompts = [self.prompt_at(index) for index in range(self._position, self._position + count)]
         self._position += count
         return prompts
 
     def prompt_at(self, index: int) -> Prompt:
-        """The prompt of a stream position, whatever was taken before."""
-        assert index >= 0, f"training prompts have indices from 0, not {index}"
+        """Return the prompt at a stream position, regardless of what was taken."""
+        assert index >= 0, f"training prompts have indices >= 0, not {index}"
         self._extend(index)
         source_number, ordinal = self._choice[index], self._ordinal[index]
         source = self._sources[source_number]
@@ -97,30 +96,30 @@ class PromptStream:
         return dataclasses.replace(source.rows[row], index=index)
 
     def epoch(self, index: int) -> float:
-        """Passes over its source's rows at a stream position, in epochs."""
+        """Return the epoch of its source at a stream position, as a fraction."""
         self._extend(index)
         return self._ordinal[index] / len(self._sources[self._choice[index]].rows)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs: a position, the seed and a fingerprint of the rows."""
+        """Return the state for `restore`: position, seed and a fingerprint of the rows."""
         return {"position": self._position, "seed": self._seed, "rows": self.fingerprint()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Raises DataError for a state of other rows or another seed."""
+        """Continue from `state`. Raises DataError if its rows or seed differ."""
         self.require(state)
         self._position = int(state["position"])
 
     def require(self, state: Mapping[str, Any]) -> None:
-        """Raise DataError for a state of other rows or another seed."""
-        for name, mine in {"seed": self._seed, "rows": self.fingerprint()}.items():
-            if state.get(name) != mine:
+        """Raise DataError if the rows or seed of `state` differ."""
+        for name, current in {"seed": self._seed, "rows": self.fingerprint()}.items():
+            if state.get(name) != current:
                 raise DataError(
-                    f"the saved data state has {name} = {state.get(name)!r}, this run has {mine!r}: the order would "
-                    "not continue; resume with the same data, mix, tokenizer and seed"
+                    f"the saved data state has {name} = {state.get(name)!r}, but this run has {current!r}, "
+                    "so the order cannot continue; resume with the same data, mix, tokenizer and seed"
                 )
 
     def fingerprint(self) -> str:
-        """Changes whenever what rows say (identity.py), their order, the mix or the vocabulary changes."""
+        """Return a digest of the rows' content (identity.py), their order, the mix and the vocabulary."""
         if self._fingerprint:
             return self._fingerprint
         order = "shuffled" if self._shuffle else "in order"
@@ -133,7 +132,7 @@ class PromptStream:
         return self._fingerprint
 
     def _extend(self, index: int) -> None:
-        """Fix the sources of all positions up to `index`."""
+        """Choose the sources of all positions up to `index`."""
         while len(self._choice) <= index:
             done = len(self._choice) + 1
             behind = [share * done - drawn for share, drawn in zip(self._shares, self._drawn, strict=True)]
@@ -156,7 +155,7 @@ class PromptStream:
 
 
 def validation_order(sources: Sequence[Source], count: int) -> list[Prompt]:
-    """The first `count` validation prompts, taken from the sources in turn; indices are -1, -2, ..."""
+    """Return the first `count` validation prompts, sources in turn; indices are -1, -2, ..."""
     chosen: list[Prompt] = []
     longest = max((len(source.rows) for source in sources), default=0)
     for offset in range(longest):

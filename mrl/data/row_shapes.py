@@ -1,4 +1,4 @@
-"""The formats rows come in, and a column map over any of them. docs/data.md shows a row of each.
+"""Read a row of any supported format, or with a column map over one. docs/data.md shows a row of each.
 
 plain      {"prompt": text or messages, "answer": ground truth, "domain"?, "tag"?}
 verl       {"prompt": messages, "reward_model": {"ground_truth": ground truth}, "data_source", "extra_info"}
@@ -8,7 +8,7 @@ gsm8k      {"question": text, "answer": text that ends in "#### ground truth"}
 math       {"problem": text, "answer" | "solution": ground truth, perhaps in a text's last \\boxed{}}
 ifeval     {"prompt": text, "instruction_id_list": names, "kwargs": arguments of each}
 
-Any row may have "tools" and "chat_template_kwargs". Columns that are not the prompt go to reward functions
+Any row may have "tools" and "chat_template_kwargs". Columns other than the prompt reach reward functions
 unchanged.
 """
 
@@ -39,11 +39,11 @@ _PICTURES = ("image", "images", "video", "videos", "audio", "audios")
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names of the columns of a format; a dotted name reaches into a nested column."""
+    """Column names of a format; a dotted name reaches into a nested column."""
 
     prompt: str
     answer: tuple[str, ...]
-    """The first of these that a row has holds the ground truth."""
+    """The first of these columns that a row has contains the ground truth."""
     needs_answer: bool = False
     domain: str | None = None
     tag: str | None = None
@@ -62,12 +62,12 @@ _FORMATS = {
     "ifeval": Fields("prompt", ("instruction_id_list", "kwargs"), needs_answer=True),
 }
 _QUESTIONS = ("gsm8k", "math", "ifeval")
-"""Formats whose prompt is a question in plain words: it becomes the message of a user."""
+"""Formats whose prompt is a plain question: it becomes a user message."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DataRow:
-    """A row, its columns understood, not yet tokenised; `ground_truth` is still as the file has it."""
+    """A row with its columns interpreted but not tokenised; `ground_truth` is still as in the file."""
 
     place: str
     """file:line."""
@@ -77,14 +77,14 @@ class DataRow:
     tag: str
     metadata: Mapping[str, Any]
     tools: list[dict[str, Any]] | None = None
-    """JSON schemas that the chat template shows the model; None where the row has no such column."""
+    """JSON schemas that the chat template shows the model; None if the row has no such column."""
     chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     content: str = ""
-    """Digest of what it says (identity.py)."""
+    """Digest of the row's content (identity.py)."""
 
 
 def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
-    """The format a row looks like."""
+    """Return the format that a row looks like. Raises DataError if its columns fit none."""
     if "reward_model" in columns:
         return "verl"
     if "instruction_id_list" in columns:
@@ -95,35 +95,35 @@ def shape_of(columns: Mapping[str, Any], *, place: str) -> str:
         if column in columns:
             return shape
     raise DataError(
-        f"{place}: cannot tell the format from the columns {names_of(columns)}; set data.format and data.columns"
+        f"{place}: no known format has the columns {names_of(columns)}; set data.format and data.columns"
     )
 
 
 def names_of(columns: Mapping[str, Any]) -> list[str]:
-    """The names of a row's columns as an error shows them: not all of very many, nor whole where one is a text's length."""
+    """Return a row's column names for an error message: at most 30, each cut to 60 characters."""
     names = [name if len(name) <= 60 else f"{name[:60]}..." for name in sorted(columns)]
     return names if len(names) <= 30 else [*names[:30], f"and {len(names) - 30} more"]
 
 
 def fields_of(shape: str, mapped: ColumnMap) -> Fields:
-    """The columns of a format, with the map's names in place of the format's own."""
+    """Return the columns of a format, with the names of `mapped` in place of the format's own."""
     return _fields(shape, tuple(mapped))
 
 
 @functools.cache
 def _fields(shape: str, mapped: tuple[tuple[str, Any], ...]) -> Fields:
-    own = {name: value for name, value in mapped if value is not None}
-    if "answer" in own:
-        own |= {"answer": (own["answer"],), "needs_answer": True}
-    return dataclasses.replace(_FORMATS[shape], **own)
+    overrides = {name: value for name, value in mapped if value is not None}
+    if "answer" in overrides:
+        overrides |= {"answer": (overrides["answer"],), "needs_answer": True}
+    return dataclasses.replace(_FORMATS[shape], **overrides)
 
 
 def read_row(
     columns: Mapping[str, Any], *, place: str, entry: DataEntry, shape: str, from_arrow: bool = False
 ) -> DataRow:
-    """Understand one row. Raises DataError naming the place and the missing or malformed column.
+    """Interpret the columns of one row. Raises DataError if a column is missing or malformed.
 
-    In rows `from_arrow` a null field of a message or tool means that there is no such field.
+    `place` is file:line. In rows `from_arrow` a null field of a message or tool means an absent field.
     """
     fields = fields_of(shape, entry.columns)
     _refuse_pictures(columns, place)
@@ -131,8 +131,8 @@ def read_row(
     whole = _prompt(clean(_column(columns, fields.prompt, place)), fields, shape, place)
     prompt = whole if isinstance(whole, str) else _up_to_the_last_question(whole, shape, place)
     if entry.system is not None:
-        own = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
-        prompt = ({"role": "system", "content": entry.system}, *own)
+        messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
+        prompt = ({"role": "system", "content": entry.system}, *messages)
     row = DataRow(
         place=place,
         prompt=prompt,
@@ -150,7 +150,7 @@ def read_row(
 
 
 def as_prompt(row: DataRow, *, index: int, tokens: np.ndarray, text: str) -> Prompt:
-    """The prompt of a row whose ground truth is parsed: `text` is what the model reads, `tokens` its ids."""
+    """Build the prompt of a row with parsed ground truth from the text the model reads and its ids [T]."""
     return Prompt(
         index=index,
         tokens=tokens,
@@ -166,37 +166,37 @@ def as_prompt(row: DataRow, *, index: int, tokens: np.ndarray, text: str) -> Pro
 
 
 def texts_of(prompt: str | Messages) -> str:
-    """The prompt's own text, or its messages' texts, each from a new line."""
+    """Return the prompt's text, or the texts of its messages, joined by newlines."""
     return prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt if m.get("content"))
 
 
 def _refuse_pictures(columns: Mapping[str, Any], place: str) -> None:
-    held = [name for name in _PICTURES if columns.get(name)]
-    if held:
+    filled = [name for name in _PICTURES if columns.get(name)]
+    if filled:
         raise DataError(
-            f"{place}: the row has something in {held}, and the models trained here take text alone; "
-            "leave these columns out of the file if the prompt does not need them"
+            f"{place}: columns {filled} are not empty, but the models trained here read only text; "
+            "remove these columns from the file if the prompt does not need them"
         )
 
 
 def _prompt(value: Any, fields: Fields, shape: str, place: str) -> str | Messages:
     if shape == "messages":
         return read_messages(value, name=fields.prompt, place=place)
-    read = read_text_or_messages(value, name=fields.prompt, place=place)
-    if not isinstance(read, str):
-        return read
-    if not read.strip():
+    prompt = read_text_or_messages(value, name=fields.prompt, place=place)
+    if not isinstance(prompt, str):
+        return prompt
+    if not prompt.strip():
         raise DataError(f"{place}: column {fields.prompt!r} is empty")
-    return ({"role": "user", "content": read},) if shape in _QUESTIONS else read
+    return ({"role": "user", "content": prompt},) if shape in _QUESTIONS else prompt
 
 
 def _up_to_the_last_question(messages: Messages, shape: str, place: str) -> Messages:
-    """A conversation without its last answers, which are the policy's to give; a prompt as it is."""
+    """Drop the last answers of a conversation, which the policy has to give; return a prompt unchanged."""
     end = len(messages)
     while shape == "messages" and end and messages[end - 1]["role"] == "assistant":
         end -= 1
     if not end:
-        raise DataError(f"{place}: all messages are the assistant's; a prompt ends with another role's")
+        raise DataError(f"{place}: all messages have the role assistant; a prompt must end with another role")
     return messages[:end]
 
 
@@ -211,7 +211,7 @@ def _ground_truth(columns: Mapping[str, Any], fields: Fields, shape: str, place:
         return value
     if not isinstance(value, str) or "####" not in value:
         raise DataError(
-            f"{place}: the answer of a gsm8k row ends in '#### n'; it ends in {str(value)[-60:]!r}"
+            f"{place}: the answer of a gsm8k row must end in '#### n', but ends in {str(value)[-60:]!r}"
         )
     return value.rpartition("####")[2].strip()
 

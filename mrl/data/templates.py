@@ -1,4 +1,4 @@
-"""Conversations as a tokenizer's own chat template renders them."""
+"""Render conversations with the tokenizer's own chat template."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jinja2 import TemplateError
 from mrl.errors import MrlError
 
 TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError)
-"""What a template raises for a conversation that it does not take."""
+"""What a template raises for a conversation that it rejects."""
 
 
 SECONDS = 10.0
-"""Of processor time for one conversation, which takes a thousandth of it."""
+"""Limit of processor time for one conversation, which normally takes a thousandth of it."""
 
 
 class EndlessTemplate(MrlError):
-    """Rendering a conversation took longer than SECONDS; what handles a row that a template refuses lets it through."""
+    """Rendering took longer than SECONDS. Not in TEMPLATE_ERRORS, so it is not treated as a rejected row."""
 
 
 class JsonText(dict[str, Any]):
-    """An object with the JSON text that it was read from."""
+    """An object together with the JSON text from which it was read."""
 
     def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)
@@ -38,27 +38,27 @@ class JsonText(dict[str, Any]):
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
-    """Render messages; the arguments of tool calls are objects, or JSON text where the template takes text (DeepSeek V3).
+    """Render messages; tool-call arguments are objects, or JSON text if the template needs it (DeepSeek V3).
 
-    Raises what is in TEMPLATE_ERRORS for messages that the template does not take, and EndlessTemplate.
+    Raises one of TEMPLATE_ERRORS for messages that the template rejects, and EndlessTemplate.
     """
-    given = list(_arguments_of(messages))
+    values = list(_arguments_of(messages))
     try:
         text = _applied(tokenizer, messages, arguments)
     except TEMPLATE_ERRORS:
-        if given and (as_text := _with_text(tokenizer, messages, given, arguments)) is not None:
+        if values and (as_text := _with_text(tokenizer, messages, values, arguments)) is not None:
             return as_text
         raise
-    if any(each and str(each) in text for each in given):  # as Python prints an object
-        as_text = _with_text(tokenizer, messages, given, arguments)
+    if any(item and str(item) in text for item in values):  # as Python prints an object
+        as_text = _with_text(tokenizer, messages, values, arguments)
         return text if as_text is None else as_text
     return text
 
 
 def _with_text(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], given: list[Any], arguments: Mapping[str, Any]
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], values: list[Any], arguments: Mapping[str, Any]
 ) -> str | None:
-    """The conversation with JSON text for arguments; None where the template does not show it as it is."""
+    """Render with JSON text for arguments; return None if the template does not show that text unchanged."""
     changed = [
         {**message, "tool_calls": [_as_text(call) for call in calls]}
         if (calls := _calls(message))
@@ -69,7 +69,7 @@ def _with_text(
         text = _applied(tokenizer, changed, arguments)
     except TEMPLATE_ERRORS:
         return None
-    return text if all(_text_of(each) in text for each in given) else None
+    return text if all(_text_of(item) in text for item in values) else None
 
 
 def _applied(tokenizer: Any, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
@@ -79,15 +79,15 @@ def _applied(tokenizer: Any, messages: Sequence[Mapping[str, Any]], arguments: M
 
 @contextlib.contextmanager
 def _ends(tokenizer: Any) -> Iterator[None]:
-    """Raise EndlessTemplate after SECONDS; only the main thread can be interrupted, and it is the one that loads rows."""
+    """Raise EndlessTemplate after SECONDS; only the main thread gets signals, and it loads the rows."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise EndlessTemplate(
-            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} did not render a conversation in "
-            f"{SECONDS:g} s of processor time; mend its loops, or set data.chat_template=false"
+            f"the chat template of {getattr(tokenizer, 'name_or_path', '') or 'the tokenizer'} takes more "
+            f"than {SECONDS:g} s of processor time; fix its loops, or set data.chat_template=false"
         )
 
     handler = signal.signal(signal.SIGVTALRM, stop)

@@ -1,4 +1,4 @@
-"""Between texts and token ids: prompts by the tokenizer's own chat template or its plain encoding, responses back to text."""
+"""Convert between texts and token ids: prompts by chat template or plain encoding, responses back to text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mrl.rewards.thoughts import ThoughtMarks
 from mrl.tokenizer_folder import load_tokenizer
 
 AT_ONCE = 1024
-"""Texts that a tokenizer is given in one call: each takes tens of kilobytes until that is over."""
+"""Texts per tokenizer call; each takes tens of kilobytes during the call."""
 
 
 def tokenizer_of(model: ModelSection) -> Any:
-    """Return the tokenizer with which the rows of a configuration are rendered: its template writes model.chat_template_date. Raises
+    """Return the tokenizer for a configuration's rows; its template uses model.chat_template_date. Raises
     ConfigError as `load_tokenizer` does."""
     return load_tokenizer(
         model.path, trust_remote_code=model.trust_remote_code, date=model.chat_template_date
@@ -35,42 +35,40 @@ def render(
     chat_template: bool,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[str, bool]:
-    """The text the model reads, and whether a chat template made it (its special tokens are in the text
-    then).
+    """Return the text the model reads, and True if a chat template made it (it then contains special tokens).
 
-    `chat_template_kwargs` are the template's arguments for all rows; a row's own go before them.
+    `chat_template_kwargs` are the template's arguments for all rows; a row's own override them.
     """
     if isinstance(row.prompt, str):
         return row.prompt, False
     if chat_template and getattr(tokenizer, "chat_template", None):
         return _apply(row, tokenizer, {**(chat_template_kwargs or {}), **row.chat_template_kwargs}), True
     if row.tools:
-        raise DataError(f"{row.place}: the row has tools and there is no chat template to show them with")
+        raise DataError(f"{row.place}: the row has tools, but there is no chat template to render them")
     if len(row.prompt) == 1 and row.prompt[0].get("content") is not None:
         return row.prompt[0]["content"], False
     raise DataError(
-        f"{row.place}: the prompt has {len(row.prompt)} messages and there is no chat template to join them with; "
-        "use a tokenizer with one (and data.chat_template=true) or give the prompt as text"
+        f"{row.place}: the prompt has {len(row.prompt)} messages, but there is no chat template to join "
+        "them; use a tokenizer with one (and data.chat_template=true) or write the prompt as text"
     )
 
 
 def template_names(tokenizer: Any) -> set[str]:
-    """The words that stand in the chat template; an argument that is none of them has no effect. Empty
-    without one."""
+    """Return the words in the chat template; empty without one. Other argument names have no effect."""
     template = getattr(tokenizer, "chat_template", None) or ""
     source = "\n".join(template.values()) if isinstance(template, dict) else template
     return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
 def encode_texts(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any) -> list[np.ndarray]:
-    """The ids of each text, [T] int32. A template writes its special tokens itself; plain text gets the
-    tokenizer's own opening tokens where it does not begin with them, never a closing one."""
+    """Return the ids of each text, [T] int32. A template writes its special tokens itself. Plain text gets
+    the tokenizer's BOS token if it does not begin with it, and no EOS token."""
     encoded: list[np.ndarray | None] = [None] * len(texts)
     for with_template in (False, True):
-        every = (i for i, flag in enumerate(templated) if flag is with_template)
-        for where in batched(every, AT_ONCE):
-            ids = tokenizer([texts[i] for i in where], add_special_tokens=not with_template)["input_ids"]
-            for i, tokens in zip(where, ids, strict=True):
+        indices = (i for i, flag in enumerate(templated) if flag is with_template)
+        for batch in batched(indices, AT_ONCE):
+            ids = tokenizer([texts[i] for i in batch], add_special_tokens=not with_template)["input_ids"]
+            for i, tokens in zip(batch, ids, strict=True):
                 if not with_template:
                     tokens = _opened_once(_without_closing(tokens, texts[i], tokenizer), tokenizer)
                 encoded[i] = np.asarray(tokens, dtype=np.int32)
@@ -78,10 +76,10 @@ def encode_texts(texts: Sequence[str], templated: Sequence[bool], tokenizer: Any
 
 
 def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.ndarray]], list[str]]:
-    """Return what turns token arrays [T] into texts, many at a time: without special tokens, thoughts between <think> and </think>;
-    spaces stay as the policy wrote them.
+    """Return a function that decodes token arrays [T] in batches: without special tokens, thoughts between
+    <think> and </think>, spaces as the policy wrote them.
 
-    `ends`: the end-of-text tokens, of which a last one is no text either where the tokenizer does not call it special.
+    `ends`: end-of-text tokens; a last one is dropped even if the tokenizer does not call it special.
     """
     marks = ThoughtMarks(tokenizer)
 
@@ -94,7 +92,7 @@ def decoder(tokenizer: Any, ends: Collection[int] = ()) -> Callable[[list[np.nda
 
 
 def _texts(rows: list[list[int]], tokenizer: Any, *, special: bool = False) -> list[str]:
-    """The texts of rows of tokens, special tokens in them or left out."""
+    """Decode rows of tokens, with or without special tokens."""
     if tokenizer.is_fast:
         return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=not special)
     return [
@@ -104,8 +102,8 @@ def _texts(rows: list[list[int]], tokenizer: Any, *, special: bool = False) -> l
 
 
 def _with_marks(rows: list[list[int]], tokenizer: Any, marks: ThoughtMarks) -> list[str]:
-    """The texts of rows in which thoughts are marked. What lies between two marks is decoded behind the first of them: some tokenizers
-    drop the space in front of a first token."""
+    """Decode rows that contain thought marks. A segment between two marks is decoded together with the first
+    mark, because some tokenizers drop the space in front of a first token."""
     parts: list[list[str | int]] = []
     segments: list[list[int]] = []
     marked: list[list[int]] = []
@@ -129,9 +127,11 @@ def _with_marks(rows: list[list[int]], tokenizer: Any, marks: ThoughtMarks) -> l
 
 
 def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
-    """[T] tokens to T texts, special tokens by their names; a character that lies across tokens is a replacement in each.
+    """Return a function from [T] tokens to T texts, special tokens by name; a character that spans tokens is
+    a replacement character in each.
 
-    A token's text is what it adds behind the token before it: some tokenizers drop the space in front of a first one.
+    A token's text is what it adds to the text of its predecessor: some tokenizers drop the space of a first
+    one.
     """
 
     def decode(rows: list[list[int]]) -> list[str]:
@@ -150,33 +150,33 @@ def pieces(tokenizer: Any) -> Callable[[np.ndarray], list[str]]:
 
 
 def _apply(row: DataRow, tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """The prompt up to where the policy goes on: after the assistant's header, or inside its last message, as
-    in TRL."""
-    goes_on = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]
+    """Render up to where the policy continues: after the assistant's header or, as in TRL, in its last
+    message."""
+    continues = row.prompt[-1]["role"] == "assistant"  # type: ignore[index]
     try:
         return apply_template(
             tokenizer,
             row.prompt,  # type: ignore[arg-type]
             tools=row.tools,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
             **arguments,
         )
     except TEMPLATE_ERRORS as error:
         roles = [message["role"] for message in row.prompt]  # type: ignore[index]
         raise DataError(
-            f"{row.place}: the chat template refuses messages with the roles {roles}: {error}"
+            f"{row.place}: the chat template rejects messages with the roles {roles}: {error}"
         ) from error
 
 
 def opens_twice(tokens: Sequence[int] | np.ndarray, tokenizer: Any) -> bool:
-    """Whether tokens [T] begin with the opening token and the opening token."""
+    """Return True if tokens [T] begin with two BOS tokens."""
     opening = tokenizer.bos_token_id
     return opening is not None and len(tokens) > 1 and tokens[0] == tokens[1] == opening
 
 
 def _opened_once(tokens: list[int], tokenizer: Any) -> list[int]:
-    """A text that was rendered with a template beforehand begins with the opening token that the tokenizer adds."""
+    """Drop one BOS token of a text that was rendered with a template and got the tokenizer's BOS as well."""
     return tokens[1:] if opens_twice(tokens, tokenizer) else tokens
 
 

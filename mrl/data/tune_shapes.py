@@ -1,4 +1,4 @@
-"""The shapes that rows of `mrl tune` come in. What they are in tokens is conversation.py's business.
+"""Read the row shapes of `mrl tune`; conversation.py turns them into tokens.
 
 Demonstrations:
 
@@ -8,12 +8,12 @@ conversation  {"messages": messages}
 Preferences:
 
 text          {"prompt": text or messages, "chosen": text or messages, "rejected": text or messages}
-whole         {"chosen": messages, "rejected": messages}: the prompt is what both begin with
+whole         {"chosen": messages, "rejected": messages}: the prompt is their common prefix
 dialogue      {"chosen": text, "rejected": text} of "\\n\\nHuman: ...\\n\\nAssistant: ..." turns
 labelled      {"prompt": text or messages, "completion": text or messages, "label": true or false}
 
-A pair may say more of itself, which reward models read: "margin", by how much the chosen response is better, and
-"chosen_probability", how sure that is (0.8: four of five people chose it).
+A pair may have two further columns for reward models: "margin", by how much the chosen response is better,
+and "chosen_probability", the probability that it is better (0.8: four of five people chose it).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mrl.errors import DataError
 Text = str | Messages
 ASSISTANT = "\n\nAssistant:"
 ANSWERS = ("response", "completion")
-"""Columns of a demonstration's response."""
+"""Columns that may contain a demonstration's response."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,48 +45,48 @@ class Responses:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PairLabel:
-    """What is known of a pair beside which response was chosen."""
+    """Further label of a pair, besides which response was chosen."""
 
     margin: float = 0.0
     """By how much the chosen response is better, in units of the score."""
     probability: float = 1.0
-    """That the chosen response is the better one."""
+    """Probability that the chosen response is better."""
 
 
 CERTAIN = PairLabel()
 
 
 def demonstration(columns: Mapping[str, Any], *, place: str) -> tuple[Text, Text]:
-    """(prompt, response) of a row; a conversation is all prompt, with an empty response. A response that is a number is its text."""
+    """Return (prompt, response) of a row; a conversation is all prompt. A numeric response becomes text."""
     if "messages" in columns:
         return read_messages(columns["messages"], name="messages", place=place), ()
-    answer = next((name for name in ANSWERS if columns.get(name) is not None), ANSWERS[0])
-    if absent := [name for name in ("prompt", answer) if columns.get(name) is None]:
+    response_column = next((name for name in ANSWERS if columns.get(name) is not None), ANSWERS[0])
+    if absent := [name for name in ("prompt", response_column) if columns.get(name) is None]:
         raise DataError(
-            f"{place}: a demonstration has a prompt and a response, or messages; this row has no {absent[0]!r}"
+            f"{place}: no column {absent[0]!r}; a demonstration needs a prompt and a response, or messages"
         )
-    given = ((name, columns[name]) for name in ("prompt", answer))
+    cells = ((name, columns[name]) for name in ("prompt", response_column))
     prompt, response = (
-        _text(value if isinstance(value, str | list) else str(value), name, place) for name, value in given
+        _text(value if isinstance(value, str | list) else str(value), name, place) for name, value in cells
     )
     return prompt, response
 
 
 def label_of(columns: Mapping[str, Any], *, place: str) -> PairLabel:
-    """Margin and probability of a row, where it has them. DataError names the place and what is wrong."""
+    """Return a row's margin and probability, or their defaults. Raises DataError if one is invalid."""
     margin, probability = columns.get("margin"), columns.get("chosen_probability")
     for name, value in (("margin", margin), ("chosen_probability", probability)):
         if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
-            raise DataError(f"{place}: {name} is a number, not {value!r}")
+            raise DataError(f"{place}: {name} must be a finite number, not {value!r}")
     if probability is not None and not 0 <= probability <= 1:
-        raise DataError(f"{place}: chosen_probability is between 0 and 1, not {probability}")
+        raise DataError(f"{place}: chosen_probability must be between 0 and 1, not {probability}")
     return PairLabel(
         0.0 if margin is None else float(margin), 1.0 if probability is None else float(probability)
     )
 
 
 def preferences(columns: Mapping[str, Any], *, place: str) -> Responses:
-    """The pair of a row. DataError names the place and what is wrong."""
+    """Return the pair of a row. Raises DataError if a column is missing or malformed."""
     if absent := [name for name in ("chosen", "rejected") if columns.get(name) is None]:
         raise DataError(f"{place}: no column {absent[0]!r}; the row has {names_of(columns)}")
     chosen, rejected = (_text(columns[name], name, place) for name in ("chosen", "rejected"))
@@ -95,51 +95,52 @@ def preferences(columns: Mapping[str, Any], *, place: str) -> Responses:
 
 
 def labelled(columns: Mapping[str, Any], *, place: str) -> list[Responses]:
-    """The response of a row with its label, or each of a pair's by itself."""
+    """Return a row's labelled response, or each response of a pair with its label."""
     if "label" not in columns:
         pair = preferences(columns, place=place)
-        taken_apart = zip(pair.responses, pair.sides, strict=True)
-        return [Responses(pair.prompt, (response,), (side,)) for response, side in taken_apart]
+        singles = zip(pair.responses, pair.sides, strict=True)
+        return [Responses(pair.prompt, (response,), (side,)) for response, side in singles]
     if not isinstance(columns["label"], bool | int) or columns["label"] not in (0, 1):
-        raise DataError(f"{place}: label is true or false, not {columns['label']!r}")
+        raise DataError(f"{place}: label must be true or false, not {columns['label']!r}")
     prompt, response = (_column(columns, name, place) for name in ("prompt", "completion"))
     return [Responses(prompt, (response,), (bool(columns["label"]),))]
 
 
 def _split(prompt: Text | None, chosen: Text, rejected: Text, place: str) -> tuple[Text, tuple[Text, Text]]:
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise DataError(f"{place}: chosen and rejected are both text or both messages")
+        raise DataError(f"{place}: chosen and rejected must both be text or both be messages")
     if isinstance(chosen, str) and isinstance(rejected, str):
         return (prompt, (chosen, rejected)) if prompt is not None else _dialogue(chosen, rejected, place)
     assert not isinstance(chosen, str) and not isinstance(rejected, str)
     if prompt is not None and chosen[0]["role"] == "assistant":
-        asked = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
-        return asked, (chosen, rejected)
+        messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
+        return messages, (chosen, rejected)
     return _whole(chosen, rejected, place)
 
 
 def _whole(chosen: Messages, rejected: Messages, place: str) -> tuple[Text, tuple[Text, Text]]:
     common = _shared(chosen, rejected)
-    rest = chosen[common:], rejected[common:]
-    if not common or not all(part and part[0]["role"] == "assistant" for part in rest):
+    endings = chosen[common:], rejected[common:]
+    if not common or not all(part and part[0]["role"] == "assistant" for part in endings):
         raise DataError(
-            f"{place}: chosen and rejected are conversations that begin alike and then differ in what the assistant says; these "
-            f"share {common} messages"
+            f"{place}: chosen and rejected must share their first messages and then differ in the "
+            f"assistant's; these share {common} messages"
         )
-    return chosen[:common], rest
+    return chosen[:common], endings
 
 
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many elements both begin with."""
-    unlike = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(unlike, min(len(one), len(other)))
+def _shared(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Return the length of the common prefix."""
+    differing = (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    return next(differing, min(len(left), len(right)))
 
 
 def _dialogue(chosen: str, rejected: str, place: str) -> tuple[Text, tuple[Text, Text]]:
     end = chosen[: _shared(chosen, rejected)].rfind(ASSISTANT)
     if end < 0:
         raise DataError(
-            f"{place}: without a prompt, texts share turns up to an '{ASSISTANT.strip()}'; give a column 'prompt'"
+            f"{place}: texts without a prompt must share turns up to '{ASSISTANT.strip()}'; add a column "
+            "'prompt'"
         )
     end += len(ASSISTANT)
     return chosen[:end], (chosen[end:], rejected[end:])

@@ -1,9 +1,9 @@
-"""What of the rows leaves no trace in the text the model reads.
+"""Find what the chat template ignores, so that the model never reads it.
 
-A chat template may pass over tools, a key of a message, or whole roles, and says nothing. Whether it does is
-found by rendering a row once more without the thing: the same text means that the template did not use it
-there. A thing that changed none of the first rows that have it is reported by name. A row's own argument
-counts as used where the template names it, because its value may be what the template takes anyway.
+A chat template may silently ignore tools, a key of a message, or whole roles. To find out, render a row again
+without the thing: if the text is the same, the template did not use it there. A thing that changed none of
+the first rows with it is reported by name. A row's own argument counts as used if the template names it,
+because its value may equal the template's default.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from mrl.errors import DataError
 
 Thing = tuple[str, ...]
-"""The tools of a row, an argument of its own by name, or a key of the messages of a role (role, key)."""
+"""The tools of a row, an argument of its own by name, or a message key of a role (role, key)."""
 
 _TOOLS: Thing = ("tools",)
 _TRIES = 20
-"""Rows that each thing is looked for in; a template decides by what is there, rarely by which row it is."""
+"""Rows in which each thing is tried; what a template uses rarely depends on the row."""
 
 
 Message = Mapping[str, Any]
@@ -28,7 +28,7 @@ Render = Callable[[tuple[Message, ...], Tools], str]
 
 
 class Unread:
-    """Finds what a template does not use; `names` are the words in it."""
+    """Search for what a template does not use; `names` are the words in it."""
 
     def __init__(self, names: Set[str]) -> None:
         self._names = names
@@ -44,8 +44,8 @@ class Unread:
         render: Render,
         text: str,
     ) -> None:
-        """Take note of a row and its text. `arguments` are the row's own of the template; `render` gives the text of other
-        messages and tools in the row's place."""
+        """Check a row and its text. `arguments` are the row's own template arguments; `render` renders other
+        messages and tools with the rest of the row."""
         for thing in _things(messages, tools):
             if thing not in self._used and self._tries[thing] < _TRIES:
                 self._tries[thing] += 1
@@ -57,35 +57,37 @@ class Unread:
                 self._used.add((name,))
 
     def names(self) -> list[str]:
-        """`tools`, `role.key` and arguments of rows that no looked-at text shows."""
+        """Return `tools`, `role.key` and row arguments that no checked text shows."""
         return sorted(".".join(thing) for thing in self._tries.keys() - self._used)
 
     def pass_over(self, messages: Sequence[Message], tools: Any, arguments: Mapping[str, Any]) -> None:
-        """Take note of a row that no template renders."""
+        """Count a row that no template renders."""
         self._not_rendered += bool(tools or arguments or _further_keys(messages))
 
     def sentences(self) -> list[str]:
-        """What a user is told; none where the model reads everything."""
-        said = []
+        """Return messages for the user; none if the model reads everything."""
+        sentences = []
         if names := self.names():
-            said.append(f"the chat template does not use {', '.join(names)}; the model reads none of it")
-        if self._not_rendered:
-            said.append(
-                f"{self._not_rendered} rows have tools, chat_template_kwargs or further keys of a message and a prompt that no "
-                "template renders; the model reads none of it"
+            sentences.append(
+                f"the chat template does not use {', '.join(names)}, so the model never reads it"
             )
-        return said
+        if self._not_rendered:
+            sentences.append(
+                f"{self._not_rendered} rows have tools, chat_template_kwargs or further message keys, but no "
+                "template renders their prompt, so the model never reads them"
+            )
+        return sentences
 
 
 def _further_keys(messages: Sequence[Message]) -> bool:
-    """Whether a message holds more than its role and its text."""
+    """Return True if a message has more than its role and text."""
     return any(key not in ("role", "content") and not _is_empty(m[key]) for m in messages for key in m)
 
 
 def _differs(render: Render, other: tuple[tuple[Message, ...], Tools], text: str) -> bool:
     try:
         return render(*other) != text
-    except DataError:  # the template asks for it
+    except DataError:  # the template requires it
         return True
 
 
@@ -101,7 +103,7 @@ def _things(messages: Sequence[Message], tools: Tools) -> set[Thing]:
 
 
 def _without(thing: Thing, messages: Sequence[Message], tools: Tools) -> tuple[tuple[Message, ...], Tools]:
-    """The row as it would be without the thing."""
+    """Return the row without the thing."""
     if thing == _TOOLS:
         return tuple(messages), None
     role, key = thing

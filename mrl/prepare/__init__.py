@@ -1,1 +1,1 @@
-"""Things a run can start from when there is nothing yet: task files, tokenizers, small random models."""
+"""Make what a run can start from: task files, tokenizers, small random models."""

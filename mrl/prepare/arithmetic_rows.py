@@ -1,12 +1,12 @@
-"""The quickstart's task: sums of two numbers, as jsonl rows.
+"""Write the quickstart's task, sums of two numbers, as jsonl rows.
 
-Row of train and validation:  {"prompt": "37+58=", "answer": "95", "tag": "carry"} Row of the supervised
-start:  {"prompt": "37+58=", "response": "95"} The tag says whether a digit is carried. Every pair of summands
-lies in exactly one of the three files; all are a pure function of the seed.
+Rows of train and validation:         {"prompt": "37+58=", "answer": "95", "tag": "carry"}
+Rows of sft:                          {"prompt": "37+58=", "response": "95"}
+Rows of pairs and pairs_validation:   {"prompt": "37+58=", "chosen": "95", "rejected": "85"}
 
-Rows of pairs and pairs_validation:  {"prompt": "37+58=", "chosen": "95", "rejected": "85"}, of sums of train and of
-validation; the rejected answer has one digit wrong. Where more pairs are asked for than there are sums, each is asked again,
-with another draw of the wrong digit.
+The tag says if a digit is carried. Every pair of summands is in exactly one of the first three files; all are
+a pure function of the seed. Pairs use the sums of train or validation; the rejected answer has one incorrect
+digit. If more pairs are requested than there are sums, sums repeat with another draw of the incorrect digit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sum:
-    """One problem."""
+    """One addition problem."""
 
     left: int
     right: int
@@ -49,10 +49,10 @@ def write_arithmetic(
     num_pairs: int | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write train.jsonl, validation.jsonl, sft.jsonl, pairs.jsonl (`num_pairs`, by default one of each of the first 2,000 sums) and pairs_validation.jsonl; return the folder.
+    """Write train, validation, sft, pairs and pairs_validation .jsonl; return the folder.
 
-    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then the supervised start,
-    the rest to train.
+    All (largest + 1)^2 ordered pairs are shuffled and dealt out: first validation, then sft, the rest to
+    train. `num_pairs` is by default one per sum of train, at most 2,000.
     """
     pairs = [Sum(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     if num_validation + num_sft >= len(pairs):
@@ -60,8 +60,8 @@ def write_arithmetic(
     random.Random(seed).shuffle(pairs)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    validation, rest = pairs[:num_validation], pairs[num_validation:]
-    sft, train = rest[:num_sft], rest[num_sft:]
+    validation, remaining = pairs[:num_validation], pairs[num_validation:]
+    sft, train = remaining[:num_sft], remaining[num_sft:]
     write_rows(folder / "validation.jsonl", (_question(s) for s in validation))
     write_rows(folder / "train.jsonl", (_question(s) for s in train))
     write_rows(folder / "sft.jsonl", ({"prompt": s.prompt, "response": s.answer} for s in sft))
@@ -73,11 +73,11 @@ def write_arithmetic(
     return folder
 
 
-def _pair(problem: Sum, wrong: random.Random) -> dict[str, str]:
+def _pair(problem: Sum, rng: random.Random) -> dict[str, str]:
     digits = list(problem.answer)
-    place = wrong.randrange(len(digits))
+    place = rng.randrange(len(digits))
     least = 1 if place == 0 and len(digits) > 1 else 0
-    digits[place] = wrong.choice([d for d in map(str, range(least, 10)) if d != digits[place]])
+    digits[place] = rng.choice([d for d in map(str, range(least, 10)) if d != digits[place]])
     return {"prompt": problem.prompt, "chosen": problem.answer, "rejected": "".join(digits)}
 
 

@@ -1,13 +1,14 @@
-"""Worse responses made of a right one, each in a way that has a name. Pure: whoever uses them asks the rewards whether they are worse.
+"""Make worse responses of a correct one, each by a named change. Pure: the caller checks with the rewards if
+they are worse.
 
-| name | what |
+| name | change |
 |---|---|
-| off by one | the last number one more or one less |
+| off by one | the last number plus or minus one |
 | another digit | one digit of a number replaced |
-| another row | the right response to another row |
+| another row | the correct response to another row |
 | cut off | the first half |
-| all answers | the right one among those of other rows |
-| with a doubt | the right one, and another row's after it |
+| all answers | the correct response among those of other rows |
+| with a doubt | the correct response, followed by another row's |
 """
 
 from __future__ import annotations
@@ -18,42 +19,43 @@ from collections.abc import Sequence
 
 _NUMBER = re.compile(r"\d+")
 _OTHERS = 4
-"""Responses of other rows beside the right one, in `all answers`."""
+"""Responses of other rows in `all answers`, besides the correct one."""
 
 
 def corrupted(right: str, others: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """Name -> response, those that can be made of this one and differ from it. `others`: right responses to other rows.
+    """Return name -> response for each change that is possible and has an effect. `others`: correct responses
+    to other rows.
 
     >>> corrupted("7", [], random.Random(0))
     {'off by one': '6', 'another digit': '3'}
     """
-    found = _numbers(right, rng)
+    responses = _numbers(right, rng)
     if len(right) > 1:
-        found["cut off"] = right[: len(right) // 2]
+        responses["cut off"] = right[: len(right) // 2]
     if others := [text for text in others if text != right]:
         other = rng.choice(others)
         several = [*rng.sample(others, min(_OTHERS, len(others))), right]
         rng.shuffle(several)
-        found |= {
+        responses |= {
             "another row": other,
             "all answers": "\n".join(several),
             "with a doubt": f"{right}\n{other}",
         }
-    return {name: text for name, text in found.items() if text != right}
+    return {name: text for name, text in responses.items() if text != right}
 
 
 def _numbers(right: str, rng: random.Random) -> dict[str, str]:
     numbers = list(_NUMBER.finditer(right))
     if not numbers:
         return {}
-    last, any_ = numbers[-1], rng.choice(numbers)
+    last, chosen = numbers[-1], rng.choice(numbers)
     step = rng.choice((-1, 1)) if int(last[0]) else 1
-    place = rng.randrange(len(any_[0]))
-    least = "1" if place == 0 and len(any_[0]) > 1 else "0"
-    digit = rng.choice([d for d in "0123456789" if d >= least and d != any_[0][place]])
+    place = rng.randrange(len(chosen[0]))
+    least = "1" if place == 0 and len(chosen[0]) > 1 else "0"
+    digit = rng.choice([d for d in "0123456789" if d >= least and d != chosen[0][place]])
     return {
         "off by one": _with(right, last, str(int(last[0]) + step)),
-        "another digit": _with(right, any_, any_[0][:place] + digit + any_[0][place + 1 :]),
+        "another digit": _with(right, chosen, chosen[0][:place] + digit + chosen[0][place + 1 :]),
     }
 
 

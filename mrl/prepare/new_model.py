@@ -1,5 +1,4 @@
-"""The small random model that `model.new` describes, in Hugging Face format, made where its folder does not
-exist yet."""
+"""Make the random model that `model.new` describes, in Hugging Face format, if its folder is missing."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from mrl.prepare import tokenizer
 
 
 def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> None:
-    """Make the model's folder when it is absent and `model.new` says what to make; else it must exist."""
+    """Make the model's folder if it is missing and `model.new` is set; else it must be a model folder."""
     path = Path(model.path)
     if (path / "config.json").is_file():
         return
     if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"model.path = {path} exists but holds no config.json; it is no model folder")
+        raise ConfigError(f"model.path = {path} is not a model folder: it contains no config.json")
     if model.new is None:
         raise ConfigError(
-            f"model.path = {path} does not exist; give a Hugging Face folder, or say what to make in model.new"
+            f"model.path = {path} does not exist; use a Hugging Face folder, or set model.new to make one"
         )
     make_new_model(model.new, training_files, path, max_length=model.max_length, seed=seed)
 
@@ -31,17 +30,16 @@ def ensure(model: ModelSection, training_files: Sequence[str], *, seed: int) -> 
 def make_new_model(
     new: NewModelSection, files: Sequence[str], folder: Path, *, max_length: int, seed: int
 ) -> None:
-    """Tokenizer from the files, then random weights of normal distribution with deviation 0.02 (the family's
-    own start)."""
+    """Train a tokenizer on the files and draw random weights (normal, deviation 0.02: the family's init)."""
     vocab_size = write_tokenizer(new, files, folder)
     _weights(new, vocab_size, max_length, seed).save_pretrained(str(folder))
     mode = stat.S_IMODE((folder / "config.json").stat().st_mode)
     for file in folder.glob("*.safetensors"):
-        file.chmod(mode)  # safetensors gives its files to their owner alone
+        file.chmod(mode)  # safetensors makes its files readable only by their owner
 
 
 def write_tokenizer(new: NewModelSection, training_files: Sequence[str], folder: str | Path) -> int:
-    """The new model's tokenizer alone, from its own files or those of the training data; returns the vocabulary's size."""
+    """Write the tokenizer, from its own files or the training data; return the vocabulary's size."""
     files = new.tokenizer_files or tuple(training_files)
     if new.tokenizer == "bpe":
         return tokenizer.write_bpe(files, folder, vocab_size=new.vocab_size)
@@ -58,20 +56,20 @@ def _weights(new: NewModelSection, vocab_size: int, max_length: int, seed: int):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    # Told after the weights are drawn: a padding row of zeros would be blown up by the first norm (its
-    # gradient is 1 / sqrt(eps) times larger) whenever the model says the padding token, and gradient clipping
-    # would waste that step.
+    # Set after the weights are drawn, so that the padding row is not zeros: the first norm multiplies the
+    # gradient of a zero row by 1 / sqrt(eps) whenever the model samples the padding token, and gradient
+    # clipping would waste that step.
     model.config.pad_token_id = model.generation_config.pad_token_id = 0
     return model.to(getattr(torch, new.dtype))
 
 
 def hf_config(new: NewModelSection, *, vocab_size: int, max_length: int) -> dict[str, Any]:
-    """What the new model's config.json will say: planning reads it where no folder exists yet."""
+    """Return the new model's config.json; planning reads it before the folder exists."""
     return json.loads(_described(new, vocab_size, max_length).to_json_string())
 
 
 def _described(new: NewModelSection, vocab_size: int, max_length: int):
-    """The new model as transformers describes it, which fills in what only its families know (a rotary embedding's base); the
+    """Return the transformers config, which fills in the family's defaults (a rotary embedding's base); the
     vocabulary is rounded up to a multiple of 16."""
     import transformers
 

@@ -1,6 +1,7 @@
-"""Small tokenizers made from files: one token per character, with or without a chat template, or byte-level BPE.
+"""Make small tokenizers from files: one token per character, with or without a chat template, or byte-level
+BPE.
 
-Both come out as a folder that `transformers.AutoTokenizer` loads. Id 0 is padding, id 1 the end of text.
+All are folders that `transformers.AutoTokenizer` loads. Id 0 is padding, id 1 the end of text.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ CHAT_TEMPLATE = (
     "{%- for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor -%}<end>{%- endfor -%}"
     "{%- if add_generation_prompt %}<assistant>{% endif -%}"
 )
-"""Each message between a mark of its role and the end of text; tools are not shown."""
+"""Each message between its role's mark and the end of text; tools are not shown."""
 
 
 def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
-    """One token per character that stands in the files' strings; returns the vocabulary's size."""
+    """Make one token per character that occurs in the files' strings; return the vocabulary's size."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     characters = sorted({c for text in texts(files) for c in text})
@@ -34,7 +35,7 @@ def write_characters(files: Sequence[str | Path], folder: str | Path) -> int:
 
 
 def write_chat(files: Sequence[str | Path], folder: str | Path) -> int:
-    """`write_characters` with a mark for each role and CHAT_TEMPLATE; returns the vocabulary's size."""
+    """Add a mark for each role and CHAT_TEMPLATE to `write_characters`; return the vocabulary's size."""
     from transformers import AutoTokenizer
 
     write_characters(files, folder)
@@ -46,7 +47,7 @@ def write_chat(files: Sequence[str | Path], folder: str | Path) -> int:
 
 
 def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: int) -> int:
-    """Byte-level BPE trained on all strings of the files; returns the vocabulary's size."""
+    """Train byte-level BPE on all strings of the files; return the vocabulary's size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -55,7 +56,7 @@ def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: in
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 2:
         raise DataError(
-            f"vocab_size = {vocab_size} is too small for byte-level pairs: at least {len(alphabet) + 2}"
+            f"vocab_size = {vocab_size} is too small for byte-level BPE; set at least {len(alphabet) + 2}"
         )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[PAD, END], initial_alphabet=alphabet, show_progress=False
@@ -65,7 +66,7 @@ def write_bpe(files: Sequence[str | Path], folder: str | Path, *, vocab_size: in
 
 
 def texts(files: Iterable[str | Path]) -> Iterator[str]:
-    """Every string in the rows of data files, nested ones included."""
+    """Yield every string in the rows of data files, including nested ones."""
     for file in files:
         for _, row in read_rows(file):
             yield from _strings(row)
@@ -75,11 +76,11 @@ def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
+        for item in value.values():
+            yield from _strings(item)
     elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
+        for item in value:
+            yield from _strings(item)
 
 
 def _save(tokenizer: object, folder: str | Path) -> int:

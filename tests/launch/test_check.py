@@ -70,7 +70,7 @@ def without_end(folder: Path) -> None:
 
 MODEL_FAULTS = {
     "a family that cannot be trained": (lambda folder: rewrite(folder, model_type="nemotron_h"),
-        "model_type 'nemotron_h' in config.json is not one of"),
+        "model_type 'nemotron_h' in config.json is not supported"),
     "a model in four bits": (lambda folder: rewrite(folder, quantization_config={"quant_method": "awq"}),
         "quantization_config = {'quant_method': 'awq'}"),
     "no tokenizer": (lambda folder: drop(folder, "tokenizer.json", "tokenizer_config.json"),

@@ -38,7 +38,7 @@ def test_rows_lengths_and_what_is_left_out(tmp_path, words, capsys) -> None:
         f"train {tmp_path}/train.jsonl: 3 rows, 2 left",
         "  domains: sums 2",
         "  left out by data.dedupe: 1 of domain sums",
-        f"    {tmp_path}/train.jsonl:3: the prompt of {tmp_path}/train.jsonl:2",
+        f"    {tmp_path}/train.jsonl:3: same prompt as {tmp_path}/train.jsonl:2",
     ]
     assert "  prompt: 1+1=\n  special tokens: none\n  ground truth: 2" in train and "2+1=" not in train
     assert "row " in validation and "  prompt: 12+1=" in validation

@@ -90,10 +90,10 @@ def test_a_fused_parameter_has_one_a_and_the_rows_of_each_part() -> None:
 @pytest.mark.parametrize(
     ("hf", "layout", "targets", "words"),
     [
-        (MOE, {}, ["shared_experts"], "qwen3_moe has no shared_experts here"),
-        (MOE, {}, ["attention", "mlp"], "qwen3_moe has no mlp here"),
+        (MOE, {}, ["shared_experts"], "qwen3_moe model has no shared_experts"),
+        (MOE, {}, ["attention", "mlp"], "qwen3_moe model has no mlp"),
         ({"model_type": "gpt_oss", "num_hidden_layers": 4} | COMMON | GPT_OSS, {}, ["routed_experts"],
-         "gpt_oss has no routed_experts here"),
+         "gpt_oss model has no routed_experts"),
         (DEEPSEEK, {"pp": 4}, ["routed_experts"], "layers 0 to 0, a chunk of a pipeline stage"),
     ],
 )  # fmt: skip

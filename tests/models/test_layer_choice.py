@@ -43,13 +43,13 @@ def test_auto_takes_transformer_engine_only_on_a_gpu_that_has_it(installed: None
 
 def test_without_transformer_engine_layers_are_local_and_asking_for_it_is_refused() -> None:
     assert choose_layers(TrainingSection(), GPU) == LayerChoice(False)
-    with pytest.raises(ConfigError, match="transformer_engine is not installed"):
+    with pytest.raises(ConfigError, match="transformer_engine, which is not installed"):
         choose_layers(TrainingSection(spec="transformer_engine"), GPU)
 
 
 def test_attention_that_only_ours_computes_has_local_layers_wherever_it_runs(installed: None) -> None:
     assert choose_layers(TrainingSection(), GPU, own_attention=True) == LayerChoice(False)
-    with pytest.raises(ConfigError, match=r"attention sinks .*; set local or auto"):
+    with pytest.raises(ConfigError, match=r"attention sinks, .*; set local or auto"):
         choose_layers(TrainingSection(spec="transformer_engine"), GPU, own_attention=True)
 
 

@@ -98,12 +98,12 @@ def test_layers_that_are_computed_again_take_the_same_experts_in_order() -> None
     forward = [visited(0), visited(1)]  # one forward, one backward, as a pipeline does it
     again = [visited(None)]
     forward.append(visited(2))
-    with pytest.raises(RoutingError, match=r"layer 7: of 3 microbatches .* computed again: 1"):
+    with pytest.raises(RoutingError, match=r"layer 7: of 3 micro-batches, .* recomputed: 1"):
         given.require_all_taken("layer 7")
     again += [visited(None), visited(None)]
     given.require_all_taken("layer 7")
     assert all(torch.equal(*pair) for pair in zip(forward, again, strict=True))
-    with pytest.raises(RoutingError, match="computed again before it went forward"):
+    with pytest.raises(RoutingError, match="is recomputed before"):
         visited(None)
 
 
@@ -112,6 +112,6 @@ def test_a_pass_that_left_a_microbatch_out_is_named() -> None:
     given.microbatch = 1
     route(torch.randn(TOKENS, EXPERTS), given, CASES["sigmoid"])
     with pytest.raises(
-        RoutingError, match=r"layer 3: of 2 microbatches these took their given experts: \[1\]"
+        RoutingError, match=r"layer 3: of 2 micro-batches, these used their given experts: \[1\]"
     ):
         given.require_all_taken("layer 3")

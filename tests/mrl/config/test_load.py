@@ -138,7 +138,7 @@ def test_a_chosen_section_is_told_by_path_and_origin(minimal: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["training.layout.ep=2"], "does not divide"),
+        (["training.layout.ep=2"], "must divide"),
         (["training.layout.vpp=2"], "vpp = 2 needs pp"),
         (["training.layout.dp=3", "rollout.tp=2"], "rollout.tp = 2 does not divide the training world of 3"),
         (["training.layout.dp=3", "rollout.tp=2", "launch.engine_slots=5"],

@@ -49,7 +49,7 @@ def test_rows_outside_are_left_out_and_named_and_validation_stays(section, plain
     assert [prompt.text for prompt in source.rows] == ["1+1=", "3+3=", "4+4="] and source.share == 3.0
     assert (data.report.rows, data.report.too_hard, data.report.too_easy) == (3, 1, 1)
     assert data.report.validation_rows == 1 and "too_hard: 1, too_easy: 1" in data.report.text()
-    assert f"{path}: 1 of 5 training prompts are not in it, and are kept" in data.report.notes
+    assert f"{path}: 1 of 5 training prompts are not in it and are kept" in data.report.notes
     (left_out,) = source.left_out.rows()
     assert (left_out.rule, left_out.count) == ("difficulty", 2)
     assert left_out.examples == [
@@ -98,14 +98,14 @@ def test_a_later_line_counts_and_a_last_line_without_its_end_does_not(section, p
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not JSON"),
-        ('{"prompt": "1+1="}\n', "its first line has `about`"),
+        ("", "not valid JSON"),
+        ('{"prompt": "1+1="}\n', "whose first line has `about`"),
         ('{"about": {}}\n[1]\n', "rates.jsonl:2: \\[1\\] is not an object"),
-        ('{"about": {}}\n{"id": "x", "samples": 4}\n', "has id, samples, solved"),
-        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 5}\n', "5 of 4 samples"),
+        ('{"about": {}}\n{"id": "x", "samples": 4}\n', "must have id, samples, solved"),
+        ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 5}\n', "5 solved of 4 samples"),
         ('{"about": {}}\n{"id": "x", "samples": 4, "solved": 1}\n', "has none of the 5 training"),
-        ("\x00\n", "not JSON"),
-        ('{"about": ' + "[" * 100_000 + "\n", "not JSON"),
+        ("\x00\n", "not valid JSON"),
+        ('{"about": ' + "[" * 100_000 + "\n", "not valid JSON"),
     ],
 )
 def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokenizer, tmp_path) -> None:
@@ -115,7 +115,7 @@ def test_other_files_are_refused_in_a_sentence(text, said, section, plain_tokeni
 
 
 def test_a_file_that_is_not_there_is_named(section: DataSection, plain_tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"rates\.jsonl cannot be read .*`mrl difficulty` writes it"):
+    with pytest.raises(DataError, match=r"rates\.jsonl cannot be read .*write it with `mrl difficulty`"):
         load_data(section, MATHS, plain_tokenizer)
 
 

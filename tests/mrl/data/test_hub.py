@@ -107,7 +107,7 @@ def test_what_is_not_there_is_named_with_the_commands_that_fetch_it(caches: Path
     ("rest", "says"),
     [
         (":third@train", "'third' not found. Available: .'main', 'other'"), (":main@test", "Unknown split .test."),
-        (":main", "is named hf://name@split"), ("@train@test", "is named hf://name@split"),
+        (":main", "must look like hf://name@split"), ("@train@test", "must look like hf://name@split"),
     ],
 )  # fmt: skip
 def test_a_wrong_address_is_named(rest: str, says: str, caches: Path) -> None:

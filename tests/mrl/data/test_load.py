@@ -71,7 +71,7 @@ def test_a_copy_of_a_row_is_left_out_before_it_is_read(write_rows, plain_tokeniz
         2,
         7,
     )
-    assert left_out["dedupe", "sums"].examples == [f"{train}:{n}: the prompt of {train}:2" for n in (7, 12)]
+    assert left_out["dedupe", "sums"].examples == [f"{train}:{n}: same prompt as {train}:2" for n in (7, 12)]
     monkeypatch.setattr(load_rows, "read_row", read_row)
     every = load_data(section.model_copy(update={"dedupe": False}), MATHS, plain_tokenizer).report
     assert (every.rows, every.duplicates, every.unusable) == (12, 0, 3)
@@ -113,12 +113,12 @@ def test_overlong_rows_are_filtered_or_refused_by_number_limit_and_longest(
     train = write_rows(rows, "long.jsonl")
     report = load_data(DataSection(train=train, max_prompt_tokens=20), MATHS, plain_tokenizer).report
     assert (report.rows, report.overlong) == (1, 2)
-    said = f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20, the longest has 46 tokens ({train}:2)"
+    said = f"{train}: 2 of 3 rows are longer than data.max_prompt_tokens = 20; the longest has 46 tokens ({train}:2)"
     assert said in report.text()
     none = write_rows(rows[:2], "none.jsonl")
     for path, rule, way_out in (
         (train, "refuse", "raise the limit or set"),
-        (none, "filter", "none is left"),
+        (none, "filter", "no row remains"),
     ):
         section = DataSection(train=path, max_prompt_tokens=20, overlong=rule)
         with pytest.raises(DataError, match=rf"2 of [23] rows .* 46 tokens \(.*:2\); {way_out}"):
@@ -128,7 +128,7 @@ def test_overlong_rows_are_filtered_or_refused_by_number_limit_and_longest(
 def test_a_source_without_rows_says_which_rules_took_them(write_rows: Any, plain_tokenizer: Any) -> None:
     rows = write_rows([row(1), row(2)], "same.jsonl")
     section = DataSection(train=rows, validation=rows, overlap="drop")
-    with pytest.raises(DataError, match=r"2 rows left out by data\.overlap \(the first is .*same\.jsonl:1: "):
+    with pytest.raises(DataError, match=r"2 rows dropped by data\.overlap \(the first is .*same\.jsonl:1: "):
         load_data(section, MATHS, plain_tokenizer).stream(0)
 
 

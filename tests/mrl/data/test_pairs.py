@@ -100,8 +100,8 @@ def test_labelled_rows_and_pairs_taken_apart() -> None:
     [
         ({"prompt": "a", "chosen": "b"}, "no column 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "the same"),
-        ({"chosen": [ASK, GOOD], "rejected": [GOOD, ASK]}, "begin alike"),
-        ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both text or both messages"),
+        ({"chosen": [ASK, GOOD], "rejected": [GOOD, ASK]}, "share their first messages"),
+        ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both be text or both be messages"),
         ({"chosen": "b", "rejected": "c"}, "Assistant:"),
         ({"prompt": "", "chosen": "b", "rejected": "c"}, "prompt is empty"),
     ],
@@ -135,13 +135,13 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
             "sft",
             {"messages": [SYSTEM, ASK, GOOD | {"reasoning_content": "3 4s"}], "tools": [TOOL]},
             USERS_ALONE,
-            ["the chat template does not use assistant.reasoning_content, system.content, tools; the model reads none of it"],
+            ["the chat template does not use assistant.reasoning_content, system.content, tools, so the model never reads it"],
         ),
         (
             "dpo",
             {"prompt": [SYSTEM, ASK], "chosen": [GOOD], "rejected": [BAD], "tools": [TOOL]},
             USERS_ALONE,
-            ["the chat template does not use system.content, tools; the model reads none of it"],
+            ["the chat template does not use system.content, tools, so the model never reads it"],
         ),
         ("sft", {"messages": [SYSTEM, ASK, GOOD], "tools": [TOOL]}, CHATML, []),
         (
@@ -149,8 +149,8 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
             {"prompt": "3 times 4?", "response": "12", "tools": [TOOL]},
             CHATML,
             [
-                "1 rows have tools, chat_template_kwargs or further keys of a message and a prompt that no template renders; the model "
-                "reads none of it"
+                "1 rows have tools, chat_template_kwargs or further message keys, but no template renders their "
+                "prompt, so the model never reads them"
             ],
         ),
     ],
@@ -189,27 +189,27 @@ def test_a_row_s_own_template_arguments_override_those_of_all(name: str, ending:
     texts = [tokenizer.decode(row.responses[0].tokens) for row in found]
     assert ["/no_think" in text for text in texts] == [True, False, True]
     path = written(tmp_path / "b.jsonl", rows[0] | {"chat_template_kwargs": {"tokenize": True}})
-    with pytest.raises(DataError, match=r"b\.jsonl:1: chat_template_kwargs is an object"):
+    with pytest.raises(DataError, match=r"b\.jsonl:1: chat_template_kwargs must be an object"):
         load_training(section(path, name=name), reader, max_length=200)
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_unless_the_last_alone_is_trained(tmp_path) -> None:
     thought = {"role": "assistant", "content": "<think>hm</think>12"}
     path = written(tmp_path / "a.jsonl", {"messages": [ASK, thought, ASK, BAD]})
-    with pytest.raises(DataError, match="not how the whole one begins"):
+    with pytest.raises(DataError, match="not a prefix of the whole one"):
         loaded(path, qwen(FORGETS), name="sft")
     assert len(loaded(path, qwen(FORGETS), name="sft", data={"turns": "last"}).rows) == 1
 
 
 def test_a_turn_without_its_end_token_is_refused(tmp_path: Path) -> None:
     open_ended = qwen("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(DataError, match="no end token"):
+    with pytest.raises(DataError, match="without an end token"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), open_ended, name="sft")
 
 
 def test_a_prompt_whose_tokens_join_the_responses_is_refused(tmp_path: Path) -> None:
     """This tokenizer reads two line ends before a word otherwise than at the end of a prompt."""
-    with pytest.raises(DataError, match=r"message 1 is not how the whole one begins \(token \d+\)"):
+    with pytest.raises(DataError, match=r"message 1 is not a prefix of the whole one \(token \d+\)"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), llama(), name="sft")
 
 
@@ -217,18 +217,18 @@ def test_an_opening_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
     tokenizer = deepseek()
     tokenizer.bos_token = "<｜begin▁of▁sentence｜>"  # noqa: RUF001
     tokenizer.chat_template = tokenizer.bos_token + tokenizer.chat_template
-    with pytest.raises(DataError, match="opening token twice"):
+    with pytest.raises(DataError, match="two BOS tokens"):
         loaded(written(tmp_path / "a.jsonl", {"messages": [ASK, GOOD]}), tokenizer, name="sft")
 
 
 def test_long_pairs_leave_as_a_whole_or_end_the_run(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "chosen": "b", "rejected": answer} for answer in ("c", "c" * 50)]
     path = written(tmp_path / "a.jsonl", *rows)
-    said = r"1 of 2 rows are longer than model\.max_length = 20, the longest has \d+ tokens \(.*a\.jsonl:2\)"
-    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise it, or set tune\.data\.over_long"):
+    said = r"1 of 2 rows are longer than model\.max_length = 20; the longest has \d+ tokens \(.*a\.jsonl:2\)"
+    with pytest.raises(DataError, match=rf"a\.jsonl: {said}; raise the limit, or set tune\.data\.over_long"):
         loaded(path, qwen(), max_length=20)
     found = loaded(path, qwen(), max_length=20, data={"over_long": "filter"})
-    assert len(found.rows) == 1 and re.search(f"1 rows; left out: {said}", found.report)
+    assert len(found.rows) == 1 and re.search(f"1 rows; dropped: {said}", found.report)
 
 
 def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_prompts_that_are_validated_too_and_rows_that_stand_twice_are_counted(tm
     data = {"validation": str(written(tmp_path / "v.jsonl", row))}
     training = loaded(path, qwen(), data=data)
     validation = load_validation_rows(section(path, data=data), encoder(qwen()), max_length=100)
-    assert "1 of them twice" in training.report and overlapping_rows(training, validation) == 2
+    assert "1 of them duplicates" in training.report and overlapping_rows(training, validation) == 2
 
 
 def test_rows_are_counted_without_a_second_copy_of_them(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_digest_sees_what_is_trained(tmp_path: Path) -> None:
 def test_a_demonstration_may_be_a_number_and_one_without_a_response_is_named(tmp_path: Path) -> None:
     tokenizer = qwen()
     path = written(tmp_path / "a.jsonl", {"prompt": "1+2=", "response": 3}, {"prompt": "a"})
-    with pytest.raises(DataError, match=r"a\.jsonl:2: .* no 'response'"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: no column 'response'"):
         loaded(path, tokenizer, name="sft")
     (row,) = loaded(
         written(tmp_path / "b.jsonl", {"prompt": "1+2=", "response": 3}), tokenizer, name="sft"

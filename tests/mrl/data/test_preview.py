@@ -66,7 +66,7 @@ def test_what_is_left_out_is_told_by_file_domain_and_rule(write_rows: Any, plain
         for each in file.left_out
     ]
     assert found[:2] == [
-        (first, "sums", "dedupe", 1, [f"{first}:2: the prompt of {first}:1, with another ground truth"]),
+        (first, "sums", "dedupe", 1, [f"{first}:2: same prompt as {first}:1, but another ground truth"]),
         (first, "long", "overlong", 2, [f"{first}:4: 51 tokens", f"{first}:3: 41 tokens"]),
     ]
     assert found[2][:4] == (second, "default", "unusable", 1)
@@ -79,7 +79,7 @@ def test_rows_that_are_held_out_are_told(write_rows, plain_tokenizer) -> None:
     validation = write_rows([{"prompt": "2+1=", "answer": 3}], "v.jsonl")
     (overlapping,) = previews(plain_tokenizer, DataEntry(path=train), overlap="drop", validation=validation)
     assert [(each.rule, each.examples) for each in overlapping.left_out] == [
-        ("overlap", [f"{train}:3: the validation prompt of {validation}:1"])
+        ("overlap", [f"{train}:3: same prompt as validation row {validation}:1"])
     ]
 
 

@@ -170,7 +170,7 @@ def test_a_prompt_opens_once(chat_tokenizer: Any, plain_tokenizer: Any, tmp_path
     path = _lines(tmp_path / "rows.jsonl", rows)
     kept = _load(path, plain_tokenizer, unusable="filter").train[0].rows
     assert [prompt.tokens.tolist().count(1) for prompt in kept] == [1, 1]
-    with pytest.raises(DataError, match=rf"{path}:3: the prompt begins with the opening token twice"):
+    with pytest.raises(DataError, match=rf"{path}:3: the prompt begins with two BOS tokens"):
         _load(path, plain_tokenizer)
     opening = copy.deepcopy(chat_tokenizer)
     opening.chat_template = (
