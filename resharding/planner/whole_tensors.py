@@ -1,8 +1,8 @@
 """Tensors that a plan brings whole, as rows of the plan like any other. Pure.
 
-An engine whose loaders do more than copy boxes, or that quantises a block which no trainer rank holds whole, gets the
-complete checkpoint tensor. It is received into memory of its own, as if it were a parameter, and given to the engine's
-loaders when its last byte is there.
+An engine gets a checkpoint tensor whole if its loaders do more than copy boxes, or if it quantises a block
+that no trainer rank holds whole. The tensor arrives in its own memory, like a parameter; the engine's loaders
+get it after its last byte.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _END = ".whole"
 
 
 def whole_tensor_of(target: str) -> str | None:
-    """Return the checkpoint tensor that is received whole into `target`, or None for a parameter of the engine."""
+    """Return the checkpoint tensor that arrives whole in `target`; None for an engine parameter."""
     return target.removesuffix(_END) if target.endswith(_END) else None
 
 
 def whole_target(tensor: str, shape: tuple[int, ...], dtype: str) -> LocalTensor:
-    """Return what a checkpoint tensor is received into whole; it is a module of its own."""
+    """Return the target for a whole checkpoint tensor; it is its own module."""
     zero = (0,) * len(shape)
     return LocalTensor(tensor + _END, 0, shape, dtype, (Piece(tensor, zero, shape, zero),))
 
@@ -31,7 +31,7 @@ def whole_target(tensor: str, shape: tuple[int, ...], dtype: str) -> LocalTensor
 def with_whole_tensors(
     trainers: Sequence[RankManifest], engines: Sequence[RankManifest]
 ) -> list[RankManifest]:
-    """Return the engine manifests with a target, in the trainer's dtype, for each tensor that must come whole.
+    """Return the engine manifests with a target, in the trainer's dtype, per tensor that must come whole.
 
     Scales have none: whoever quantises the tensor makes them.
     """

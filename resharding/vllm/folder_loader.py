@@ -1,6 +1,8 @@
-"""How an engine reads a folder's weights itself: by vLLM's own loader, without the tensors that nobody serves.
+"""How an engine reads a folder's weights itself: by vLLM's own loader, without the tensors that nobody
+serves.
 
-vLLM's class of a model of text stops at a tensor that it does not know, and a folder may hold a model of images beside.
+vLLM's class of a model of text stops at a tensor that it does not know, and a folder may hold a model of
+images beside.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How weights enter vLLM's modules: a plan's copies straight into parameters, and whole tensors through vLLM's own loaders.
+"""How weights enter vLLM's modules: a plan's copies straight into parameters, and whole tensors through
+vLLM's own loaders.
 
 Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep
-their addresses. Two classes of modules that a plan writes: *direct* (loader storage is kernel storage: written in
-place, `in_place`) and *staged* (materialised at the first window, processed and copied at the last). Does not
-own the protocol (`receiver`).
+their addresses. Two classes of modules that a plan writes: *direct* (loader storage is kernel storage:
+written in place, `in_place`) and *staged* (materialised at the first window, processed and copied at the
+last). Does not own the protocol (`receiver`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _POISON = 0xFF
 
 
 _LOADED_TOGETHER = 256 << 20
-"""Bytes of whole tensors that are staged before vLLM's loaders get them: fewer calls than one a tensor, which take
-milliseconds each, and not all of a window, which may be everything."""
+"""Bytes of whole tensors that are staged before vLLM's loaders get them: fewer calls than one a tensor, which
+take milliseconds each, and not all of a window, which may be everything."""
 
 
 class PlanLoader:
@@ -51,7 +52,8 @@ class PlanLoader:
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._tied: set[str] = set()
-        """Parameters that are another module's: the output layer of a model that shares it with the embedding."""
+        """Parameters that are another module's: the output layer of a model that shares it with the
+        embedding."""
         self._packed: set[torch.nn.Module] = set()
         self._proof: EngineProof | None = None
         self._tables = Tables((), (), (), ())
@@ -94,7 +96,8 @@ class PlanLoader:
         missing = self._expected - self._loaded - self._tied
         if wrong or (missing and not self._whole):
             raise WeightSyncError(
-                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
+                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: "
+                f"{sorted(missing)[:6]}"
             )
 
     @torch.no_grad()
@@ -129,7 +132,8 @@ class PlanLoader:
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
             raise WeightSyncError(
-                f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
+                f"{len(self._open)} modules are still open and {len(self._closed)} of "
+                f"{len(self._tables.modules)} closed"
             )
         _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
@@ -213,9 +217,10 @@ def _require_complete(model: torch.nn.Module, expected: set[str], loaded: set[st
             passed_by.append(name)
     if missing or partial or passed_by:
         raise WeightSyncError(
-            f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
-            f"{len(partial)} modules in part {partial[:6]}; {len(passed_by)} modules whose tensors were copied past "
-            f"their weight loaders, where a reload loses them {passed_by[:6]}; the manifest does not fit this model"
+            f"vLLM did not load everything: {len(missing)} parameters without a source "
+            f"{sorted(missing)[:6]}, {len(partial)} modules in part {partial[:6]}; {len(passed_by)} modules "
+            "whose tensors were copied past their weight loaders, where a reload loses them "
+            f"{passed_by[:6]}; the manifest does not fit this model"
         )
 
 

@@ -2,9 +2,9 @@
 it.
 
 `worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks
-(mrl/cpu), and that its stores listen on loopback where that is their address. An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
-receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's
-modules in `modules.py`.
+(mrl/cpu), and that its stores listen on loopback where that is their address. An engine that reads a folder
+itself does so by a loader that is registered here (`folder_loader`). The receive loop runs inside vLLM's own
+`update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -105,11 +105,13 @@ class WorkerExtension:
     rank: int
 
     def mrl_prepare_sync(self, deadline_seconds: float, host: str | None) -> dict[str, Any]:
-        """{address}: where this worker's sender connects. `host`: the address of the engine's node; VLLM_HOST_IP is that of this
-        worker's, which may be a further one."""
+        """{address}: where this worker's sender connects. `host`: the address of the engine's node;
+        VLLM_HOST_IP is that of this worker's, which may be a further one."""
         try:
             host = host and (envs.VLLM_HOST_IP or host)
-            self.init_weight_transfer_engine({"deadline_seconds": deadline_seconds, "host": host})  # type: ignore[attr-defined]
+            self.init_weight_transfer_engine(  # type: ignore[attr-defined]
+                {"deadline_seconds": deadline_seconds, "host": host}
+            )
             assert self.weight_transfer_engine.receiver is not None
             return {"address": self.weight_transfer_engine.receiver.address}
         except Exception:
@@ -137,7 +139,8 @@ class WorkerExtension:
             return {"error": traceback.format_exc(), "serving": serving}
 
     def mrl_manifest(self, checkpoint: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """{manifest}: where this worker's own loaders put every checkpoint tensor, each given by its fields."""
+        """{manifest}: where this worker's own loaders put every checkpoint tensor, each given by its
+        fields."""
         try:
             tensors = [CheckpointTensor(name, tuple(shape), *form) for name, shape, *form in checkpoint]
             engine = self.weight_transfer_engine
@@ -164,8 +167,8 @@ class WorkerExtension:
 
 
 def end_with_engine() -> None:
-    """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only between two calls; a
-    thread ends them at any time."""
+    """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only
+    between two calls; a thread ends them at any time."""
     parent = multiprocessing.parent_process()
     if parent is None or not multiprocessing.current_process().name.startswith("VllmWorker"):
         return

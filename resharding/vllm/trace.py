@@ -39,7 +39,8 @@ def without_source(parameter: str) -> bool:
 
 
 def name_loaders(model: Any) -> None:
-    """Gives weight loaders without a name one: vLLM's reload asks for it, and a functools.partial has none."""
+    """Gives weight loaders without a name one: vLLM's reload asks for it, and a functools.partial has
+    none."""
     for parameter in model.parameters():
         loader = getattr(parameter, "weight_loader", None)
         if loader is not None and not hasattr(loader, "__name__"):
@@ -131,8 +132,8 @@ def traced_manifest(
 
 
 def aliases(model: Any) -> tuple[str, ...]:
-    """The names under which parameters appear again: a tied output layer's, and those of modules with two places.
-    Ask outside of a reload, which gives each module its own tensors."""
+    """The names under which parameters appear again: a tied output layer's, and those of modules with two
+    places. Ask outside of a reload, which gives each module its own tensors."""
     seen: dict[int, str] = {}
     again = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
