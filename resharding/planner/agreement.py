@@ -82,8 +82,8 @@ def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
 
 
 def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
-    """Raise ConfigError unless the topology has a slot per manifest, in rank order; WeightSyncError for a
-    dtype that plans do not move."""
+    """Raise ConfigError unless each manifest has a slot, in rank order; WeightSyncError for unknown
+    dtypes."""
     if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
         raise ConfigError(
             f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"

@@ -70,8 +70,7 @@ class Plain:
         return relative(cell[0], self.boxes[hold][0])
 
     def wire(self, held: str, needed: str, *, local: bool) -> int:
-        """Return the wire dtype's number: the engine's for local copies, the narrower of the two
-        otherwise."""
+        """Return the wire dtype's number: the engine's dtype for local copies, else the narrower one."""
         if local or DTYPE_BYTES[needed] <= DTYPE_BYTES[held]:
             return WIRE_DTYPES.index(needed)
         return WIRE_DTYPES.index(held)

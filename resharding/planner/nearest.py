@@ -11,8 +11,7 @@ from mrl.resharding.planner.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
-    """For each engine rank, its nearest trainer ranks of a given set: its choice, `ranks[first : first +
-    count]`, in rising order."""
+    """For each engine rank, the nearest ranks of a set, in rising order: `ranks[first : first + count]`."""
 
     ranks: np.ndarray
     positions: np.ndarray

@@ -36,8 +36,7 @@ class PlanOptions:
     """Bytes that a slot may send, and may receive, in one window."""
     interleave_stages: bool = True
     """Mix modules of all pipeline stages in a window: all senders are busy at once, but as many engine
-    modules are open at once as there are stages. Without it one module is open at a time (save at window
-    edges)."""
+    modules are open as there are stages. Without it one module is open at a time, save at window edges."""
 
     read_neighbours: bool = False
     """Let an engine rank copy from the memory of every trainer rank of its node, not only of its own slot's:

@@ -3,8 +3,8 @@
 Such an engine has two parameters per quantised checkpoint tensor: float8 values under its name, and float32
 scales, one per square block, under the name with `_scale_inv` (DeepSeek-V3's checkpoint form). An engine
 manifest shows both, so the planner needs no option: float8 needed and a wider dtype held means quantise.
-Blocks are counted from the checkpoint tensor's first element; the last ones may be smaller. The arithmetic is
-in `fp8`.
+Blocks are counted from the checkpoint tensor's first element; the last may be smaller. The arithmetic is in
+`fp8`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
 
 
 def quantises(name: str) -> bool:
-    """Return True for projections of attention, dense layers and experts, not for embeddings, norms, routers
+    """Return True for projections of attention, dense layers and experts; not for embeddings, norms, routers
     and the output layer."""
     return _LINEAR.search(name) is not None
 

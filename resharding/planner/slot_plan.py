@@ -198,8 +198,7 @@ class PartBuilder:
     def _reads(
         item: Item, transfer: Transfer, cut: Box, first: int, tensors: Sequence[LocalTensor]
     ) -> tuple[Side, tuple[int, int]]:
-        """Return (start of a cell's part in the sender's tensors, numbered from `first`; rows, columns to
-        read)."""
+        """Return (start in the sender's tensors, numbered from `first`; rows, columns) of a cell's part."""
         start, shape = transfer.trainer_box(*cut)
         origin = tuple(a + b for a, b in zip(transfer.origin, start, strict=True))
         index, offset, stride = _side(item.holds[transfer.hold], tensors, origin)

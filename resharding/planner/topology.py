@@ -54,7 +54,7 @@ class Topology:
 
     @classmethod
     def beside(cls, nodes: Sequence[int]) -> Topology:
-        """Put trainer rank r and engine rank r on node `nodes[r]`, on slots of their own, without shared
+        """Put trainer rank r and engine rank r on node `nodes[r]`, on separate slots without shared
         memory."""
         ranks = tuple(range(len(nodes)))
         return cls(
@@ -66,7 +66,7 @@ class Topology:
 
     @classmethod
     def apart(cls, nodes: Sequence[int], *, num_trainers: int) -> Topology:
-        """Make two pools: trainer ranks on the first slots, engine ranks on the others; slot s is on
+        """Make two pools: trainer ranks on the first slots, engine ranks on the rest; slot s is on
         `nodes[s]`."""
         return cls(
             nodes=tuple(nodes),

@@ -3,8 +3,7 @@
 Tensors that the same ranks hold and need in the same boxes form a class (for example the experts of one
 expert-parallel rank in one pipeline stage); its pattern is computed once. The sender of a cell is a closed
 form of the pattern and the tensor's ordinal in its class, so every rank knows any choice without a search. A
-pattern has as many transfers as slots, thousands: they are columns, and only those of one slot become
-objects.
+pattern of thousands of slots has as many transfers: columns, of which only one slot's become objects.
 """
 
 from __future__ import annotations

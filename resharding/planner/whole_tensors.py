@@ -1,8 +1,7 @@
 """Tensors that a plan brings whole, as rows of the plan like any other. Pure.
 
 An engine gets a checkpoint tensor whole if its loaders do more than copy boxes, or if it quantises a block
-that no trainer rank holds whole. The tensor arrives in its own memory, like a parameter; the engine's loaders
-get it after its last byte.
+that no trainer rank holds whole. It arrives in its own memory, and its last byte starts the loaders.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ class RankGroup:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> list[Any]:
-        """Start point-to-point messages (rank of the group, flat uint8 data), all at once; `wait` ends
-        them."""
+        """Start point-to-point messages (rank of the group, flat uint8 data) at once; `wait` ends them."""
         if not sends and not receives:
             return []
         assert self._group is not None

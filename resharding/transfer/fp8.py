@@ -22,11 +22,9 @@ _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 
 
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """Return the scales of a [rows, cols] weight from its first block on: [ceil(rows / block), ceil(cols /
-    block)] float32."""
+    """Return a weight's scales, [ceil(rows / block), ceil(cols / block)] float32; it begins on a block."""
     largest = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float()
-    # Divide by a tensor: by a number, CUDA multiplies by its rounded inverse, a last bit off the CPU's
-    # result.
+    # By a tensor: to divide by a number, CUDA multiplies by its rounded inverse, a last bit off the CPU's.
     scales = largest / torch.full_like(largest, LARGEST)
     return torch.where(scales == 0, 1.0, scales)
 

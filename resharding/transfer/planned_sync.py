@@ -140,8 +140,7 @@ class PlannedSync:
         self._compared_with_folder = False
         self._feeds: list[Feed] | None = None
         self.received_bytes = 0
-        """Bytes that this rank's receivers get from other slots per session, alignment included; 0 at
-        first."""
+        """Bytes that this rank's receivers get from other slots per session, with alignment; 0 at first."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane skips."""

@@ -48,8 +48,7 @@ class TrainerProof:
         tensors: Sequence[LocalTensor],
         receivers: Sequence[int],
     ) -> None:
-        """`tensors`: the rank's own manifest, in the order of the arrays it digests. `receivers`: the engine
-        ranks that it feeds."""
+        """`tensors`: the rank's manifest, in the order of its arrays. `receivers`: engine ranks it feeds."""
         places = CellPlaces(tensors)
         self._answers: dict[int, AnsweredCell] = {}
         self._runs: dict[int, StridedRun] = {}

@@ -222,8 +222,7 @@ class Receiver:
             lease.close()
 
     def _prove(self, end: m.SessionEnd) -> None:
-        """If the session has a proof, raise WeightSyncError unless the engine holds the trainer's
-        parameters."""
+        """If the session has a proof, raise WeightSyncError unless the engine has the trainer's weights."""
         if self._proof is None:
             return
         if end.proof is None:

@@ -206,8 +206,7 @@ class WeightSender:
         return self._session
 
     def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
-        """Return the open session's next message, which must be of this kind; skip earlier sessions'
-        messages."""
+        """Return the open session's next message, which must be of this kind; skip those of earlier ones."""
         session, mark = self._open_session(), time.monotonic()
         deadline = mark + (seconds or self._sync.deadline_seconds)
         while True:

@@ -56,8 +56,7 @@ def _block_weights(count: int, device: torch.device) -> torch.Tensor:
 
 
 class DeviceDigests:
-    """Fingerprints of many (tens of thousands of) matrices on one device, gathered until they fill a
-    launch."""
+    """Fingerprints of many matrices (tens of thousands) on one device, gathered until they fill a launch."""
 
     def __init__(self) -> None:
         self._matrices: list[torch.Tensor] = []

@@ -31,7 +31,7 @@ class Meeting:
     def meet(self, deadline_seconds: float, lost: Lost, *, said: str = "") -> Any:
         """Wait for all ranks and return their store.
 
-        Joining cannot be interrupted, so no rank starts before all have met; one that gives up informs the
+        Joining cannot be interrupted: no rank starts before all have met, and one that gives up tells the
         others.
 
         Args:

@@ -60,8 +60,7 @@ class Mesh:
         lost: Lost,
         buckets: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Join all ranks; raise WeightSyncError at the deadline (names missing ranks) or when `lost` says
-        why.
+        """Join all ranks; raise WeightSyncError at the deadline (names missing ranks) or for a `lost` peer.
 
         `buckets` are ignored: `receive` gets its targets itself."""
         self.lost = lost
@@ -107,8 +106,8 @@ class Mesh:
 
         Messages between the same two ranks arrive in their order. NCCL runs a batch as one operation in the
         communicator of all ranks. Alone, each message would make a communicator of its two ranks, with its
-        own buffers, and block those after it while it waits: ranks with different first peers could
-        deadlock."""
+        own buffers, and block those after it while it waits: ranks that begin with different peers could wait
+        for each other."""
         group: Any = self._group
         operations = [(group.send, *message) for message in sends]
         operations += [(group.recv, *message) for message in receives]
