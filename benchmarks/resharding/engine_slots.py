@@ -67,13 +67,13 @@ class EngineSlots:
     def answers(self) -> list[list[float]]:
         """Return log-probs of a few greedy continuations, computed with the processed weights."""
         prompts = np.random.default_rng(0).integers(2, self._vocab, (4, 8)).astype(np.int32)
-        asked = [
+        requests = [
             GenerationRequest(f"{i}.0", prompt, i, 8, greedy=True, ignore_stop=True)
             for i, prompt in enumerate(prompts)
         ]
         return [
             completion.logprobs.tolist()
-            for completion in self._engine.generate(asked, deadline=time.monotonic() + 120)
+            for completion in self._engine.generate(requests, deadline=time.monotonic() + 120)
         ]
 
     def release(self) -> None:

@@ -84,9 +84,9 @@ class MadeUp:
         result = np.empty(count, np.uint16)
         at = 0
         while at < count:
-            here = (start + at) % _PERIOD
-            size = min(_PERIOD - here, count - at)
-            result[at : at + size] = self._units[here : here + size]
+            position = (start + at) % _PERIOD
+            size = min(_PERIOD - position, count - at)
+            result[at : at + size] = self._units[position : position + size]
             at += size
         return result
 

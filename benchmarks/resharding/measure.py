@@ -94,9 +94,9 @@ def _plain_copy(rank: Rank) -> float:
 
 def _over_ranks(session: dict[str, float]) -> dict[str, float]:
     """Return the slowest rank's total and moving, and the ranks' mean of every phase."""
-    every = gathered(session)
-    slowest = {name: max(s[name] for s in every) for name in ("total", "moving")}
-    return {name: statistics.mean(s[name] for s in every) for name in session} | slowest
+    sessions = gathered(session)
+    slowest = {name: max(s[name] for s in sessions) for name in ("total", "moving")}
+    return {name: statistics.mean(s[name] for s in sessions) for name in session} | slowest
 
 
 def lanes(weight_sync: PlannedSync) -> dict[str, float]:

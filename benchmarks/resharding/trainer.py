@@ -103,9 +103,9 @@ class BenchTrainer:
 
     def fill(self, version: int) -> None:
         """Write one version of the made-up checkpoint into every parameter."""
-        made = MadeUp(self.checkpoint, version=version)
+        checkpoint = MadeUp(self.checkpoint, version=version)
         for tensor, view, _, _ in self._located:
-            made.fill(tensor, view.view(-1))
+            checkpoint.fill(tensor, view.view(-1))
 
     def close(self) -> None:
         self._located = []

@@ -174,9 +174,9 @@ def gathered(value: Any) -> list[Any]:
     """Return every rank's value, in rank order."""
     if not dist.is_initialized():
         return [value]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _phases(seconds: float, stats: dict[str, float], received: dict[str, float]) -> dict[str, float]:

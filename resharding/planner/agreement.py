@@ -51,9 +51,9 @@ def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankMa
             if not full[boxes]:
                 wrong.append(f"{name} {theirs}: the engines take only {sorted(boxes)[:4]} (start, shape)")
     if wrong:
-        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        suffix = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise WeightSyncError(
-            f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{more}"
+            f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{suffix}"
         )
 
 

@@ -55,9 +55,9 @@ class NearestRanks:
         for distance, place in enumerate(self._places):
             values, count = np.unique(place[slots], return_counts=True)
             open_ranks = np.flatnonzero(of_engine < 0)
-            wanted = place[self._engine_slots[open_ranks]]
-            choice = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-            met = values[choice] == wanted
+            sought = place[self._engine_slots[open_ranks]]
+            choice = np.minimum(np.searchsorted(values, sought), len(values) - 1)
+            met = values[choice] == sought
             of_engine[open_ranks[met]] = made + choice[met]
             positions.append(np.argsort(place[slots], kind="stable"))
             counts.append(count)

@@ -126,8 +126,8 @@ class Pattern:
     def of_ranks(self, trainer_rank: int | None, engine_rank: int | None, ordinal: int) -> list[Transfer]:
         """Return what a trainer rank sends and an engine rank receives of the tensor with this ordinal."""
         chosen = self._chosen(ordinal)
-        mine = (self.candidates[chosen] == trainer_rank) | (self.engine_rank == engine_rank)
-        return [self._transfer(number, int(chosen[number])) for number in np.flatnonzero(mine).tolist()]
+        selected = (self.candidates[chosen] == trainer_rank) | (self.engine_rank == engine_rank)
+        return [self._transfer(number, int(chosen[number])) for number in np.flatnonzero(selected).tolist()]
 
     def _transfer(self, number: int, chosen: int) -> Transfer:
         cell, hold = self.cells[self.cell[number]], int(self.holds[chosen])
@@ -310,7 +310,7 @@ class _Class:
         """Return, by transfer, the number of its wire dtype, from its first candidate's holding."""
         wires = np.array(
             [
-                [self._form.wire(held, dtype, local=here) for here in (False, True)]
+                [self._form.wire(held, dtype, local=local_copy) for local_copy in (False, True)]
                 for held in self._held_dtypes
             ]
         )

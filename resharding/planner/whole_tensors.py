@@ -34,20 +34,22 @@ def with_whole_tensors(
 
     Scales have none: whoever quantises the tensor makes them.
     """
-    wanted = {name for engine in engines for name in engine.unplanned if not name.endswith(SCALES)}
-    if not wanted:
+    names = {name for engine in engines for name in engine.unplanned if not name.endswith(SCALES)}
+    if not names:
         return list(engines)
     boxes: dict[str, list[Box]] = {}
     dtypes: dict[str, str] = {}
     for tensor in (t for m in {m.digest: m for m in trainers}.values() for t in m.tensors):
-        for piece in (p for p in tensor.pieces if p.tensor in wanted):
+        for piece in (p for p in tensor.pieces if p.tensor in names):
             boxes.setdefault(piece.tensor, []).append((piece.start, piece.shape))
             dtypes.setdefault(piece.tensor, tensor.dtype)
-    made: dict[str, RankManifest] = {}
+    extended: dict[str, RankManifest] = {}
     for engine in engines:
-        if engine.digest not in made:
+        if engine.digest not in extended:
             targets = [
-                whole_target(n, full_shape(boxes[n]), dtypes[n]) for n in engine.unplanned if n in wanted
+                whole_target(n, full_shape(boxes[n]), dtypes[n]) for n in engine.unplanned if n in names
             ]
-            made[engine.digest] = RankManifest.of(engine.rank, (*engine.tensors, *targets), engine.unplanned)
-    return [dataclasses.replace(made[e.digest], rank=e.rank) for e in engines]
+            extended[engine.digest] = RankManifest.of(
+                engine.rank, (*engine.tensors, *targets), engine.unplanned
+            )
+    return [dataclasses.replace(extended[e.digest], rank=e.rank) for e in engines]

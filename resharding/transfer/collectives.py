@@ -103,9 +103,9 @@ class RankGroup:
             f"trainer rank {rank}: {text}" for rank, text in enumerate(self.told(own_text)) if text
         )
 
-    def _gathered(self, own: bytes) -> list[bytes]:
+    def _gathered(self, data: bytes) -> list[bytes]:
         """Return every rank's bytes; all ranks pass equally many."""
-        mine = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         gathered = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(dist.all_gather(gathered, mine, group=self._group, async_op=True))
         return [t.cpu().numpy().tobytes() for t in gathered]

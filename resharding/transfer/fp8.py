@@ -22,7 +22,7 @@ _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
 
 
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """Return a weight's scales, [ceil(rows / block), ceil(cols / block)] float32; it begins on a block."""
+    """Return [ceil(rows / block), ceil(cols / block)] float32 scales of a weight that begins on a block."""
     largest = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float()
     # By a tensor: to divide by a number, CUDA multiplies by its rounded inverse, a last bit off the CPU's.
     scales = largest / torch.full_like(largest, LARGEST)

@@ -27,8 +27,8 @@ from mrl.resharding.wire.shared_memory import unmap
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """Describe this process's shared buffers, given as (fd, bytes)."""
-    own = ProcessId.own()
-    owner = {"kind": "file", "pid": own.pid, "start_ticks": own.start_ticks}
+    process = ProcessId.own()
+    owner = {"kind": "file", "pid": process.pid, "start_ticks": process.start_ticks}
     return [
         owner | {"fd": fd, "inode": os.fstat(fd).st_ino, "num_bytes": num_bytes} for fd, num_bytes in files
     ]

@@ -140,7 +140,8 @@ class PlannedSync:
         self._compared_with_folder = False
         self._feeds: list[Feed] | None = None
         self.received_bytes = 0
-        """Bytes that this rank's receivers get from other slots per session, with alignment; 0 at first."""
+        """Bytes that this rank's receivers get from other slots per session, with alignment; 0 before the
+        first."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
         """Engine ranks that the lane skips."""
@@ -188,7 +189,7 @@ class PlannedSync:
             raise WeightSyncError(
                 f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do "
                 "more than copy boxes of them or a quantised block is split over trainer ranks; but the "
-                f"checkpoint stores them transposed, which only a plan by boxes supports"
+                "checkpoint stores them transposed, which only a plan by boxes supports"
             )
 
     @property

@@ -66,7 +66,7 @@ class WeightSender:
         """
         if self._session is not None:
             raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
-        own = ProcessId.own()
+        process = ProcessId.own()
         self._sent = len(tables.windows) if at_once else 0
         self._done, self.wait_seconds = 0, 0.0
         self._session = session
@@ -76,8 +76,8 @@ class WeightSender:
                 from_version=session.from_version,
                 to_version=session.to_version,
                 digest=session.digest,
-                pid=own.pid,
-                start_ticks=own.start_ticks,
+                pid=process.pid,
+                start_ticks=process.start_ticks,
                 buffers=self._link.describe(session.session_id),
                 lease=list(lease),
                 tables_digest=tables.digest,

@@ -90,7 +90,7 @@ class ReceiverProgress:
         if not follows or not (again or session.to_version > self.version):
             raise WeightSyncError(
                 f"{session} refused: it must start at this engine's committed version {self.version} and end "
-                f"at a later one (or at the same one, if the weights were lost)"
+                "at a later one (or at the same one, if the weights were lost)"
             )
         self._move(ReceiverState.PREPARED)
         self.session = session

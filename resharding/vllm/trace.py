@@ -1,4 +1,4 @@
-"""Ask a live vLLM worker where its loaders put every checkpoint tensor; no bytes move, the model stays.
+"""Ask a live vLLM worker where its loaders put checkpoint tensors; no bytes move, the model is unchanged.
 
 The model's parameters go to the meta device with the metadata that vLLM keeps for reloading. Its own
 `load_weights` gets meta tensors of the full checkpoint shapes, and every copy between views is recorded.

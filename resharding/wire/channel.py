@@ -195,5 +195,5 @@ def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, lost: Lost | No
         if time.monotonic() > deadline:
             raise WeightSyncError(
                 f"no {waiting_for} within {time.monotonic() - started:.1f} s; raise sync.deadline_seconds if "
-                f"the peer was only slow"
+                "the peer was only slow"
             )

@@ -87,12 +87,12 @@ def device_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
 
 
-def _device_of(wanted: str) -> torch.device:
+def _device_of(gpu_uuid: str) -> torch.device:
     """Return the device with this UUID: the two processes may number devices differently."""
     for index in range(torch.cuda.device_count()):
-        if device_uuid(torch.device("cuda", index)) == wanted:
+        if device_uuid(torch.device("cuda", index)) == gpu_uuid:
             return torch.device("cuda", index)
-    raise WeightSyncError(f"GPU {wanted} of the peer's buffer is not visible to this process")
+    raise WeightSyncError(f"GPU {gpu_uuid} of the peer's buffer is not visible to this process")
 
 
 def holders(tensor: torch.Tensor) -> int:

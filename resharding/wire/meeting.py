@@ -49,7 +49,10 @@ class Meeting:
             if store.check(["given-up"]):
                 reason = store.get("given-up").decode()
             elif missing and time.monotonic() > deadline:
-                reason = f"ranks {sorted(missing)} of {self.size} did not join in time (trainers come first)"
+                reason = (
+                    f"ranks {sorted(missing)} of {self.size} did not join in time (trainers are numbered "
+                    "first)"
+                )
             elif missing and (gone := lost()):
                 reason = f"{gone} before all ranks had joined; missing: ranks {sorted(missing)}"
             if reason is not None:

@@ -94,10 +94,10 @@ class NixlMesh:
             )
         self._sent[message.rank] += 1
         note = f"{self._sent[message.rank]} {digest}".encode()
-        here = self._descriptors([self._register(data)])
-        there = self._descriptors([(address + message.offset, data.numel(), number)])
+        local = self._descriptors([self._register(data)])
+        remote = self._descriptors([(address + message.offset, data.numel(), number)])
         try:
-            work = self._agent.initialize_xfer("WRITE", here, there, name, note)
+            work = self._agent.initialize_xfer("WRITE", local, remote, name, note)
             self._agent.transfer(work)
         except Exception as error:
             return error
@@ -112,30 +112,30 @@ class NixlMesh:
         for work in works:
             self._until(lambda work=work: self._written(work, what), what)
 
-    def _written(self, work: Any, what: str) -> bool:
+    def _written(self, work: Any, failure: str) -> bool:
         try:
             state = "ERR" if isinstance(work, Exception) else self._agent.check_xfer_state(work)
         except Exception as error:
-            raise MessageLost(f"{what}: {error!r}") from error
+            raise MessageLost(f"{failure}: {error!r}") from error
         if state == "ERR":
-            raise MessageLost(f"{what}: {work!r}")
+            raise MessageLost(f"{failure}: {work!r}")
         return state == "DONE"
 
     def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
         """Wait until each rank's next bytes are in this rank's bucket; return their digests."""
-        wanted = []
+        expected = []
         for rank, _ in parcels:
             self._taken[rank] += 1
-            wanted.append((_agent_name(self._meeting, rank), self._taken[rank]))
-        self._until(lambda: self._here(wanted), "bytes of a bucket did not come")
-        return [self._notes.pop(key) for key in wanted]
+            expected.append((_agent_name(self._meeting, rank), self._taken[rank]))
+        self._until(lambda: self._all_arrived(expected), "bytes of a bucket did not come")
+        return [self._notes.pop(key) for key in expected]
 
-    def _here(self, wanted: Sequence[tuple[str, int]]) -> bool:
+    def _all_arrived(self, expected: Sequence[tuple[str, int]]) -> bool:
         for name, notes in self._agent.get_new_notifs().items():
             for note in notes:
                 number, digest = map(int, note.split())
                 self._notes[name, number] = digest
-        return all(key in self._notes for key in wanted)
+        return all(key in self._notes for key in expected)
 
     def _until(self, done: Any, failure: str) -> None:
         deadline, probed = time.monotonic() + self._seconds, time.monotonic()
