@@ -1,6 +1,4 @@
-"""Benchmarks of the weight sync that anyone can run: `python -m benchmarks.resharding` under torchrun,
-`one_gpu` on one GPU.
+"""Weight sync benchmarks: `python -m benchmarks.resharding` (torchrun), `one_gpu` on one GPU; no Ray.
 
-They drive the weight sync's own classes; nothing here moves weights in a way training does not. Without
-Ray.
+They move weights only by the weight sync's own classes, as training does.
 """

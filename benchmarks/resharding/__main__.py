@@ -1,9 +1,9 @@
-"""The weight sync's benchmark: real trainer and engine ranks, by boxes and by whole tensors, without Ray.
+"""Measure the weight sync on real trainer and engine ranks, by boxes and by whole tensors, without Ray.
 
-torchrun --nproc-per-node N -m benchmarks.resharding --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout
-2
+    torchrun --nproc-per-node N -m benchmarks.resharding \\
+        --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
 
-One process per slot is a trainer rank with storage in Megatron's layout; each starts its engine rank as a
+One process per slot is a trainer rank with storage in Megatron's layout; it starts its engine rank as a
 second process. They move weights by the weight sync's own classes. With several nodes, start torchrun on each
 as usual.
 """
@@ -34,17 +34,19 @@ from mrl.resharding.planner import quantised, trainer_manifests
 from mrl.resharding.planner.manifest import RankManifest
 
 RECEIVERS = {
-    "storage": "one process a slot, storages of the engine's loader layout (no engine: nothing is processed)",
+    "storage": "one process per slot, storages in the engine's loader layout (no engine: nothing is "
+    "processed)",
     "vllm": "real vLLM engines, their own loaders and processing",
 }
 FORMS = ("none", "fp8_block")
 _GIB = 1 << 30
 _PROCESS_BYTES = 300 << 20
-"""Of an idle process that imported torch."""
+"""Bytes of an idle process that imported torch."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0; 1 when a checked weight sync left wrong bytes; ConfigError for what cannot run."""
+    """Run the benchmark; return 0, or 1 if a checked weight sync left incorrect bytes; raise ConfigError if
+    it cannot run."""
     options = arguments().parse_args(argv)
     torch.set_num_threads(options.threads)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -93,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
             warm_up=options.warm_up,
             check=options.check,
         )
-    finally:  # a receiver's process ends only when it is told to
+    finally:  # a receiver's process ends only when it is closed
         bench.close()
     if rank == 0:
         show(report)
@@ -122,31 +124,35 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=("planned", "whole", "both"), default="both")
     parser.add_argument(
-        "--verify", nargs="+", choices=KINDS, default=list(KINDS), help="sync.verify, one after the other"
+        "--verify",
+        nargs="+",
+        choices=KINDS,
+        default=list(KINDS),
+        help="sync.verify values, one after the other",
     )
-    parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what takes the weights in")
+    parser.add_argument("--receivers", choices=RECEIVERS, default="storage", help="what receives the weights")
     parser.add_argument(
         "--slots-per-node",
         type=int,
-        help="slots that share memory, by default all of a machine; 1: every slot as on a machine of its own",
+        help="slots that share memory (default: all of a machine); 1: each slot as on its own machine",
     )
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--bucket-mib", type=float, default=64.0)
-    parser.add_argument("--repeats", type=int, default=5, help="sessions measured; medians are reported")
-    parser.add_argument("--warm-up", type=int, default=2, help="sessions before, at least 1")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--deadline", type=float, default=300.0, help="seconds of any single wait")
+    parser.add_argument("--repeats", type=int, default=5, help="measured sessions; medians are reported")
+    parser.add_argument("--warm-up", type=int, default=2, help="sessions before measuring, at least 1")
+    parser.add_argument("--threads", type=int, default=1, help="threads per process")
+    parser.add_argument("--deadline", type=float, default=300.0, help="longest single wait in seconds")
     parser.add_argument(
-        "--memory-gib", type=float, default=12.0, help="most this node may need; refused above"
+        "--memory-gib", type=float, default=12.0, help="memory that this node may need; more is refused"
     )
     parser.add_argument(
-        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare every byte, untimed"
+        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare every byte, not timed"
     )
     return parser
 
 
 def transport(slots: int, slots_per_node: int) -> str:
-    """How bytes of other slots come.
+    """Return how bytes of other slots arrive.
 
     >>> transport(4, 1), transport(1, 1)
     ('gloo', 'memory of the node')
@@ -157,14 +163,16 @@ def transport(slots: int, slots_per_node: int) -> str:
 
 
 def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
-    """(trainer, engines) over the same ranks; ConfigError where the world does not divide."""
+    """Return (trainer, engines) layouts over the same ranks; raise ConfigError if they do not divide the
+    world."""
     try:
         tp, pp, ep = (int(part) for part in options.train.split(","))
     except ValueError as error:
-        raise ConfigError(f"--train {options.train!r} must be tp,pp,ep, three numbers") from error
+        raise ConfigError(f"--train {options.train!r} must be tp,pp,ep: three numbers") from error
     if world % (tp * pp) or world % options.rollout:
         raise ConfigError(
-            f"{world} ranks: --train tp x pp = {tp} x {pp} and --rollout {options.rollout} must both divide them"
+            f"--train tp x pp = {tp} x {pp} and --rollout {options.rollout} must both divide the {world} "
+            "ranks"
         )
     return (
         Layout(tp=tp, pp=pp, ep=ep, dp=world // (tp * pp)),
@@ -175,7 +183,7 @@ def layouts(options: argparse.Namespace, world: int) -> tuple[Layout, Layout]:
 def receiver_manifests(
     options: argparse.Namespace, hf: dict[str, Any], rollout: Layout
 ) -> list[RankManifest]:
-    """Of every engine rank, without an engine."""
+    """Build every engine rank's manifest, without an engine."""
     return quantised.manifests(engine_manifests.engine_rank_manifests(hf, rollout), options.quantize)
 
 
@@ -186,8 +194,9 @@ def require_memory(
     manifests: list[RankManifest],
     bucket_bytes: int,
 ) -> None:
-    """ConfigError before anything large is made: per slot, both sides' weights (engines: and the plain
-    copy's), the buckets of one mode, and the processes."""
+    """Raise ConfigError, before large allocations, if the node needs more than --memory-gib.
+
+    Per slot: both sides' weights (engines: also the plain copy's), one mode's buckets, and the processes."""
     engines = options.receivers == "vllm"
     rollout_bytes = max(m.num_bytes for m in manifests) * (2 if engines else 1)
     train_bytes = max(m.num_bytes for m in trainer_manifests.trainer_rank_manifests(hf, train))
@@ -196,7 +205,7 @@ def require_memory(
     needed = slots * (rollout_bytes + train_bytes + 8 * bucket_bytes + processes)
     if needed > options.memory_gib * _GIB:
         raise ConfigError(
-            f"{options.model} at scale {options.scale} needs about {needed / _GIB:.1f} GiB on this node, "
+            f"{options.model} at scale {options.scale} needs about {needed / _GIB:.1f} GiB on this node, but "
             f"--memory-gib is {options.memory_gib}; lower --scale"
         )
 

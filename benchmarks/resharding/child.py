@@ -1,5 +1,4 @@
-"""An object that lives in a process of its own, as an engine's worker does: calls go to it over a pipe,
-errors come back."""
+"""An object in its own process, like an engine's worker: calls go over a pipe, errors come back."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from mrl.errors import WeightSyncError
 
 
 class Child:
-    """`start` and `result`, or both by `call`. The process ends with `close`, or when its parent is gone."""
+    """A process with an object; `call` is `start` and `result`. It ends with `close` or its parent."""
 
     def __init__(self, factory: Callable[..., Any], *arguments: Any, seconds: float) -> None:
-        """`factory(*arguments)` makes the object there; `seconds` is the deadline of every call."""
+        """`factory(*arguments)` makes the object in the process; `seconds` is the deadline of every call."""
         context = multiprocessing.get_context("spawn")
         self._seconds = seconds
         self._pipe, theirs = context.Pipe()
@@ -38,7 +37,7 @@ class Child:
         self._pipe.send((method, arguments))
 
     def result(self) -> Any:
-        """What the started call returned; WeightSyncError with its traceback when it raised, ended or is
+        """Return the started call's result; raise WeightSyncError if it raised (its traceback), ended or is
         late."""
         try:
             if not self._pipe.poll(self._seconds):
@@ -55,7 +54,7 @@ class Child:
         return self.result()
 
     def close(self) -> None:
-        """Asks it to end, and sees to it."""
+        """Ask the process to end; kill it after 20 s."""
         self._pipe.close()
         self._process.join(20)
         if self._process.is_alive():

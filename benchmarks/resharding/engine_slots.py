@@ -1,5 +1,4 @@
-"""The generation side of one engine's slots: a real vLLM engine, its workers and their own loaders and
-processing."""
+"""The generation side of one engine's slots: a real vLLM engine with its workers, loaders and processing."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ _LENGTH = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineKind:
-    """What every engine is started as."""
+    """Settings of every engine."""
 
     tp: int
     quantization: Literal["none", "fp8_block"] = "none"
 
 
 class EngineSlots:
-    """An engine of `kind.tp` workers with dummy weights; same calls as `StorageSlot`, answers by worker."""
+    """An engine of `kind.tp` workers with dummy weights; same calls as `StorageSlot`, results by worker."""
 
     def __init__(
         self, hf_config: dict[str, Any], kind: EngineKind, engine_index: int, deadline_seconds: float
@@ -66,15 +65,15 @@ class EngineSlots:
         return self._engine.receive(session)
 
     def answers(self) -> list[list[float]]:
-        """Log-probs of a few greedy continuations: what the processed weights compute."""
+        """Return log-probs of a few greedy continuations, computed with the processed weights."""
         prompts = np.random.default_rng(0).integers(2, self._vocab, (4, 8)).astype(np.int32)
-        asked = [
+        requests = [
             GenerationRequest(f"{i}.0", prompt, i, 8, greedy=True, ignore_stop=True)
             for i, prompt in enumerate(prompts)
         ]
         return [
             completion.logprobs.tolist()
-            for completion in self._engine.generate(asked, deadline=time.monotonic() + 120)
+            for completion in self._engine.generate(requests, deadline=time.monotonic() + 120)
         ]
 
     def release(self) -> None:

@@ -1,9 +1,10 @@
-"""The weight sync's benchmark on two pretended machines of this one, with a link of a given rate between them.
+"""Run the weight sync benchmark on two simulated machines with a link of a given rate between them.
 
-    python -m benchmarks.resharding.limited_link --gbit 10 --slots 2 -- --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
+    python -m benchmarks.resharding.limited_link --gbit 10 --slots 2 -- \\
+        --model qwen3-30b-a3b --scale 0.1 --train 2,1,4 --rollout 2
 
-Each machine is a network namespace with half of the slots; `tc` limits both ends of the pair of interfaces that joins
-them (a token bucket: nothing is lost, nothing delayed beyond the rate). What follows `--` goes to
+Each machine is a network namespace with half of the slots. `tc` limits both ends of their pair of interfaces
+(a token bucket: nothing is lost, nothing delayed beyond the rate). Arguments after `--` go to
 `benchmarks.resharding`. Needs root, iproute2, and a kernel with veth and sch_tbf.
 """
 
@@ -28,22 +29,22 @@ INTERFACE = "mrl-link"
 PORT = 29517
 LOCK = Path(tempfile.gettempdir()) / "mrl-link.lock"
 _TICKS = 250
-"""A second of the slowest kernels' clocks: a bucket holds what passes in one of them."""
+"""Ticks per second of the slowest kernel clocks: a token bucket contains what passes in one tick."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The benchmark's own exit status; ConfigError where the link cannot be made."""
+    """Return the benchmark's exit status; raise ConfigError if the link cannot be made."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    own, bench = (
+    own_words, bench = (
         (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     )
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gbit", type=float, default=10.0, help="rate of the link in Gbit/s, each way")
-    parser.add_argument("--slots", type=int, default=2, help="of each machine")
-    parser.add_argument("--seconds", type=float, default=1800.0, help="deadline of the whole")
-    options = parser.parse_args(own)
+    parser.add_argument("--slots", type=int, default=2, help="slots per machine")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="deadline of the whole run in seconds")
+    options = parser.parse_args(own_words)
     with link(options.gbit):
         ranks = [_start(node, options.slots, bench) for node in range(len(NAMES))]
         try:
@@ -55,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def link(gbit: float) -> Iterator[None]:
-    """Two namespaces joined by a pair of interfaces; both are gone at the end, whatever was left in them. Another process'
-    link is waited for."""
+    """Join two namespaces by a pair of interfaces, and remove both at the end, whatever is left in them.
+
+    Waits for another process's link."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         raise ConfigError(f"{' and '.join(missing)} not found: install iproute2")
     with os.fdopen(os.open(LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)) as lock:
@@ -78,14 +80,14 @@ def _make(gbit: float) -> None:
         _ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
         for interface in ("lo", INTERFACE):
             _ip("-n", name, "link", "set", interface, "up")
-        _ip("-n", name, "route", "add", "default", "dev", INTERFACE)  # by it a program finds its own address
+        _ip("-n", name, "route", "add", "default", "dev", INTERFACE)  # programs find their address by it
         burst = max(int(gbit * 1e9 / 8 / _TICKS), 128 << 10)
         limit = f"tbf rate {gbit}gbit burst {burst} latency 50ms"
         _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", *limit.split())
 
 
 def _start(node: int, slots: int, bench: Sequence[str]) -> subprocess.Popen[bytes]:
-    """torchrun of one machine."""
+    """Start torchrun of one machine."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(NAMES))]
     torchrun += ["--node-rank", str(node), "--nproc-per-node", str(slots)]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]

@@ -1,8 +1,7 @@
-"""Made-up checkpoint bytes: those of any box of any tensor follow from its name's place, its position and the
-version alone.
+"""Made-up checkpoint bytes: any box follows from its tensor's index, its position and the version alone.
 
-So every rank fills its own memory and checks what it received without anyone holding the whole checkpoint.
-Finite numbers only: a loader may compute with them.
+So every rank fills its memory and checks what it received, and nobody holds the whole checkpoint. All numbers
+are finite: a loader may compute with them.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from mrl.resharding.transfer.copies import DTYPES
 from mrl.resharding.transfer.fp8 import quantised
 
 _PERIOD = 1_000_003
-"""Units of two bytes after which the bytes repeat; a prime, so that no row width divides it."""
+"""Units of two bytes after which the bytes repeat; prime, so that no row width divides it."""
 _TENSOR_STEP, _VERSION_STEP = 7_919, 104_729
-"""Units between the beginnings of neighbouring tensors and versions; below the period no two tensors begin
-alike."""
+"""Units between the starts of neighbouring tensors and versions; within a period no two start alike."""
 
 
 class MadeUp:
-    """One version's bytes."""
+    """Bytes of one version."""
 
     def __init__(self, checkpoint: Sequence[CheckpointTensor], *, version: int) -> None:
         rng = np.random.default_rng(20)
-        # bfloat16 between 2^-12 and 2^-4 of either sign; as halves of a float32 finite too.
+        # bfloat16 between 2^-12 and 2^-4 of either sign; two of them are also a finite float32.
         self._units = rng.integers(0x3980, 0x3D80, _PERIOD, dtype=np.uint16)
         self._units |= rng.integers(0, 2, _PERIOD, dtype=np.uint16) << 15
         self._shapes = {t.name: t.shape for t in checkpoint}
@@ -40,7 +38,7 @@ class MadeUp:
         }
 
     def box(self, name: str, start: Sequence[int], shape: Sequence[int], dtype: str) -> torch.Tensor:
-        """A box of a vector or a matrix, as a tensor of `dtype` (two or four bytes) and `shape`."""
+        """Return a box of a vector or matrix as a tensor of `dtype` (two or four bytes) and `shape`."""
         units = DTYPE_BYTES[dtype] // 2
         row = math.prod(self._shapes[name][1:])
         first, rows = start[0], shape[0]
@@ -51,12 +49,12 @@ class MadeUp:
         return tensor.view(rows, row)[:, start[1] : start[1] + shape[1]]
 
     def fill(self, local: LocalTensor, flat: torch.Tensor) -> None:
-        """Writes every piece of a local tensor; padding is left as it is."""
+        """Write every piece of a local tensor; leave padding unchanged."""
         for view, box in self._pieces(local, flat):
             view.copy_(box)
 
     def first_difference(self, local: LocalTensor, flat: torch.Tensor) -> str | None:
-        """What differs in a local tensor, byte for byte, or None."""
+        """Return the first difference in a local tensor, byte for byte, or None."""
         for piece, (view, box) in zip(local.pieces, self._pieces(local, flat), strict=True):
             if not torch.equal(_bits(view), _bits(box)):
                 return f"{local.name}: the box of {piece.tensor} at {piece.start} of shape {piece.shape}"
@@ -69,10 +67,10 @@ class MadeUp:
             view = whole[piece.local_start[:extra]]
             for dim, (at, size) in enumerate(zip(piece.local_start[extra:], piece.shape, strict=True)):
                 view = view.narrow(dim, at, size)
-            yield view, self._wanted(piece, local.dtype)
+            yield view, self._expected(piece, local.dtype)
 
-    def _wanted(self, piece: Piece, dtype: str) -> torch.Tensor:
-        """What a piece should hold; quantised from bfloat16 where its parameter is."""
+    def _expected(self, piece: Piece, dtype: str) -> torch.Tensor:
+        """Return a piece's expected values, quantised from bfloat16 if its parameter is quantised."""
         if dtype == VALUES:
             return quantised(self.box(piece.tensor, piece.start, piece.shape, "bfloat16"), VALUES, BLOCK)
         base = piece.tensor.removesuffix(SCALES)
@@ -82,13 +80,13 @@ class MadeUp:
         return quantised(self.box(base, start, shape, "bfloat16"), "float32", BLOCK)
 
     def _run(self, start: int, count: int) -> np.ndarray:
-        """[count] units from any start of the endless repetition."""
+        """Return [count] units from any start of the endless repetition."""
         result = np.empty(count, np.uint16)
         at = 0
         while at < count:
-            here = (start + at) % _PERIOD
-            size = min(_PERIOD - here, count - at)
-            result[at : at + size] = self._units[here : here + size]
+            position = (start + at) % _PERIOD
+            size = min(_PERIOD - position, count - at)
+            result[at : at + size] = self._units[position : position + size]
             at += size
         return result
 

@@ -1,5 +1,4 @@
-"""What is measured and in which order: plain copies, then every mode with every kind of verification; medians
-over ranks and repeats."""
+"""Measurements in order: plain copies, then every mode and verification; medians over ranks and repeats."""
 
 from __future__ import annotations
 
@@ -26,8 +25,9 @@ def measure(
     warm_up: int,
     check: bool,
 ) -> dict[str, Any]:
-    """The same report on every rank. The plan by boxes comes first: memory that an allocator kept from whole tensors would
-    hide what it needs."""
+    """Measure all modes and verifications; return the same report on every rank.
+
+    The plan by boxes comes first: memory that an allocator kept from whole tensors would hide its needs."""
     needed = sum(m.num_bytes for m in rank.manifests)
     plain = [_plain_copy(rank) for _ in range(warm_up + repeats)][warm_up:]
     runs = []
@@ -70,7 +70,7 @@ def _measure_one(
         difference = rank.difference(weight_sync, 1 + KINDS.index(verify)) if check else None
         moved = lanes(weight_sync)
     seconds = {name: statistics.median(session[name] for session in every) for name in every[0]}
-    found = [d for d in gathered(difference) if d]
+    differences = [d for d in gathered(difference) if d]
     return {
         "plan_seconds": max(gathered(plan_seconds)),
         "first_session_seconds": max(gathered(first)),
@@ -83,8 +83,8 @@ def _measure_one(
             "private_first_session": max(gathered(first_private)),
             "total": 2 * bucket_bytes + max(gathered(private)),
         },
-        "check": (rank.right if not found else found[0]) if check else "not asked for",
-        "check_passed": not found if check else None,
+        "check": (rank.right if not differences else differences[0]) if check else "not asked for",
+        "check_passed": not differences if check else None,
     }
 
 
@@ -93,14 +93,14 @@ def _plain_copy(rank: Rank) -> float:
 
 
 def _over_ranks(session: dict[str, float]) -> dict[str, float]:
-    """The slowest rank's total and moving, the ranks' mean of every phase."""
-    every = gathered(session)
-    slowest = {name: max(s[name] for s in every) for name in ("total", "moving")}
-    return {name: statistics.mean(s[name] for s in every) for name in session} | slowest
+    """Return the slowest rank's total and moving, and the ranks' mean of every phase."""
+    sessions = gathered(session)
+    slowest = {name: max(s[name] for s in sessions) for name in ("total", "moving")}
+    return {name: statistics.mean(s[name] for s in sessions) for name in session} | slowest
 
 
 def lanes(weight_sync: PlannedSync) -> dict[str, float]:
-    """Bytes over all slots, by the way they go into the slots that need them."""
+    """Return bytes over all slots, by how they reach the slots that need them."""
     summary = weight_sync.plan.summary()
     crossing = summary["bytes_intra_node"] + summary["bytes_inter_node"]
     bound = summary["lower_bound_cross_slot_bytes"]
@@ -126,7 +126,7 @@ def _largest_module(manifest: RankManifest) -> int:
 
 
 def _speedups(runs: list[dict[str, Any]]) -> dict[str, float] | None:
-    """How many times faster the plan moves by boxes than by whole tensors, where both were measured."""
+    """Return how many times faster boxes move than whole tensors; None unless both were measured."""
     moving = {(run["mode"], run["verify"]): run["seconds"]["moving"] for run in runs}
     if len({run["mode"] for run in runs}) < 2:
         return None

@@ -1,5 +1,4 @@
-"""The models the benchmark knows: published configurations, with fewer layers, experts and vocabulary rows by
-`--scale`."""
+"""The benchmark's models: published configurations, shrunk in layers, experts and vocabulary by `--scale`."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ FOLDERS = {
     "deepseek-v3": "DeepSeek-V3",
 }
 TINY: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 512, "hidden_size": 64,
-    "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "tie_word_embeddings": False, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-    "mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 512,
+    "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False, "num_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [],
+    "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "rope_theta": 1e4, "max_position_embeddings": 256, "attention_bias": False, "attention_dropout": 0.0,
     "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
@@ -28,8 +28,10 @@ _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def config_of(name: str, *, scale: float, train: Layout) -> dict[str, Any]:
-    """A model's HF config with `scale` (0 to 1) of its layers, experts and vocabulary rows, rounded up to
-    what the layout divides: bytes shrink by about the square. Widths stay. `tiny` knows no scale."""
+    """Return a model's HF config with a `scale` (0 to 1) of its layers, experts and vocabulary rows.
+
+    They are rounded up to what the layout divides; bytes shrink by about the square. Widths stay. `tiny` is
+    not scaled."""
     if not 0 < scale <= 1:
         raise ConfigError(f"--scale {scale} must be above 0 and at most 1")
     if name == "tiny":
@@ -54,5 +56,5 @@ def config_of(name: str, *, scale: float, train: Layout) -> dict[str, Any]:
 
 
 def _share(value: int, scale: float, multiple: int) -> int:
-    """scale x value, rounded up to a multiple, at most the multiple at or above the value."""
+    """Return scale x value, at least 1, rounded up to a multiple."""
     return -(-max(1, round(value * scale)) // multiple) * multiple

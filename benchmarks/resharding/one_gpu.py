@@ -1,15 +1,16 @@
-"""python -m benchmarks.resharding.one_gpu: two processes on one GPU over CUDA IPC, the planned weight sync
-against three other ways.
+"""Compare the weight sync of two processes on one GPU (CUDA IPC) with three other ways.
 
-Needs torch, numpy, pyzmq, pydantic, xxhash and psutil, nothing else; `--device cpu` runs the same
-steps over shared memory.
+    python -m benchmarks.resharding.one_gpu
 
-- weight sync: `PlannedSync` into a real receiver; on one slot every byte takes the local lane, out of leased memory
-- proved: the same with a proof, which digests every byte once at either end
-- handle per tensor: every checkpoint tensor exported, opened, loaded and dropped by itself, at every sync
-- single buffer: one straight copy of as many bytes out of the leased buffers, nothing put in its place
-- digest: of one run of bytes, inside one process
-- device copy: inside one process, the speed the others are measured against
+Needs only torch, numpy, pyzmq, pydantic, xxhash and psutil; `--device cpu` runs the same steps over shared
+memory.
+
+- weight sync: `PlannedSync` into a real receiver; on one slot all bytes come from leased memory
+- proved: the same with a proof, which digests every byte once at both ends
+- handle per tensor: every checkpoint tensor is exported, opened, loaded and dropped by itself, at every sync
+- single buffer: one straight copy of as many bytes from the leased buffers, into no particular place
+- digest: of one run of bytes, in one process
+- device copy: in one process; its speed is the reference of the others
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from mrl.resharding.wire.device_digest import weighted_sum
 
 GB = 1e9
 TARGET = 0.7
-"""Of a device copy's speed, for the copies of a weight sync."""
+"""Share of a device copy's speed that a weight sync's copies must reach."""
 _DEADLINE_SECONDS = 300.0
 _ROWS = (
     ("device_copy_seconds", "device copy"),
@@ -61,7 +62,7 @@ _ROWS = (
 
 
 class WholeCheckpoint:
-    """Every checkpoint tensor in memory of its own, as a trainer that gathered them one by one has it."""
+    """Every checkpoint tensor in its own memory, as in a trainer that gathered them one by one."""
 
     def __init__(self, checkpoint: list[CheckpointTensor], device: torch.device, *, version: int) -> None:
         made, self._segments = MadeUp(checkpoint, version=version), []
@@ -72,7 +73,7 @@ class WholeCheckpoint:
             self._segments.append(segment)
 
     def describe(self) -> list[dict[str, Any]]:
-        """One fresh handle each; to be opened once."""
+        """Return one fresh handle per tensor, to be opened once."""
         return describe(self._segments)
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class WholeCheckpoint:
 def measure(
     model: str, *, scale: float, device: torch.device, bucket_bytes: int, repeats: int
 ) -> dict[str, Any]:
-    """All figures, by name; seconds are medians over `repeats` after one warm-up each."""
+    """Return all figures by name; seconds are medians over `repeats`, after one warm-up each."""
     hf = models.config_of(model, scale=scale, train=Layout())
     trainer = BenchTrainer(hf, Layout(), 0, device=device)
     trainer.fill(1)
@@ -106,7 +107,7 @@ def measure(
     slot.close()
     trainer.close()
     wrong = [difference for difference in differences if difference]
-    wrong += [] if same_digest else ["the digest of a run is not what the same formula gives on the CPU"]
+    wrong += [] if same_digest else ["the digest of a run differs from the same formula's on the CPU"]
     return {
         "model": model, "scale": scale, "device": name_of(device), "torch": torch.__version__,
         "weights_bytes": manifest[0].num_bytes, "tensors": len(trainer.checkpoint), **figures,
@@ -116,12 +117,12 @@ def measure(
 
 
 class _Sync:
-    """Sessions of the planned weight sync from version to version."""
+    """Sessions of the weight sync from version to version."""
 
     def __init__(
         self, trainer: BenchTrainer, slot: Child, manifest: list[RankManifest], bucket_bytes: int
     ) -> None:
-        # Nothing crosses slots, so nothing is digested but in sessions that are proved.
+        # Nothing crosses slots, so only sessions with a proof digest anything.
         sync = SyncSection(bucket_bytes=bucket_bytes, deadline_seconds=_DEADLINE_SECONDS)
         self._trainer, self._slot, self._version = trainer, slot, -1
         self._weight_sync = PlannedSync(
@@ -129,8 +130,8 @@ class _Sync:
         )
 
     def measure(self, repeats: int) -> dict[str, float]:
-        """Medians over `repeats` after one session of each kind: of whole sessions without and with a proof,
-        and of what in them copied and digested."""
+        """Return medians over `repeats`, after one session of each kind: of whole sessions without and with a
+        proof, and of their copies and digests."""
         plain = [self._session(full=False) for _ in range(repeats + 1)][1:]
         proved = [self._session(full=True) for _ in range(repeats + 1)][1:]
         return {
@@ -151,7 +152,7 @@ class _Sync:
         return stats | {"whole_seconds": whole}
 
     def close(self) -> list[str | None]:
-        """What is not as it was sent; None where all is."""
+        """Sync once more; return the first difference from the sent bytes, or None, in a list."""
         self._slot.call("poison")
         self._session(full=False)
         differences = self._slot.call("differences", self._trainer.checkpoint, 1)
@@ -161,7 +162,7 @@ class _Sync:
 
 
 def _timed(action: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of the whole call, as the trainer sees it."""
+    """Return the median seconds of the whole call, as the trainer sees it."""
     seconds = []
     for _ in range(repeats + 1):
         started = time.monotonic()
@@ -171,7 +172,7 @@ def _timed(action: Callable[[], Any], repeats: int) -> float:
 
 
 def _in_one_process(device: torch.device, num_bytes: int, repeats: int) -> tuple[dict[str, float], bool]:
-    """(seconds for 10^9 bytes of a copy and of a digest, whether the digest is the one that a CPU computes)."""
+    """Return (seconds per 10^9 bytes of a copy and of a digest, True if the digest equals the CPU's)."""
     source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
 
@@ -188,13 +189,13 @@ def _in_one_process(device: torch.device, num_bytes: int, repeats: int) -> tuple
 
 
 def _share(figures: dict[str, float], name: str, num_bytes: int) -> float:
-    """The speed of moving `num_bytes` in the seconds of that name, as a share of a device copy's; each byte
+    """Return the speed of moving `num_bytes` in the named seconds, as a share of a device copy's; each byte
     counts once."""
     return figures["device_copy_seconds_per_gb"] * num_bytes / GB / figures[name]
 
 
 def table(report: dict[str, Any]) -> str:
-    """The figures as one table, with the target and whether it was met."""
+    """Return the figures as one table, with the target and its verdict."""
     size, share = report["weights_bytes"], report["local_lane_over_device_copy"]
     seconds = {name: report[name] for name, _ in _ROWS if name in report}
     for name in ("device_copy", "digest"):
@@ -223,7 +224,7 @@ def name_of(device: torch.device) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0; 1 when bytes are wrong."""
+    """Run the benchmark; return 0, or 1 if bytes are incorrect."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.resharding.one_gpu", description=(__doc__ or "").partition("\n")[0]
     )

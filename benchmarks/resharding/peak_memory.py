@@ -1,4 +1,4 @@
-"""The most private memory a slot's processes held at one time during a session, above what they held before."""
+"""Peak private memory of a slot's processes during a session, above what they held before it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PAGE = 4096
 
 
 class PeakMemory:
-    """A context. Private pages only: shared buffers have a known size and one owner, leased memory is the
-    trainer's."""
+    """Context that measures private pages: shared buffers have a known size and one owner, leased memory is
+    the trainer's."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -49,5 +49,5 @@ class PeakMemory:
 
 
 def family(root: int) -> list[int]:
-    """The pids of a process and of all its descendants."""
+    """Return the pids of a process and all its descendants."""
     return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]

@@ -1,4 +1,4 @@
-"""The benchmark's figures for people. The JSON file has all of them and more."""
+"""Print the benchmark's figures. The JSON file has all of them and more."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ PHASES = (
 def show(report: dict[str, Any]) -> None:
     console = Console(width=150, highlight=False)
     console.print(
-        f"{report['model']} scale {report['scale']}: {report['weights_bytes'] / GB:.3f} GB of weights, train {report['train']}, "
-        f"rollout {report['rollout']} ({report['quantize']}), {report['slots']} slots, buckets {report['bucket_bytes'] / MIB:.0f} MiB, "
-        f"{report['threads']} thread(s) a process, load {report['loadavg']}\nreceivers: {report['receivers']}; "
+        f"{report['model']} scale {report['scale']}: {report['weights_bytes'] / GB:.3f} GB of weights, "
+        f"train {report['train']}, rollout {report['rollout']} ({report['quantize']}), {report['slots']} "
+        f"slots, buckets {report['bucket_bytes'] / MIB:.0f} MiB, {report['threads']} thread(s) per process, "
+        f"load {report['loadavg']}\nreceivers: {report['receivers']}; "
         f"between slots, both modes: {report['transport']}"
     )
     plain = report["plain_copy"]
@@ -44,7 +45,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def _times(report: dict[str, Any]) -> Table:
-    table = Table(title="seconds: median session, slowest rank; phases: mean of the ranks, they overlap")
+    table = Table(title="seconds: median session, slowest rank; phases: mean of the ranks, overlapping")
     phases = (name.replace("_", " ") for name in PHASES)
     columns = ("mode", "verify", "moving", "GB/s", "x plain", *phases, "plan once")
     for name in columns:
@@ -67,7 +68,8 @@ def _times(report: dict[str, Any]) -> Table:
 def _memory(report: dict[str, Any]) -> Table:
     limit = 2 * report["bucket_bytes"] + report["largest_module_bytes"]
     table = Table(
-        title=f"bytes over all slots; peak memory of one slot (two buckets and the largest module: {limit / MIB:.0f} MiB)"
+        title="bytes over all slots; peak memory of one slot "
+        f"(two buckets and the largest module: {limit / MIB:.0f} MiB)"
     )
     for name in (
         "mode",

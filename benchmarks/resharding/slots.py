@@ -1,4 +1,4 @@
-"""The generation side of a slot, in a process of its own: the weight sync's real receiver over a storage."""
+"""The generation side of a slot, in its own process: the weight sync's real receiver over a storage."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from mrl.resharding.wire import memory
 
 
 class StorageSlot:
-    """One engine rank, called by the trainer rank of its slot (`Child`). Lists have one answer per engine
-    rank."""
+    """One engine rank, called by its slot's trainer rank (`Child`); lists have one entry per engine rank."""
 
     def __init__(self, manifest: RankManifest, deadline_seconds: float, device: torch.device) -> None:
         self._storage = Storage(manifest, device)
@@ -31,12 +30,12 @@ class StorageSlot:
         return [self._receiver.address]
 
     def receive(self, session: Session) -> list[dict[str, float]]:
-        """Takes one session; the receiver's seconds."""
+        """Take one session; return the receiver's seconds."""
         return [self._receiver.receive(session, Windows(self._storage))]
 
     def copy_plainly(self, lease: list[dict[str, Any]]) -> float:
-        """Seconds to write every parameter once by straight copies out of leased memory, which stays mapped as a
-        receiver's does."""
+        """Write every parameter once by straight copies from leased memory, which stays mapped as for a
+        receiver; return seconds."""
         self._copied = renewed(self._copied, lease)
         memory.synchronize(self._storage.device)
         started = time.monotonic()
@@ -45,7 +44,7 @@ class StorageSlot:
         return time.monotonic() - started
 
     def load_handles(self, checkpoint: list[CheckpointTensor], handles: list[dict[str, Any]]) -> None:
-        """Loads whole checkpoint tensors, each out of a handle of its own."""
+        """Load whole checkpoint tensors, each from its own handle."""
         leased = Lease(handles)
         for tensor, data in zip(checkpoint, leased.buffers, strict=True):
             self._storage.load(tensor.name, data.view(DTYPES[tensor.dtype]).view(tensor.shape))
@@ -54,12 +53,12 @@ class StorageSlot:
         leased.close()
 
     def poison(self) -> list[None]:
-        """What is not written from now on shows."""
+        """Poison the storage: parameters that nothing writes afterwards become visible."""
         self._storage.poison()
         return [None]
 
     def differences(self, checkpoint: list[CheckpointTensor], version: int) -> list[str | None]:
-        """What is not that version's, byte for byte; None when all is."""
+        """Return the first difference from that version's bytes, or None."""
         return [self._storage.first_difference(MadeUp(checkpoint, version=version))]
 
     def release(self) -> None:

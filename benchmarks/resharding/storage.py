@@ -1,7 +1,7 @@
-"""An engine rank's parameters without an engine: the engine's loader layout, filled by a consumer of windows.
+"""An engine rank's parameters without an engine: its loader layout, filled by a consumer of windows.
 
-Stands for engine modules whose loader storage is kernel storage: nothing is processed, everything is written
-in place.
+Stands for modules whose loader storage is kernel storage: everything is written in place, nothing is
+processed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POISON = 0xFF
 
 
 class Storage:
-    """One rank's parameters."""
+    """Parameters of one rank."""
 
     def __init__(self, manifest: RankManifest, device: torch.device) -> None:
         self.manifest, self.device = manifest, device
@@ -51,13 +51,12 @@ class Storage:
             flat.view(torch.uint8).fill_(_POISON)
 
     def first_difference(self, made: MadeUp) -> str | None:
-        """What is not the made-up checkpoint's, or None."""
-        found = (made.first_difference(t, self.flat[t.name]) for t in self.manifest.tensors)
-        return next((difference for difference in found if difference), None)
+        """Return the first difference from the made-up checkpoint, or None."""
+        differences = (made.first_difference(t, self.flat[t.name]) for t in self.manifest.tensors)
+        return next((difference for difference in differences if difference), None)
 
     def load(self, name: str, full: torch.Tensor) -> None:
-        """Copies this rank's boxes out of a whole checkpoint tensor, as an engine's loaders do; quantised
-        where they are."""
+        """Copy this rank's boxes from a whole checkpoint tensor, quantising like an engine's loaders."""
         for part, tensor in whole_tensors([(name, full)], self._block):
             self._load(part, tensor)
 
@@ -72,7 +71,7 @@ class Storage:
             target.copy_(source)
 
     def copy_plainly(self, sources: Sequence[torch.Tensor]) -> None:
-        """Writes every parameter once, by straight copies from `sources` (flat uint8), read round and round."""
+        """Write every parameter once by straight copies from `sources` (flat uint8), read in a cycle."""
         number, at = 0, 0
         for flat in self.flat.values():
             target, done = flat.view(torch.uint8), 0
@@ -85,7 +84,7 @@ class Storage:
 
 
 class Windows:
-    """Fills a storage as a session's windows say (`receiver.Consumer`)."""
+    """Fills a storage by a session's windows (`receiver.Consumer`)."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -102,7 +101,7 @@ class Windows:
         self._flat = [self._room(target) for target in tables.targets]
 
     def _room(self, target: Target) -> torch.Tensor:
-        """Where a target is written: its parameter, or memory of its own for a tensor that comes whole."""
+        """Return where a target is written: its parameter, or new memory for a tensor that comes whole."""
         if whole_tensor_of(target.name) is None:
             return self._storage.flat[target.name]
         return torch.empty(math.prod(target.shape), dtype=DTYPES[target.dtype], device=self._storage.device)
@@ -121,11 +120,11 @@ class Windows:
                 self._load(whole, flat.view(target.shape))
 
     def _read(self, table: CopyTable, sources: Sequence[torch.Tensor]) -> None:
-        """What lies in leased memory."""
+        """Run the copies from leased memory."""
         run_copies(table, sources, self._flat)
 
     def _load(self, name: str, tensor: torch.Tensor) -> None:
-        """A tensor that came whole."""
+        """Load a tensor that came whole."""
         self._storage.load(name, tensor)
 
     def finish(self) -> None:

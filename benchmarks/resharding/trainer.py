@@ -1,8 +1,7 @@
-"""A trainer rank without a Megatron model: its parameters' storage layout in shareable memory, filled with
-made-up bytes.
+"""A trainer rank without a Megatron model: its storage layout in shareable memory, filled with made-up bytes.
 
-Has what `planned_sync.SyncedTrainer` reads. Manifests come from the layout; a test elsewhere holds them equal
-to live models'.
+Has what `planned_sync.SyncedTrainer` requires. Manifests come from the layout; a test elsewhere compares them
+with live models'.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _ALIGN = 128
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """As Megatron names it."""
+    """A parameter buffer with Megatron's name."""
 
     param_data: torch.Tensor
 
 
 class SharedParameters:
-    """Two buffers as Megatron has them, dense parameters and experts (`planned_sync.Memory`)."""
+    """Two buffers as in Megatron: dense parameters and experts (`planned_sync.Memory`)."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
         self._segments = [memory.allocate(max(size, _ALIGN), device) for size in sizes]
@@ -51,7 +50,7 @@ class SharedParameters:
         return [(s.export()["fd"], s.buffer.numel()) for s in self._segments]
 
     def describe(self) -> list[dict[str, Any]]:
-        """For `lease.Lease`, once."""
+        """Describe the buffers for one `lease.Lease`."""
         return describe(self._segments)
 
     def lease(self) -> int:
@@ -68,7 +67,7 @@ class SharedParameters:
 
 
 def describe(segments: Sequence[memory.MemorySegment]) -> list[dict[str, Any]]:
-    """A fresh export of each, for one `lease.Lease`."""
+    """Export each segment anew, for one `lease.Lease`."""
     if segments[0].buffer.device.type == "cuda":
         return describe_device([s.buffer for s in segments])
     return describe_files([(s.export()["fd"], s.buffer.numel()) for s in segments])
@@ -99,14 +98,14 @@ class BenchTrainer:
         return self._located
 
     def loaded_boxes(self) -> ReadBoxes | None:
-        """None: no folder was loaded."""
+        """Return None: no folder was loaded."""
         return None
 
     def fill(self, version: int) -> None:
-        """Writes one version of the made-up checkpoint into every parameter."""
-        made = MadeUp(self.checkpoint, version=version)
+        """Write one version of the made-up checkpoint into every parameter."""
+        checkpoint = MadeUp(self.checkpoint, version=version)
         for tensor, view, _, _ in self._located:
-            made.fill(tensor, view.view(-1))
+            checkpoint.fill(tensor, view.view(-1))
 
     def close(self) -> None:
         self._located = []

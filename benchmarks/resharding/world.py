@@ -1,5 +1,4 @@
-"""One rank of the benchmark: its trainer, its slot's receiver process, and sessions in any mode. Collective
-over all ranks."""
+"""One rank of the benchmark: its trainer, its slot's receiver process, and sessions in any mode."""
 
 from __future__ import annotations
 
@@ -46,8 +45,12 @@ class Rank:
         deadline_seconds: float,
         slots_per_node: int,
     ) -> None:
-        """`manifests`: of every engine rank. `engine`: they are real vLLM workers, else storages in their
-        layout. `slots_per_node`: how many slots are told that they share a node's memory."""
+        """Start the rank.
+
+        Args:
+            manifests: of every engine rank.
+            engine: settings of real vLLM engines; None: storages in their layout.
+            slots_per_node: slots that share a node's memory."""
         self.rank = rank
         self.trainer = BenchTrainer(hf, train, rank, device=CPU)
         self.trainer.fill(0)
@@ -55,7 +58,7 @@ class Rank:
         self._deadline, self._engine = deadline_seconds, engine
         self._topology = Topology.shared(train.world_size, slots_per_node=slots_per_node)
         self.right = "same log-probs after every mode" if engine else "every byte as expected"
-        """What `difference` proves where it finds none."""
+        """What `difference` has proved if it returns None."""
         self._slots_per_child = engine.tp if engine else 1
         self._copier = Child(
             StorageSlot, self.manifests[rank], deadline_seconds, CPU, seconds=2 * deadline_seconds
@@ -63,27 +66,27 @@ class Rank:
         self._slot = self._copier
         if engine:
             self._slot = self._engine_of_slot(hf, engine)
-            own = gathered(self._ask("manifests", self.trainer.checkpoint))
-            self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(own)]
+            traced = gathered(self._ask("manifests", self.trainer.checkpoint))
+            self.manifests = [dataclasses.replace(m, rank=r) for r, m in enumerate(traced)]
         self._addresses = gathered(self._ask("addresses"))
         self._sessions = itertools.count()
         self._answers: dict[int, Any] = {}
         self._full = False
 
     def _engine_of_slot(self, hf: dict[str, Any], kind: EngineKind) -> Child | None:
-        """The engine of `tp` slots lives with the first of them."""
+        """Return the engine on the first of its `tp` slots, None on the others."""
         if self.rank % kind.tp:
             return None
         index = self.rank // kind.tp
         return Child(EngineSlots, hf, kind, index, self._deadline, seconds=2 * self._deadline)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """What this slot's engine rank answers."""
+        """Call this slot's engine rank and return its result."""
         if self._slot is not None:
             self._slot.start(method, *arguments)
-        return self._answer()
+        return self._result()
 
-    def _answer(self) -> Any:
+    def _result(self) -> Any:
         answers = [] if self._slot is None else self._slot.result()
         return [answer for several in gathered(answers) for answer in several][self.rank]
 
@@ -91,9 +94,9 @@ class Rank:
     def weight_sync(
         self, mode: str, *, bucket_bytes: int, verify: Verify
     ) -> Iterator[tuple[PlannedSync, float]]:
-        """(the weight sync as training makes it, seconds to plan it); its buffers are freed at the end.
+        """Yield (the weight sync as in training, seconds to plan it); free its buffers at the end.
 
-        `mode`: planned, or whole, in which every engine rank gets every tensor complete and cuts it itself.
+        `mode`: planned; or whole: every engine rank gets every complete tensor and cuts it itself.
         """
         sync = SyncSection(bucket_bytes=bucket_bytes, verify=verify, deadline_seconds=self._deadline)
         self._full = verify == "full"
@@ -110,7 +113,7 @@ class Rank:
         weight_sync.close()
 
     def run(self, weight_sync: PlannedSync) -> dict[str, float]:
-        """One session from the ranks' common start; this rank's seconds by phase."""
+        """Run one session from the ranks' common start; return this rank's seconds by phase."""
         number = next(self._sessions)
         session = Session(f"{number:032x}", number - 1, number, weight_sync.digest, self._full)
         if self._slot is not None:
@@ -119,31 +122,33 @@ class Rank:
         started, busy = time.monotonic(), self._processor_seconds()
         stats = weight_sync.send(session)
         seconds = time.monotonic() - started
-        phases = _phases(seconds, stats, self._answer())
+        phases = _phases(seconds, stats, self._result())
         return phases | {"processor": self._processor_seconds() - busy}
 
     def _processor_seconds(self) -> float:
-        """Of the main threads of this slot's processes, so far: what a session costs however busy the machine
-        is."""
+        """Return the processor seconds of the main threads of this slot's processes: a session's cost however
+        busy the machine is."""
         pids = [os.getpid(), *([] if self._slot is None else family(self._slot.pid))]
         return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e9
 
     def peak(self, weight_sync: PlannedSync) -> int:
-        """Private bytes that one session needed at most: of the trainer, and of the generation side where it
-        lives here."""
+        """Return the private bytes that one session needed at most, of the trainer and of the generation side
+        if it is here."""
         slot = [] if self._slot is None else family(self._slot.pid)
         with PeakMemory([os.getpid()]) as trainer, PeakMemory(slot) as generation:
             self.run(weight_sync)
         return trainer.extra_bytes + generation.extra_bytes // self._slots_per_child
 
     def copy_plainly(self) -> float:
-        """Seconds of this slot's receiver to copy as many bytes as it needs, all receivers at once."""
+        """Return this slot's seconds to copy as many bytes as it needs, all receivers at once."""
         barrier()
         return self._copier.call("copy_plainly", self.trainer.memory.describe())
 
     def difference(self, weight_sync: PlannedSync, version: int) -> str | None:
-        """Fills the trainer with other bytes, syncs, compares. Storages, poisoned before, byte by byte;
-        engines by the log-probs they answer with, equal to the last bit between all modes."""
+        """Sync other bytes and return a difference, or None.
+
+        Storages, poisoned before, are compared byte by byte; engines by their log-probs, equal to the last
+        bit in all modes."""
         self.trainer.fill(version)
         if not self._engine:
             self._ask("poison")
@@ -152,7 +157,7 @@ class Rank:
             return self._ask("differences", self.trainer.checkpoint, version)
         answers = self._ask("answers")
         known = self._answers.setdefault(version, answers)
-        return None if answers == known else f"answers {answers}, those after the first mode were {known}"
+        return None if answers == known else f"log-probs {answers} differ from the first mode's {known}"
 
     def close(self) -> None:
         for child in {id(c): c for c in (self._slot, self._copier) if c is not None}.values():
@@ -166,18 +171,18 @@ def barrier() -> None:
 
 
 def gathered(value: Any) -> list[Any]:
-    """Every rank's value, in rank order."""
+    """Return every rank's value, in rank order."""
     if not dist.is_initialized():
         return [value]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _phases(seconds: float, stats: dict[str, float], received: dict[str, float]) -> dict[str, float]:
     if set(received) != {"wait", "copy", "load", "process"}:
         raise WeightSyncError(
-            f"the receiver reported other phases than this benchmark knows: {sorted(received)}"
+            f"the receiver reported phases that this benchmark does not know: {sorted(received)}"
         )
     return {
         "total": seconds,

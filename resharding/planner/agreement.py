@@ -1,10 +1,10 @@
-"""What the manifests of a plan must fulfil: trainer and engines have the same checkpoint tensors in the same
-full shapes, engines take all of each, and every element of an engine tensor is written once. Pure.
+"""Requirements on a plan's manifests: trainer and engines have the same checkpoint tensors in the same full
+shapes, engines take all of each, and every element of an engine tensor is written once. Pure.
 
-vLLM's loaders take the rows that their own parameters have room for and leave the rest: an engine with
-narrower experts or fewer heads than the trainer would serve a part of the weights without a word. What
-engines honestly have otherwise is no box of a checkpoint tensor (padding, derived tensors) or another name
-for one (tied layers), save the scales of quantised tensors, which are made of what the trainer holds.
+vLLM's loaders take the rows that their parameters have room for and ignore the rest: an engine with narrower
+experts or fewer heads than the trainer would silently serve a part of the weights. Legitimate differences are
+not boxes of checkpoint tensors (padding, derived tensors), other names for one (tied layers), or scales of
+quantised tensors, which are made from the trainer's tensors.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from mrl.resharding.planner.boxes import Box, cells, contains, full_shape, overl
 from mrl.resharding.planner.manifest import WIRE_DTYPES, RankManifest, Replicas
 
 _NAMED = 20
-"""Most tensors that one error lists."""
+"""Tensors that one error lists at most."""
 _Boxes = dict[str, dict[Box, None]]
-"""The distinct boxes of each checkpoint tensor, in order of first mention."""
+"""Distinct boxes of each checkpoint tensor, in order of first mention."""
 
 
 def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankManifest]) -> None:
-    """Raises WeightSyncError naming every tensor that the trainer ranks together and the engine ranks
-    together do not have in one shape, or that the engine ranks take in part only.
+    """Raise WeightSyncError naming every tensor that trainer and engine ranks have in different shapes, or
+    that engine ranks take only in part.
 
-    Of what an engine takes whole (`unplanned`) the name alone is compared: its loaders see the whole
-    tensor.
+    Of tensors that an engine takes whole (`unplanned`), only names are compared: loaders see the whole.
     """
     held, needed = _boxes(trainers), _boxes(engines)
     whole = {name for manifest in engines for name in manifest.unplanned if not name.endswith(SCALES)}
@@ -52,14 +51,14 @@ def require_agreement(trainers: Sequence[RankManifest], engines: Sequence[RankMa
             if not full[boxes]:
                 wrong.append(f"{name} {theirs}: the engines take only {sorted(boxes)[:4]} (start, shape)")
     if wrong:
-        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        suffix = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise WeightSyncError(
-            f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{more}"
+            f"trainer and engines do not have the same tensors: {'; '.join(sorted(wrong)[:_NAMED])}{suffix}"
         )
 
 
 def as_one_rank(checkpoint: Iterable[CheckpointTensor]) -> RankManifest:
-    """The manifest of a rank that holds a whole checkpoint."""
+    """Return the manifest of a rank that holds a whole checkpoint."""
     tensors = []
     for tensor in checkpoint:
         zero = (0,) * len(tensor.shape)
@@ -83,8 +82,8 @@ def _covers(boxes: Sequence[Box], shape: tuple[int, ...]) -> bool:
 
 
 def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence[int]) -> None:
-    """ConfigError unless the topology has a slot for each manifest, in rank order; WeightSyncError for a
-    dtype no plan moves."""
+    """Raise ConfigError unless each manifest has a slot, in rank order; WeightSyncError for unknown
+    dtypes."""
     if [manifest.rank for manifest in manifests] != list(range(len(manifests))):
         raise ConfigError(
             f"{side} manifests must be in rank order from 0, got {[m.rank for m in manifests][:16]}"
@@ -96,13 +95,14 @@ def require_placed(side: str, manifests: Sequence[RankManifest], slots: Sequence
     for tensor in (t for manifest in manifests for t in manifest.tensors):
         if tensor.dtype not in WIRE_DTYPES:
             raise WeightSyncError(
-                f"{side} tensor {tensor.name} has dtype {tensor.dtype}; plans move {WIRE_DTYPES}"
+                f"{side} tensor {tensor.name} has dtype {tensor.dtype}, but plans move only {WIRE_DTYPES}"
             )
 
 
 def require_written_once(group: Replicas) -> None:
-    """WeightSyncError naming an engine tensor of which an element is in two boxes, or in none though it is
-    not padding at the end of the first dimension (a padded vocabulary)."""
+    """Raise WeightSyncError if an element of an engine tensor is in two boxes or in none.
+
+    Padding at the end of the first dimension (a padded vocabulary) may be in none."""
     for tensor in group.tensors:
         if not tensor.shape:
             continue  # one element, one box
@@ -123,5 +123,6 @@ def require_written_once(group: Replicas) -> None:
         if sum(math.prod(shape) for _, shape in boxes) != math.prod((filled, *tensor.shape[1:])):
             piece = tensor.pieces[0]
             raise WeightSyncError(
-                f"{where}: some of its first {filled} rows are in no box; the trainer's {piece.tensor} gives it {piece.shape}"
+                f"{where}: no box covers some of its first {filled} rows; the trainer's {piece.tensor} gives "
+                f"it {piece.shape}"
             )

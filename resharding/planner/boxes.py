@@ -10,7 +10,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """The common box, or None where nothing is common.
+    """Return the common box, or None if there is none.
 
     >>> intersection(((0, 0), (4, 4)), ((2, 1), (4, 2)))
     ((2, 1), (2, 2))
@@ -26,7 +26,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def full_shape(boxes: Iterable[Box]) -> tuple[int, ...]:
-    """Where the boxes of a tensor end, in each dimension.
+    """Return the ends of a tensor's boxes in each dimension.
 
     >>> full_shape([((0, 0), (2, 4)), ((2, 0), (1, 3))])
     (3, 4)
@@ -36,13 +36,13 @@ def full_shape(boxes: Iterable[Box]) -> tuple[int, ...]:
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Whether every element of `inner` is in `outer`."""
+    """Return True if `outer` contains every element of `inner`."""
     (a, an), (b, bn) = outer, inner
     return all(a[d] <= b[d] and b[d] + bn[d] <= a[d] + an[d] for d in range(len(a)))
 
 
 def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
-    """The box cut into a grid by every face of the cutters, in row-major order.
+    """Cut the box into a grid at every face of the cutters; yield its cells in row-major order.
 
     >>> list(cells(((0,), (4,)), [((2,), (9,))]))
     [((0,), (2,)), ((2,), (2,))]
@@ -60,7 +60,7 @@ def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
 
 
 def overlapping_boxes(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that share an element, or None.
+    """Return two boxes that share an element, or None.
 
     >>> overlapping_boxes([((0, 0), (2, 2)), ((0, 2), (2, 2))]) is None
     True

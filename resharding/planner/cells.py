@@ -1,9 +1,7 @@
-"""The boxes by which a weight sync is proved: cut so that one trainer rank holds each whole and engine ranks
-need each whole. Pure.
+"""The boxes that prove a weight sync: one trainer rank holds each whole, engine ranks need it whole. Pure.
 
-Both ends compute a digest of every cell from their own memory, by their own manifest. A cell is named by its
-checkpoint tensor and its place there, so it does not matter how either end lays it out, in which window its
-bytes travel or from which replica.
+Both ends digest every cell from their own memory, by their own manifest. A cell's name is its checkpoint
+tensor and its place there, so each end's layout, the window and the sending replica do not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from mrl.resharding.planner.transfers import Item, Pattern
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
-    """A box of a checkpoint tensor in the form that engine ranks hold: of scales, in blocks."""
+    """A box of a checkpoint tensor as engine ranks hold it: a box of scales counts blocks."""
 
     tensor: str
     start: tuple[int, ...]
@@ -42,42 +40,41 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnsweredCell:
-    """A cell that a trainer rank computes the digest of: which box of its tensors it reads, and what it makes
-    of it."""
+    """A cell that a trainer rank digests: the box of its tensors to read, and the form to bring it into."""
 
     cell: Cell
     tensor: str
-    """The held checkpoint tensor; of scales, the one they belong to."""
+    """Held checkpoint tensor; for scales, the one they belong to."""
     box: Box
-    """The box, in the held tensor's elements."""
+    """Box in the held tensor's elements."""
     dtype: str
-    """What engine ranks hold."""
+    """Dtype that engine ranks hold."""
     block: int = 0
-    """Edge of the blocks by which the box is quantised first; 0 where it is only cast."""
+    """Edge of the blocks by which the box is quantised first; 0 if it is only cast."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the cells of all tensors of a pattern have in common."""
+    """Common data of the cells of all tensors of a pattern."""
 
     boxes: tuple[Box, ...]
     dtypes: tuple[str, ...]
     blocks: tuple[int, ...]
     candidates: tuple[tuple[int, ...], ...]
-    """By box, the trainer ranks that may answer for it."""
+    """By box: trainer ranks that may answer for it."""
     engine_rank: np.ndarray
-    """By transfer."""
+    """By transfer: engine rank."""
     number: np.ndarray
-    """By transfer, the box."""
+    """By transfer: box."""
 
     def needed(self, engine_rank: int) -> list[int]:
-        """The boxes that an engine rank needs, each once."""
+        """Return the boxes that an engine rank needs, each once."""
         return list(dict.fromkeys(self.number[self.engine_rank == engine_rank].tolist()))
 
 
 class PlanCells:
-    """The cells of a plan, numbered from 0, equal on all trainer ranks. Replicas take turns in answering, whoever sends:
-    ranks that should hold the same and do not are seen."""
+    """Cells of a plan, numbered from 0, equal on all trainer ranks. Replicas take turns in answering, whoever
+    sends: so replicas that differ are noticed."""
 
     def __init__(self, plan: Plan) -> None:
         self._items, self._trainers = plan.items, plan.trainers
@@ -91,17 +88,19 @@ class PlanCells:
             self.count += len(self._kinds[id(item.pattern)].boxes)
 
     def answered(self, rank: int) -> dict[int, AnsweredCell]:
-        """By number, the cells that a trainer rank answers for: each is some rank's, and one's only."""
+        """Return, by number, the cells that a trainer rank answers for; exactly one rank answers for each."""
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
             for number, ranks in enumerate(kind.candidates):
-                if ranks[item.ordinal % len(ranks)] == rank:  # one rank for all: neighbours share cache lines
+                if (
+                    ranks[item.ordinal % len(ranks)] == rank
+                ):  # one rank for all boxes: neighbours share cache lines
                     result[first + number] = _answer(item, kind, number)
         return result
 
     def needed(self, receiver: int) -> dict[int, Cell]:
-        """By number, the cells that make up what an engine rank needs."""
+        """Return, by number, the cells that make up what an engine rank needs."""
         result = {}
         for item, first in zip(self._items, self._first, strict=True):
             kind = self._kinds[id(item.pattern)]
@@ -111,7 +110,7 @@ class PlanCells:
 
 
 def _kind(item: Item, engines: Sequence[Replicas]) -> _Kind:
-    """Boxes are numbered in order of their first transfer; those of one box and dtype are one."""
+    """Number boxes in order of their first transfer; equal boxes of one dtype share a number."""
     pattern: Pattern = item.pattern
     numbers: dict[tuple[Box, str], int] = {}
     blocks: list[int] = []
@@ -146,12 +145,12 @@ def _answer(item: Item, kind: _Kind, number: int) -> AnsweredCell:
     return AnsweredCell(cell, tensor, box, kind.dtypes[number], block)
 
 
-# -- where a cell lies ------------------------------------------------------------------------------------------------
+# -- where a cell is -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StridedRun:
-    """`rows` runs of `cols` elements, `stride` elements apart, of a flat array."""
+    """`rows` runs of `cols` elements of a flat array, `stride` elements apart."""
 
     offset: int
     stride: int
@@ -159,13 +158,12 @@ class StridedRun:
     cols: int
 
     def of(self, flat: Any) -> Any:
-        """Return the run in a flat tensor as a matrix [rows, cols], in place."""
+        """Return the run in a flat tensor as a view [rows, cols]."""
         return flat.as_strided((self.rows, self.cols), (self.stride, 1), flat.storage_offset() + self.offset)
 
 
 def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> StridedRun:
-    """The box of shape `box` at `start` of a contiguous array of `shape`, which may have more dimensions in
-    front.
+    """Return the box of shape `box` at `start` of a contiguous array, which may have more leading dimensions.
 
     >>> run_of((4, 8), (1, 2), (3, 4))
     StridedRun(offset=10, stride=8, rows=3, cols=4)
@@ -181,14 +179,14 @@ def run_of(shape: Sequence[int], start: Sequence[int], box: Sequence[int]) -> St
         elif length > 1 and stride * rows == step:
             rows *= length
         elif length > 1:
-            raise WeightSyncError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is no matrix")
+            raise WeightSyncError(f"the box {tuple(box)} at {tuple(start)} of {tuple(shape)} is not a matrix")
         offset += at * step
         step *= size
     return StridedRun(offset, stride or cols, rows, cols)
 
 
 class CellPlaces:
-    """Where a rank's own manifest says that boxes of checkpoint tensors lie in its tensors."""
+    """Places of boxes of checkpoint tensors in a rank's tensors, by its own manifest."""
 
     def __init__(self, tensors: Sequence[LocalTensor]) -> None:
         self.tensors = tensors
@@ -198,7 +196,7 @@ class CellPlaces:
                 self._pieces.setdefault(piece.tensor, []).append((index, piece))
 
     def all_of(self, tensor: str, box: Box) -> list[tuple[int, StridedRun]]:
-        """(index of the rank's tensor, run) of every place that holds the whole box."""
+        """Return (index of the rank's tensor, run) of every place that contains the whole box."""
         runs = []
         for index, piece in self._pieces.get(tensor, ()):
             if contains((piece.start, piece.shape), box):
@@ -210,15 +208,15 @@ class CellPlaces:
         return runs
 
     def one_of(self, tensor: str, box: Box) -> tuple[int, StridedRun]:
-        """The first place that holds the whole box. WeightSyncError where there is none."""
+        """Return the first place that contains the whole box; raise WeightSyncError if there is none."""
         runs = self.all_of(tensor, box)
         if not runs:
-            raise WeightSyncError(f"this rank does not hold {tensor} {box} whole, and should answer for it")
+            raise WeightSyncError(f"this rank must answer for {tensor} {box}, but does not hold it whole")
         return runs[0]
 
 
 def require_tiled(boxes: Iterable[tuple[str, Box]], cells: Iterable[Cell], where: str) -> None:
-    """WeightSyncError unless every box is made up by cells, each element by one."""
+    """Raise WeightSyncError unless cells cover every box exactly, each element once."""
     by_tensor: dict[str, list[Box]] = {}
     for cell in cells:
         by_tensor.setdefault(cell.tensor, []).append(cell.box)
@@ -229,7 +227,7 @@ def require_tiled(boxes: Iterable[tuple[str, Box]], cells: Iterable[Cell], where
     ]
     if holes:
         raise WeightSyncError(
-            f"{where}: {len(holes)} boxes are not made up by the cells to prove: {holes[:6]}"
+            f"{where}: the cells to prove do not cover {len(holes)} boxes exactly: {holes[:6]}"
         )
 
 

@@ -1,8 +1,7 @@
-"""Tables of strided copies: the unit of work of a plan. This module owns their layout and joins them;
-`transfer/copies.py` runs them.
+"""Tables of strided copies, a plan's unit of work: their layout, and joining; `transfer/copies.py` runs them.
 
-A row copies `rows` runs of `cols` elements. Offsets and strides are in elements of the tensor named (each
-side in its own dtype). Tensor index -1 is the bucket, seen as an array of the wire dtype.
+A row copies `rows` runs of `cols` elements. Offsets and strides count elements of the named tensor (each side
+in its own dtype). Tensor index -1 is the bucket, seen as an array of the wire dtype.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ COPY = np.dtype(
     ]
 )
 """`source_stride`, `target_stride`: elements between two runs. `wire`: index into WIRE_DTYPES. `module`:
-index into the part's modules (-1 where the target is the bucket). `block`: 0, or the source is quantised by
-square blocks of this edge, of which it has whole ones: into values (wire float8_e4m3fn) or scales (wire
-float32; the target then has an element for each block, `rows` and `cols` count the source's)."""
+index into the part's modules (-1 if the target is the bucket). `block`: 0, or the edge of the square blocks
+by which the source, whole blocks, is quantised into values (wire float8_e4m3fn) or scales (wire float32; the
+target then has one element per block, while `rows` and `cols` count the source's)."""
 
 CopyTable = np.ndarray
 """A numpy array of dtype COPY."""
 
 Side = tuple[int, int, int]
-"""(tensor index, offset, stride): where one side of a copy begins and how far its runs are apart."""
+"""(tensor index, offset, stride): start of one side of a copy, and the distance between its runs."""
 
 
 class CopyList:
-    """Collects copies and joins a new one to the last where both sides continue it; what is quantised stays a
-    box."""
+    """Collects copies; joins a new one to the last if both sides continue it. Quantised copies stay boxes."""
 
     def __init__(self) -> None:
         self._rows: list[list[int]] = []
@@ -68,7 +66,7 @@ class CopyList:
 
 
 def _joined(last: list[int], new: list[int]) -> bool:
-    """Extend `last` by `new` in place where that is one copy; says whether it was."""
+    """Extend `last` by `new` in place if the two are one copy; return True if it did."""
     source, at, step, target, to, stride, rows, cols, wire, module, block = last
     same = (source, target, wire, module, block) == (new[0], new[3], new[8], new[9], new[10])
     if not same:
@@ -84,6 +82,6 @@ def _joined(last: list[int], new: list[int]) -> bool:
 
 
 def target_sizes(table: CopyTable) -> tuple[np.ndarray, np.ndarray]:
-    """(runs, elements of each) that every copy writes."""
+    """Return (runs, elements per run) that every copy writes."""
     edge = np.where(table["wire"] == FLOAT32, np.maximum(table["block"], 1), 1)
     return -(-table["rows"] // edge), -(-table["cols"] // edge)

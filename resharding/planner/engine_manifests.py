@@ -1,8 +1,7 @@
-"""Engine manifests: where each checkpoint box lands on every engine rank, from a layout or from a loaders'
-trace.
+"""Engine manifests: where checkpoint boxes go on every engine rank, from a layout or the loaders' trace.
 
-Pure: a live engine is seen as the records of the copies its own loaders made. Does not own vLLM's layout
-(models/engine_rows.py and the families) nor the tracing itself (done inside the engine's worker).
+Pure: a live engine is a list of the copies its own loaders made. vLLM's layout is in models/engine_rows.py
+and the families; the engine's worker does the tracing.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from mrl.resharding.planner.manifest import RankManifest, module_of, whole_modul
 def engine_rank_manifests(
     hf_config: Mapping[str, Any], layout: Layout, *, dtype: str = "bfloat16"
 ) -> list[RankManifest]:
-    """The manifest of every engine rank, without an engine.
+    """Build the manifest of every engine rank without an engine.
 
-    `layout.tp` is the engine's tensor parallel size and `layout.dp` counts engines. `layout.ep` = 1 splits
-    experts by tp; otherwise each run of ep consecutive ranks (ep a multiple of tp: expert parallel over tp
-    and data parallel) shares the experts whole. ConfigError for axes a rollout does not have.
+    `layout.tp` is the engine's tensor-parallel size, `layout.dp` counts engines. `layout.ep` = 1 splits
+    experts by tp; else each run of ep consecutive ranks shares the experts whole (ep is a multiple of tp:
+    expert parallel over tp and data parallel). Raises ConfigError for axes that a rollout does not have.
     """
     if layout.pp * layout.cp * layout.etp > 1:
         raise ConfigError(f"a rollout layout has tp, ep and dp only, got {layout}")
     if layout.ep > 1 and layout.ep % layout.tp:
         raise ConfigError(
-            f"rollout ep = {layout.ep} must be a multiple of tp = {layout.tp} (vLLM spreads experts over tp x dp)"
+            f"rollout ep = {layout.ep} must be a multiple of tp = {layout.tp}: vLLM spreads experts over tp "
+            "x dp"
         )
     family = family_of(hf_config)
     by_shard: dict[Shard, RankManifest] = {}
@@ -47,10 +47,9 @@ def engine_rank_manifests(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One copy a loader made between two views: parameter[offset, strides] <- checkpoint tensor[offset,
-    strides].
+    """One copy of a loader between views: parameter[offset, strides] <- checkpoint tensor[offset, strides].
 
-    Offsets and strides are in elements of the whole tensors; `shape` is common to both views.
+    Offsets and strides are in elements of the whole tensors; `shape` is that of both views.
     """
 
     parameter: str
@@ -70,15 +69,18 @@ def from_trace(
     rank: int = 0,
     aliases: Collection[str] = (),
 ) -> RankManifest:
-    """The manifest of one live rank.
+    """Build the manifest of one live rank.
 
-    `parameters` has every parameter's loader-layout shape and dtype in the model's order, `checkpoint` the
-    tensors that were fed. `aliases` are names that share another parameter's storage (a tied output layer):
-    left out.
+    A parameter that is not filled by boxes (a transposed or re-strided load) makes its whole module
+    `unplanned`: the tensors that fill the module come whole.
 
-    A parameter that something else than boxes fills (a transposed or re-strided load) makes its whole module
-    `unplanned`: the tensors that fill the module come whole. WeightSyncError names each parameter that
-    nothing fills: the engine has what the trainer does not (a bias, a further layer).
+    Args:
+        parameters: every parameter's loader-layout shape and dtype, in the model's order.
+        checkpoint: tensors that the loaders were fed.
+        aliases: names that share another parameter's storage (a tied output layer); left out.
+
+    Raises:
+        WeightSyncError: nothing fills a parameter: the trainer lacks it (a bias, another layer).
     """
     shapes = {tensor.name: tensor.shape for tensor in checkpoint}
     pieces: dict[str, list[Piece]] = {name: [] for name in parameters if name not in aliases}
@@ -93,13 +95,13 @@ def from_trace(
             )
         filled.add(record.parameter)
         feeds.setdefault(module_of(record.parameter), set()).add(record.tensor)
-        found = _pieces(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
-        if None in found:
+        record_pieces = _pieces(record, tuple(parameters[record.parameter][0]), shapes[record.tensor])
+        if None in record_pieces:
             unplannable.add(module_of(record.parameter))
-        pieces[record.parameter] += [piece for piece in found if piece is not None]
+        pieces[record.parameter] += [piece for piece in record_pieces if piece is not None]
     if unfilled := [f"{n} {tuple(parameters[n][0])}" for n in pieces if n not in filled]:
         raise WeightSyncError(
-            f"engine rank {rank}: no tensor of the trainer is seen to fill {', '.join(unfilled[:20])}"
+            f"engine rank {rank}: no tensor of the trainer fills {', '.join(unfilled[:20])}"
             + (f" and {len(unfilled) - 20} more" if len(unfilled) > 20 else "")
         )
     whole = whole_modules(feeds, unplannable)
@@ -114,8 +116,9 @@ def from_trace(
 def _pieces(
     record: TraceRecord, local_shape: tuple[int, ...], full_shape: tuple[int, ...]
 ) -> list[Piece | None]:
-    """The boxes that a copy is made of: one, or one for each index of its first axis, where a parameter has an
-    axis in front that the checkpoint tensor has not (the experts of a stack); None for what is no box."""
+    """Return the boxes of a copy, and None for any part that is not a box.
+
+    One box, or one per index of its first axis if only the parameter has that axis (stacked experts)."""
     piece = _piece(record, local_shape, full_shape)
     if piece is not None or len(record.shape) <= len(full_shape):
         return [piece]
@@ -156,8 +159,7 @@ def _unravel(offset: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _box(view: Sequence[int], strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Extents, per dimension of a contiguous tensor of `shape`, of a view; None when the view is no box of
-    it."""
+    """Return a view's extents in a contiguous tensor of `shape`, by dimension; None if it is not a box."""
     views = [(size, stride) for size, stride in zip(view, strides, strict=True) if size > 1]
     extents, step = [], 1
     for size in reversed(shape):

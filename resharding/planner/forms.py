@@ -1,4 +1,4 @@
-"""In which form boxes are needed: as they are held, cast, or quantised by whoever sends them. Pure."""
+"""Forms in which boxes are needed: as held, cast, or quantised by the sender. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mrl.resharding.planner.quantised import VALUES, Blocks
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoxPlace:
-    """Where a box of a checkpoint tensor is: tensor `index` of the ranks of `group`."""
+    """Place of a box of a checkpoint tensor: tensor `index` of the ranks of `group`."""
 
     group: int
     index: int
@@ -39,7 +39,8 @@ def form_of(
     narrow = VALUES in dtypes
     if narrow and len(dtypes) > 1:
         raise WeightSyncError(
-            f"{tensor}: engine ranks need it as {sorted(dtypes)}; all engine ranks must take a quantised tensor alike"
+            f"{tensor}: all engine ranks must take a quantised tensor in one dtype, but they need "
+            f"{sorted(dtypes)}"
         )
     wider = any(trainers[p.group].tensors[p.index].dtype != VALUES for p in holds)
     if wider and (narrow or scales):
@@ -55,29 +56,28 @@ class Plain:
     def __init__(self, tensor: str, holds: Sequence[BoxPlace]) -> None:
         self.tensor = tensor
         self.boxes: list[Box] = [place.box for place in holds]
-        """What each holding can give, in the units of the need."""
+        """What each holding can give, in the need's units."""
 
     def check(self, box: Box) -> None:
-        """WeightSyncError for a need that cannot be met in this form."""
+        """Raise WeightSyncError for a need that this form cannot meet."""
 
     def extent(self, cell: Box) -> tuple[int, ...]:
-        """The cell's shape in elements of what is held."""
+        """Return the cell's shape in elements of the held tensor."""
         return cell[1]
 
     def origin(self, cell: Box, hold: int) -> tuple[int, ...]:
-        """Where a cell begins in a holding, in its elements."""
+        """Return where a cell begins in a holding, in its elements."""
         return relative(cell[0], self.boxes[hold][0])
 
     def wire(self, held: str, needed: str, *, local: bool) -> int:
-        """Local copies are counted in the engine's dtype; others travel in the narrower of the two."""
+        """Return the wire dtype's number: the engine's dtype for local copies, else the narrower one."""
         if local or DTYPE_BYTES[needed] <= DTYPE_BYTES[held]:
             return WIRE_DTYPES.index(needed)
         return WIRE_DTYPES.index(held)
 
 
 class Quantised(Plain):
-    """The values (in elements) or the scales (in blocks) of a tensor that its senders quantise, whole blocks
-    only."""
+    """The values (in elements) or scales (in blocks) of a tensor that senders quantise, in whole blocks."""
 
     def __init__(self, tensor: str, holds: Sequence[BoxPlace], block: int, *, scales: bool) -> None:
         super().__init__(tensor, holds)

@@ -1,5 +1,4 @@
-"""What one rank's memory holds in checkpoint terms, with a digest: the planner's only input about ranks.
-Pure."""
+"""One rank's memory in checkpoint terms, with a digest: the planner's only input about ranks. Pure."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ DTYPE_BYTES = {
     "int32": 4,
     "uint8": 1,
 }
-"""Bytes of an element of every dtype that a plan moves, by torch's name without the prefix."""
+"""Bytes per element of every dtype that a plan moves, by torch's name without prefix."""
 WIRE_DTYPES = tuple(DTYPE_BYTES)
-"""The same by number, as tables of copies name them."""
+"""These dtypes by number, as copy tables name them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RankManifest:
-    """One rank's tensors. `rank` numbers trainer ranks and engine ranks each from 0; `digest` hashes the
-    tensors alone, so that replicas have the same one."""
+    """One rank's tensors. Trainer ranks and engine ranks are each numbered from 0; `digest` hashes only the
+    tensors, so replicas have equal ones."""
 
     rank: int
     tensors: tuple[LocalTensor, ...]
     digest: str
     unplanned: tuple[str, ...] = ()
-    """Checkpoint tensors this rank's loaders take in another way than box by box: they must come whole."""
+    """Checkpoint tensors that this rank's loaders do not take box by box: they must come whole."""
 
     @classmethod
     def of(cls, rank: int, tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> RankManifest:
@@ -56,7 +55,7 @@ class Replicas:
 
 
 def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
-    """Manifests grouped by digest, in order of first rank."""
+    """Group manifests by digest, in order of first rank."""
     groups: dict[str, list[RankManifest]] = {}
     for manifest in manifests:
         groups.setdefault(manifest.digest, []).append(manifest)
@@ -64,31 +63,31 @@ def replicas(manifests: Sequence[RankManifest]) -> list[Replicas]:
 
 
 def module_of(parameter: str) -> str:
-    """The name of the module that a parameter belongs to."""
+    """Return the name of a parameter's module."""
     return parameter.rpartition(".")[0]
 
 
 def whole_modules(feeds: Mapping[str, Set[str]], unplannable: Set[str]) -> set[str]:
-    """The `unplannable` modules and all that share a tensor with one of them, directly or through others:
-    what comes whole is loaded into every module it feeds.
+    """Return the `unplannable` modules and all that share a tensor with one of them, directly or through
+    others: a tensor that comes whole is loaded into every module it feeds.
 
     `feeds`: module -> checkpoint tensors that fill it.
     """
     whole = set(unplannable)
-    while more := {
+    while added := {
         m for m, fed in feeds.items() if m not in whole and any(fed & feeds.get(w, set()) for w in whole)
     }:
-        whole |= more
+        whole |= added
     return whole
 
 
 def tensor_bytes(tensor: LocalTensor) -> int:
-    """Bytes of one local tensor, padding included."""
+    """Return the bytes of one local tensor, padding included."""
     return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
 
 
 def manifest_digest(tensors: Iterable[LocalTensor], unplanned: Iterable[str] = ()) -> str:
-    """sha256 over names, shapes, dtypes and pieces, in order, and over the names that come whole."""
+    """Return sha256 over names, shapes, dtypes and pieces, in order, and over the names that come whole."""
     state = hashlib.sha256()
     for tensor in tensors:
         state.update(f"{tensor.chunk} {tensor.name} {tensor.dtype} {tensor.shape}\n".encode())

@@ -1,4 +1,4 @@
-"""The nearest of some trainer ranks, for all engine ranks at once. Pure."""
+"""Nearest trainer ranks of a set, for all engine ranks at once. Pure."""
 
 from __future__ import annotations
 
@@ -11,61 +11,60 @@ from mrl.resharding.planner.topology import Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Nearest:
-    """For each engine rank those of some trainer ranks that are nearest to it: its choice, which is
-    `ranks[first : first + count]`, in rising order."""
+    """For each engine rank, the nearest ranks of a set, in rising order: `ranks[first : first + count]`."""
 
     ranks: np.ndarray
     positions: np.ndarray
-    """Of each entry of `ranks` among the trainer ranks that were asked about."""
+    """Positions of the entries of `ranks` in the given set."""
     first: np.ndarray
     count: np.ndarray
     distance: np.ndarray
-    """As `Topology.distance` has it."""
+    """Distance as in `Topology.distance`."""
     ids: np.ndarray
-    """By choice: equal numbers are equal ranks, whatever was asked about."""
+    """By choice: equal ids mean equal ranks, whatever the given set."""
     of_engine: np.ndarray
-    """By engine rank, its choice."""
+    """By engine rank: its choice."""
 
 
 class NearestRanks:
-    """Answers for one topology; what was asked before is answered from memory."""
+    """Finds nearest ranks in one topology; caches by the given set."""
 
     def __init__(self, topology: Topology) -> None:
         self._trainer_slots = np.array(topology.trainer_slots, int)
         self._engine_slots = np.array(topology.engine_slots, int)
         slots = np.arange(topology.num_slots)
         self._places = (slots, np.array(topology.nodes), np.array(topology.rails), np.zeros_like(slots))
-        """By distance, what slots have in common that are no farther from each other."""
+        """By distance: a property that slots at most this far apart share."""
         trainers = np.full(topology.num_slots, -1)
         trainers[self._trainer_slots] = np.arange(len(self._trainer_slots))
         self.trainer_beside = trainers[self._engine_slots]
-        """By engine rank, the trainer rank on its own slot; -1 where there is none."""
+        """By engine rank: the trainer rank on its own slot; -1 if there is none."""
         self._known: dict[tuple[int, ...], Nearest] = {}
         self._ids: dict[bytes, int] = {}
 
     def of(self, trainer_ranks: tuple[int, ...]) -> Nearest:
-        """`trainer_ranks`: in rising order."""
+        """Return the nearest of `trainer_ranks`, which are in rising order."""
         if trainer_ranks not in self._known:
             self._known[trainer_ranks] = self._find(np.array(trainer_ranks, np.int32))
         return self._known[trainer_ranks]
 
-    def _find(self, asked: np.ndarray) -> Nearest:
-        slots = self._trainer_slots[asked]
+    def _find(self, given: np.ndarray) -> Nearest:
+        slots = self._trainer_slots[given]
         of_engine = np.full(len(self._engine_slots), -1, np.int32)
         positions, counts, distances, made = [], [], [], 0
         for distance, place in enumerate(self._places):
             values, count = np.unique(place[slots], return_counts=True)
             open_ranks = np.flatnonzero(of_engine < 0)
-            wanted = place[self._engine_slots[open_ranks]]
-            choice = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-            met = values[choice] == wanted
+            sought = place[self._engine_slots[open_ranks]]
+            choice = np.minimum(np.searchsorted(values, sought), len(values) - 1)
+            met = values[choice] == sought
             of_engine[open_ranks[met]] = made + choice[met]
             positions.append(np.argsort(place[slots], kind="stable"))
             counts.append(count)
             distances.append(np.full(len(values), distance, np.int8))
             made += len(values)
         listed, sizes = np.concatenate(positions), np.concatenate(counts)
-        ranks, ends = asked[listed], np.cumsum(sizes)
+        ranks, ends = given[listed], np.cumsum(sizes)
         ids = [self._ids.setdefault(r.tobytes(), len(self._ids)) for r in np.split(ranks, ends[:-1])]
         return Nearest(
             ranks=ranks,
@@ -79,7 +78,7 @@ class NearestRanks:
 
 
 def times_before(numbers: np.ndarray) -> np.ndarray:
-    """How often each entry's number came before it.
+    """Return how often each entry's number came before it.
 
     >>> times_before(np.array([7, 7, 3, 7])).tolist()
     [0, 1, 0, 2]

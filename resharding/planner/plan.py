@@ -1,9 +1,7 @@
-"""The plan: a pure function of the manifests, the topology and the options, built once and replayed at every
-sync.
+"""The plan: a pure function of manifests, topology and options, built once and replayed at every sync.
 
 Owns assembly, digest and totals. Transfers (who sends what), windows (in which order) and parts (one slot's
-tables) are in their own files. Nothing here moves a byte, and nothing depends on hostnames, time or hash
-order.
+tables) have their own files. It moves no bytes, and depends on no hostname, time or hash order.
 """
 
 from __future__ import annotations
@@ -32,45 +30,44 @@ PLANNER_VERSION = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the planner may choose by. All of it is in the digest."""
+    """Choices of the planner; all are in the digest."""
 
     bucket_bytes: int = 256 << 20
-    """Most bytes a slot sends, and most it receives, in one window."""
+    """Bytes that a slot may send, and may receive, in one window."""
     interleave_stages: bool = True
-    """Mix modules of all pipeline stages in a window: every sender is busy at once, but as many engine
-    modules are open at once as there are stages. Without, one module is open at a time (save at window
-    edges)."""
+    """Mix modules of all pipeline stages in a window: all senders are busy at once, but as many engine
+    modules are open as there are stages. Without it one module is open at a time, save at window edges."""
 
     read_neighbours: bool = False
-    """An engine rank copies out of the memory of every trainer rank of its node, not of its own slot's alone: no
-    message and no bucket between slots of one node."""
+    """Let an engine rank copy from the memory of every trainer rank of its node, not only of its own slot's:
+    slots of one node then need no messages and buckets."""
 
     quantise_block: int = BLOCK
-    """Edge of the blocks of what engines need quantised; the engine's manifests say what that is."""
+    """Edge of the blocks of quantised tensors; the engine's manifests say which tensors are quantised."""
 
     @property
     def reach(self) -> int:
-        """The distance up to which engine ranks read trainer memory (`Topology.distance`)."""
+        """Distance up to which engine ranks read trainer memory (`Topology.distance`)."""
         return 1 if self.read_neighbours else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A whole plan. `part(slot)` expands one slot's tables; the rest is common to all ranks."""
+    """A whole plan. `part(slot)` expands one slot's tables; everything else is common to all ranks."""
 
     digest: str
-    """sha256 over planner version, options, topology and the manifests' digests: equal digests, equal plans."""
+    """sha256 over planner version, options, topology and manifest digests: equal digests mean equal plans."""
     options: PlanOptions
     topology: Topology
     trainers: tuple[Replicas, ...]
     engines: tuple[Replicas, ...]
     items: tuple[Item, ...]
     windows: tuple[Window, ...]
-    """The global order; every trainer rank visits each window, also where it has nothing to do."""
+    """Global order; every trainer rank visits each window, even with nothing to do."""
     _parts: dict[int, SlotPart] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def part(self, slot: int) -> SlotPart:
-        """One slot's tables, built once. ConfigError for a slot outside the topology."""
+        """Return one slot's tables, built once; raise ConfigError for a slot outside the topology."""
         if not 0 <= slot < self.topology.num_slots:
             raise ConfigError(f"slot {slot} is outside the plan's {self.topology.num_slots} slots")
         if slot not in self._parts:
@@ -82,8 +79,7 @@ class Plan:
 
     @functools.cached_property
     def traffic(self) -> np.ndarray:
-        """[5, slots] bytes in wire dtype: local, received in the node, received across nodes, sent in the
-        node, sent across nodes."""
+        """Bytes in wire dtype, [5, slots]: local, received in and across nodes, sent in and across nodes."""
         counts = Counter((id(item.pattern), item.ordinal) for item in self.items)
         patterns = {id(item.pattern): item.pattern for item in self.items}
         totals = np.zeros((5, self.topology.num_slots), dtype=np.int64)
@@ -98,9 +94,9 @@ class Plan:
         return totals
 
     def summary(self) -> dict[str, int]:
-        """Totals over all slots, in bytes of wire dtype, and counts.
+        """Return totals over all slots: bytes in wire dtype, and counts.
 
-        `lower_bound_cross_slot_bytes` is counted from the boxes alone, without the plan's choices.
+        `lower_bound_cross_slot_bytes` comes from the boxes alone, without the plan's choices.
         """
         local, intra, inter, *_ = (int(row.sum()) for row in self.traffic)
         return {
@@ -115,7 +111,7 @@ class Plan:
 
     @functools.cached_property
     def whole_tensors(self) -> dict[str, int]:
-        """The checkpoint tensors that come whole to some engine rank; their bytes over all engine ranks."""
+        """Checkpoint tensors that come whole to some engine rank, with their bytes over all engine ranks."""
         sizes: dict[str, int] = {}
         for group in self.engines:
             for target in group.tensors:
@@ -130,11 +126,12 @@ def build_plan(
     topology: Topology,
     options: PlanOptions = PlanOptions(),
 ) -> Plan:
-    """Plan every byte from the trainers' boxes to the engines'.
+    """Plan every byte from the trainers' boxes to the engines'. Manifests are in rank order from 0.
 
-    Manifests are in rank order from 0. WeightSyncError where the two sides do not have the same tensors in
-    the same shapes, or a manifest writes an element twice or leaves one out; ConfigError where the topology
-    does not fit.
+    Raises:
+        WeightSyncError: the sides have different tensors or shapes, or a manifest has an element twice or not
+            at all.
+        ConfigError: the topology does not fit.
     """
     require_placed("trainer", trainers, topology.trainer_slots)
     require_placed("engine", engines, topology.engine_slots)

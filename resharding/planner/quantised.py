@@ -1,11 +1,10 @@
-"""Which checkpoint tensors an engine with block-quantised weights takes in another form, and where their
-blocks lie. Pure.
+"""Checkpoint tensors that a block-quantised engine takes in another form, and where their blocks are. Pure.
 
-Such an engine has two parameters for one checkpoint tensor: float8 values under its name, and float32 scales,
-one for each square block of it, under the name with `_scale_inv` (DeepSeek-V3's own checkpoint form). An
-engine manifest shows both, so the planner needs no option: float8 needed and something wider held means
-quantise. Blocks are counted from the checkpoint tensor's first element; those at its ends may be smaller. The
-arithmetic is `fp8`'s.
+Such an engine has two parameters per quantised checkpoint tensor: float8 values under its name, and float32
+scales, one per square block, under the name with `_scale_inv` (DeepSeek-V3's checkpoint form). An engine
+manifest shows both, so the planner needs no option: float8 needed and a wider dtype held means quantise.
+Blocks are counted from the checkpoint tensor's first element; the last may be smaller. The arithmetic is in
+`fp8`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LINEAR = re.compile(r"(_proj|_proj_with_mqa|\.w[123])\.weight$")
 
 
 def quantises(name: str) -> bool:
-    """Projections of attention, dense layers and experts; not embeddings, norms, routers and the output
-    layer."""
+    """Return True for projections of attention, dense layers and experts; not for embeddings, norms, routers
+    and the output layer."""
     return _LINEAR.search(name) is not None
 
 
 def checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[CheckpointTensor]:
-    """The checkpoint as the engine sees it: quantised tensors as values and scales. `block` 0: as it is."""
+    """Return the checkpoint as the engine sees it, with values and scales; unchanged if `block` is 0."""
     result = []
     for tensor in tensors:
         if block and quantises(tensor.name):
@@ -45,8 +44,9 @@ def checkpoint(tensors: Iterable[CheckpointTensor], block: int = BLOCK) -> list[
 
 
 def engine_settings(num_layers: int) -> dict[str, Any]:
-    """`quantization_config` of a Hugging Face config with exactly these tensors quantised (routers are named
-    because vLLM makes linear layers of some)."""
+    """Return the `quantization_config` of a Hugging Face config that quantises exactly these tensors.
+
+    It excludes routers by name, because vLLM makes linear layers of some."""
     routers = [f"model.layers.{n}.{m}.gate" for n in range(num_layers) for m in ("mlp", "block_sparse_moe")]
     return {
         "quant_method": "fp8",
@@ -57,8 +57,7 @@ def engine_settings(num_layers: int) -> dict[str, Any]:
 
 
 def quantised_manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
-    """An engine rank's manifest with quantised weights, from the one without. WeightSyncError where it cuts
-    inside a block."""
+    """Return an engine rank's quantised manifest; raise WeightSyncError if one of its boxes cuts a block."""
     result: list[LocalTensor] = []
     for _, module in itertools.groupby(wide.tensors, key=lambda t: module_of(t.name)):
         tensors = list(module)
@@ -69,7 +68,7 @@ def quantised_manifest(wide: RankManifest, block: int = BLOCK) -> RankManifest:
 
 
 def manifests(wide: Sequence[RankManifest], quantization: str) -> list[RankManifest]:
-    """Engine ranks' manifests in the form that `rollout.quantization` names."""
+    """Return engine ranks' manifests in the form of `rollout.quantization`."""
     return list(wide) if quantization == "none" else [quantised_manifest(rank) for rank in wide]
 
 
@@ -79,7 +78,8 @@ def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
         outer, local = piece.local_start[:-2], piece.local_start[-2:]
         if any(at % block for at in (*piece.start, *local)):
             raise WeightSyncError(
-                f"{tensor.name}: the engine's box of {piece.tensor} at {piece.start} does not begin on a block of {block}"
+                f"{tensor.name}: the engine's box of {piece.tensor} at {piece.start} must begin on a block "
+                f"of {block}"
             )
         start = tuple(at // block for at in piece.start)
         shape = tuple(-(-size // block) for size in piece.shape)
@@ -90,24 +90,24 @@ def _scales_of(tensor: LocalTensor, block: int) -> LocalTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocks:
-    """The square blocks of one checkpoint tensor."""
+    """Square blocks of one checkpoint tensor."""
 
     full: tuple[int, ...]
-    """The tensor's shape."""
+    """Shape of the tensor."""
     edge: int
 
     @classmethod
     def of(cls, boxes: Iterable[Box], edge: int) -> Blocks:
-        """The blocks of the tensor that the boxes make up."""
+        """Return the blocks of the tensor that the boxes make up."""
         return cls(full_shape(boxes), edge)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Blocks along each dimension."""
+        """Number of blocks along each dimension."""
         return tuple(-(-size // self.edge) for size in self.full)
 
     def inside(self, start: Sequence[int], shape: Sequence[int]) -> Box:
-        """The whole blocks of a box, in blocks; of size 0 where there are none.
+        """Return the whole blocks in a box, in blocks; size 0 if there are none.
 
         >>> Blocks((10, 8), 4).inside((2, 0), (8, 8))
         ((1, 0), (2, 2))
@@ -120,7 +120,7 @@ class Blocks:
         return tuple(low), tuple(max(0, h - a) for a, h in zip(low, high, strict=True))
 
     def elements(self, start: Sequence[int], shape: Sequence[int]) -> Box:
-        """A box of blocks in elements."""
+        """Return a box of blocks in elements."""
         ends = (a + n for a, n in zip(start, shape, strict=True))
         low, high = (
             tuple(min(at * self.edge, whole) for at, whole in zip(side, self.full, strict=True))
@@ -129,15 +129,15 @@ class Blocks:
         return low, tuple(h - a for a, h in zip(low, high, strict=True))
 
 
-# Tensors that trainer ranks cut inside a block leave the plan, module by module, and are quantised where they
-# arrive: ranks that hold a part of a block each would have to agree on its scale before anyone could send.
+# Tensors that trainer ranks cut inside a block leave the plan, module by module, and are quantised by the
+# receiver: ranks with a part of a block each would have to agree on its scale before any could send.
 
 
 def leave_whole(
     trainers: Sequence[RankManifest], engines: Sequence[RankManifest], block: int
 ) -> list[RankManifest]:
-    """The engine manifests without the modules that need a block which no trainer rank holds whole:
-    `unplanned` names what feeds them. Without quantised tensors, the engine manifests as they are."""
+    """Drop the modules that need a block which no trainer rank holds whole from the engine manifests; their
+    tensors become `unplanned`. Without quantised tensors, return the manifests unchanged."""
     if not any(t.dtype == VALUES for d in engines for t in d.tensors):
         return list(engines)
     cut = cut_inside_blocks(trainers, block)
@@ -149,7 +149,7 @@ def leave_whole(
 
 
 def cut_inside_blocks(trainers: Sequence[RankManifest], block: int) -> set[str]:
-    """Names of the tensors with a block that no rank holds whole."""
+    """Return names of tensors with a block that no rank holds whole."""
     held: dict[str, dict[Box, None]] = {}
     for manifest in {trainer.digest: trainer for trainer in trainers}.values():
         for piece in (p for tensor in manifest.tensors for p in tensor.pieces if quantises(p.tensor)):
@@ -161,7 +161,7 @@ def cut_inside_blocks(trainers: Sequence[RankManifest], block: int) -> set[str]:
 
 
 def _covered(boxes: Iterable[Box], block: int) -> bool:
-    """Whether each block of the tensor that the boxes make up lies whole in one of them."""
+    """Return True if each block of the boxes' tensor is whole in one of them."""
     blocks = Blocks.of(boxes, block)
     whole = [blocks.inside(*box) for box in boxes]
     grid = ((0,) * len(blocks.full), blocks.grid)

@@ -1,9 +1,8 @@
-"""The global order of a plan: checkpoint tensors cut into windows whose messages fit a bucket on every slot.
-Pure.
+"""The global order of a plan: tensors cut into windows whose messages fit a bucket on every slot. Pure.
 
-Every rank computes the same windows from the patterns alone; none needs another rank's tables. Order: module
-by module as the engine lists them, pipeline stages taking turns; inside a module, tensors of different
-trainer ranks take turns, so that a window loads many senders.
+Every rank computes the same windows from the patterns alone, without other ranks' tables. Modules come in the
+engine's order, with pipeline stages taking turns; within a module, tensors of different trainer ranks take
+turns, so that a window loads many senders.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from mrl.resharding.planner.topology import Topology
 from mrl.resharding.planner.transfers import WIRE_BYTES, Item, NeededCell, Pattern
 
 ALIGN = 16
-"""Bytes: messages start on it, and the bound on a bucket counts every cell rounded up to it."""
+"""Bytes: messages start at multiples of it, and the bound on a bucket counts every cell rounded up to it."""
 
 FINENESS = 4
-"""An item is cut so that no slot moves more than this share of a bucket for one part: coarse parts leave
-buckets half full. Parts of one item that stay in one window join again into one copy."""
+"""Parts per bucket: one part moves at most 1/FINENESS of a bucket per slot, because coarse parts leave
+buckets half full. Parts of one item in one window are joined into one copy."""
 SMALLEST_GRANULE = 64 << 10
 """Bytes below which cutting only costs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanStep:
-    """Part `part` of `parts` of one item; parts split every cell of the item alike."""
+    """Part `part` of `parts` of one item; parts split every cell of the item equally."""
 
     item: int
     part: int = 0
@@ -44,9 +43,9 @@ Window = tuple[PlanStep, ...]
 def slice_of(
     shape: tuple[int, ...], part: int, parts: int, unit: int = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Part `part` of a cell as (start relative to the cell, shape): by rows, or by columns where there are
-    too few rows. A cell too small for either goes whole with part 0; None where a part is empty. Cuts are at
-    multiples of `unit`.
+    """Return part `part` of a cell as (start relative to the cell, shape), or None if the part is empty.
+
+    Cuts by rows, or by columns if rows are too few, at multiples of `unit`; else part 0 is the whole cell.
 
     >>> slice_of((4, 8), 1, 2)
     ((2, 0), (2, 8))
@@ -67,20 +66,19 @@ def slice_of(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """What slots send and receive between each other for a part of an item. Entry `lane` below the number of
-    slots is what that slot sends, and `number of slots + slot` what it receives."""
+    """Bytes between slots for a part of an item. Lane `slot` sends; lane `num_slots + slot` receives."""
 
     lanes: np.ndarray
     num_bytes: np.ndarray
 
     @property
     def most(self) -> int:
-        """Bytes that the busiest slot sends, or receives."""
+        """Bytes that the busiest slot sends or receives."""
         return int(self.num_bytes.max(initial=0))
 
 
 class _RemoteTransfers:
-    """The transfers of a pattern that go from slot to slot by messages, each lane of which has an entry."""
+    """A pattern's transfers from slot to slot by messages, with an entry per lane."""
 
     def __init__(
         self, pattern: Pattern, trainer_lanes: np.ndarray, engine_lanes: np.ndarray, reach: int
@@ -105,15 +103,14 @@ class _RemoteTransfers:
         return Flow(self._lanes, (sent + received).astype(np.int64))
 
     def _received(self, part: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of each transfer, and of each entry."""
+        """Return the bytes of each transfer and of each entry."""
         elements = np.array([_elements(cell, part, parts) for cell in self._cells], np.int64)
         sizes = -(-elements[self._cell] * self._bytes // ALIGN) * ALIGN
         return sizes, np.bincount(self._receiver, sizes, minlength=len(self._lanes))
 
 
 class SlotTraffic:
-    """Bytes each slot sends and receives in messages for an item, by pattern and ordinal, every cell rounded up to
-    ALIGN."""
+    """Bytes each slot sends and receives in messages for an item; every cell is rounded up to ALIGN."""
 
     def __init__(self, topology: Topology, *, reach: int = 0) -> None:
         """`reach`: the distance up to which engine ranks read trainer memory."""
@@ -124,7 +121,7 @@ class SlotTraffic:
         self._remote: dict[int, _RemoteTransfers] = {}
 
     def of(self, pattern: Pattern, ordinal: int, part: int = 0, parts: int = 1) -> Flow:
-        """The flow of one part of an item of this pattern and ordinal."""
+        """Return the flow of one part of an item of this pattern and ordinal."""
         if id(pattern) not in self._remote:
             self._remote[id(pattern)] = _RemoteTransfers(
                 pattern, self._trainer_lanes, self._engine_lanes, self._reach
@@ -145,8 +142,10 @@ def ordered_steps(
     *,
     interleave_stages: bool,
 ) -> list[PlanStep]:
-    """All parts of all items in the plan's global order: each stage's modules in turn by the share of its
-    bytes that went before; with `interleave_stages` the same part by part."""
+    """Return all parts of all items in the plan's global order.
+
+    Stages take turns by the share of their bytes that came before: module by module, or with
+    `interleave_stages` part by part."""
     modules: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         place = item.needs[0]
@@ -175,8 +174,7 @@ def ordered_steps(
 def _round_robin(
     numbers: Sequence[int], parts: Sequence[int], lane_of: Sequence[tuple[int, int]]
 ) -> list[PlanStep]:
-    """Parts of items of different trainer ranks and engine ranks in turn, more often from longer lanes, so
-    that all end together."""
+    """Take parts of different trainer and engine ranks in turn, longer lanes more often: all end together."""
     lanes: dict[tuple[int, int], list[PlanStep]] = {}
     for number in numbers:
         steps = (PlanStep(number, part, parts[number]) for part in range(parts[number]))
@@ -190,7 +188,7 @@ def _round_robin(
 
 
 def cut_counts(items: Sequence[Item], traffic: SlotTraffic, *, bucket_bytes: int) -> list[int]:
-    """Into how many parts each item is cut. ConfigError where one row's worth does not fit a bucket."""
+    """Return the number of parts of each item; raise ConfigError if one row does not fit a bucket."""
     parts: dict[tuple[int, int], int] = {}
     counts = []
     for item in items:
@@ -204,7 +202,7 @@ def cut_counts(items: Sequence[Item], traffic: SlotTraffic, *, bucket_bytes: int
 def fill_windows(
     items: Sequence[Item], order: Iterable[PlanStep], traffic: SlotTraffic, *, bucket_bytes: int
 ) -> list[Window]:
-    """Steps in their order, grouped so that in no window any slot sends or receives more than bucket_bytes."""
+    """Group steps in order, so that no slot sends or receives more than bucket_bytes in a window."""
     result: list[Window] = []
     steps: list[PlanStep] = []
     total = np.zeros(traffic.num_lanes, dtype=np.int64)
@@ -234,7 +232,8 @@ def _parts(item: Item, traffic: SlotTraffic, bucket_bytes: int) -> int:
     while any(traffic.of(pattern, ordinal, part, parts).most > bucket_bytes for part in range(parts)):
         if parts > limit:
             raise ConfigError(
-                f"{item.tensor} cannot be cut to fit a bucket of {bucket_bytes} bytes; use a bucket of at least {need}"
+                f"{item.tensor} cannot be cut to fit a bucket of {bucket_bytes} bytes; use at least {need} "
+                "bytes"
             )
         parts = parts + max(1, parts // 8)
     return parts

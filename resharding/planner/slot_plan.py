@@ -1,9 +1,8 @@
-"""One slot's part of a plan, window by window: what it copies on the slot, packs for peers and unpacks from
-them. Pure.
+"""One slot's part of a plan, by window: copies on the slot, packing for peers and unpacking from them. Pure.
 
-A slot executes its windows in order. In each: `local` from trainers' memory to the engine's; `pack` into
-the send bucket, then one message per peer; `unpack` from the receive bucket into the engine. Message layouts
-are the same on both sides because both walk the same transfers in the same order.
+A slot runs its windows in order. Each one: `local` from trainers' memory to the engine's; `pack` into the
+send bucket, then one message per peer; `unpack` from the receive bucket into the engine. Both ends of a
+message walk the same transfers in the same order, so its layout is the same on both.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mrl.resharding.planner.transfers import WIRE_BYTES, Item, Transfer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotMessage:
-    """`num_bytes` bytes at `offset` of this slot's send (or receive) bucket, to (or from) slot `peer`."""
+    """`num_bytes` bytes at `offset` of this slot's send (receive) bucket, to (from) slot `peer`."""
 
     peer: int
     offset: int
@@ -36,23 +35,23 @@ class SlotMessage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineWindow:
-    """What a slot's engine rank does in one window; all of it may be empty."""
+    """Work of a slot's engine rank in one window; any of it may be empty."""
 
     local: CopyTable
     """Tensors of the lenders -> engine tensors, ordered by module."""
     unpack: CopyTable
     """Receive bucket -> engine tensors, ordered by module."""
     opens: tuple[int, ...]
-    """Modules whose first bytes on this slot come in this window (indices into SlotPart.modules)."""
+    """Modules whose first bytes arrive on this slot in this window (indices into SlotPart.modules)."""
     closes: tuple[int, ...]
     """Modules that are complete on this slot after this window."""
     bucket_bytes: int
-    """Bytes of the receive bucket that are filled."""
+    """Bytes filled in the receive bucket."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WindowPart(EngineWindow):
-    """What one slot does in one window; all of it may be empty."""
+    """Work of one slot in one window; any of it may be empty."""
 
     index: int
     pack: CopyTable
@@ -63,8 +62,8 @@ class WindowPart(EngineWindow):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotPart:
-    """One slot's part. Tensor indices of the tables are positions in `trainer_tensors` and `engine_tensors`; those that
-    `local` reads are positions among the tensors of all `lenders`, one after the other."""
+    """One slot's part. Tables index tensors by position in `trainer_tensors` and `engine_tensors`; `local`
+    reads by position among the tensors of all `lenders`, one lender after the other."""
 
     slot: int
     trainer_rank: int | None
@@ -74,13 +73,13 @@ class SlotPart:
     modules: tuple[str, ...]
     windows: tuple[WindowPart, ...]
     lenders: tuple[int, ...]
-    """Trainer ranks whose memory the engine rank reads: its slot's own first."""
+    """Trainer ranks whose memory the engine rank reads, its own slot's first."""
     num_sources: int
-    """Tensors of all of them."""
+    """Number of tensors of all lenders."""
 
     @property
     def send_bucket_bytes(self) -> int:
-        """Bytes of send bucket this slot ever needs."""
+        """Bytes of the send bucket that the slot needs at most."""
         return max((_end(window.sends) for window in self.windows), default=0)
 
 
@@ -150,7 +149,7 @@ class PartBuilder:
         return sum(len(tensors) for _, tensors in self._lent.values())
 
     def _lent_by(self, trainer_rank: int) -> tuple[int, tuple[LocalTensor, ...]]:
-        """(index of its first tensor among all lenders', its tensors)."""
+        """Return (index of its first tensor among all lenders', its tensors)."""
         if trainer_rank not in self._lent:
             self._lent[trainer_rank] = self._num_sources, _tensors(self._trainers, trainer_rank)
         return self._lent[trainer_rank]
@@ -164,7 +163,7 @@ class PartBuilder:
         return draft
 
     def _transfers(self, item: Item) -> list[Transfer]:
-        """Those of an item that the slot sends or receives."""
+        """Return an item's transfers that the slot sends or receives."""
         key = (id(item.pattern), item.ordinal)
         if key not in self._mine:
             self._mine[key] = item.pattern.of_ranks(self._trainer_rank, self._engine_rank, item.ordinal)
@@ -199,8 +198,7 @@ class PartBuilder:
     def _reads(
         item: Item, transfer: Transfer, cut: Box, first: int, tensors: Sequence[LocalTensor]
     ) -> tuple[Side, tuple[int, int]]:
-        """(where a part of a cell begins in the sender's tensors, the first of which has the index `first`; rows and
-        columns to read)."""
+        """Return (start in the sender's tensors, numbered from `first`; rows, columns) of a cell's part."""
         start, shape = transfer.trainer_box(*cut)
         origin = tuple(a + b for a, b in zip(transfer.origin, start, strict=True))
         index, offset, stride = _side(item.holds[transfer.hold], tensors, origin)
@@ -208,7 +206,7 @@ class PartBuilder:
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a scalar, a vector, a matrix, or a box of whole rows of more dimensions."""
+    """Return (rows, columns) of a scalar, a vector, a matrix, or a box of whole rows of more dimensions."""
     rows, cols = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, shape[0] if shape else 1)
     return rows, cols
 
@@ -222,12 +220,13 @@ def _tensors(groups: Sequence[Replicas], rank: int | None) -> tuple[LocalTensor,
 
 
 def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, ...]) -> Side:
-    """(tensor index, offset, stride) of the element `relative` of a place's box."""
+    """Return (tensor index, offset, stride) of the element `relative` of a place's box."""
     shape, start = tensors[place.index].shape, place.piece.local_start
     wide = place.piece.shape[1:]
     if len(relative) > 2 and (any(relative[1:]) or wide != shape[-len(wide) :]):
         raise WeightSyncError(
-            f"{place.piece.tensor} has {len(relative)} dimensions; plans cut tensors of more than two by rows alone"
+            f"{place.piece.tensor} has {len(relative)} dimensions; plans cut tensors of more than two only "
+            "by rows"
         )
     extra = len(start) - len(relative)
     offset, step = 0, 1
@@ -239,7 +238,7 @@ def _side(place: BoxPlace, tensors: Sequence[LocalTensor], relative: tuple[int, 
 
 
 class _Stream:
-    """The copies of one message, with offsets relative to its start."""
+    """Copies of one message, with offsets relative to its start."""
 
     def __init__(self) -> None:
         self.copies = CopyList()
@@ -265,7 +264,7 @@ class _Stream:
 
 
 class _Draft:
-    """One window of one slot while it is collected."""
+    """One window of one slot while it is being collected."""
 
     def __init__(self) -> None:
         self.local = CopyList()
@@ -290,7 +289,7 @@ class _Draft:
 
 
 def _laid_out(streams: dict[int, _Stream], side: str) -> tuple[CopyTable, tuple[SlotMessage, ...]]:
-    """All streams one after another in the bucket, in order of peer."""
+    """Put all streams one after another in the bucket, in order of peer."""
     if not streams:
         return np.empty(0, COPY), ()
     tables, messages, base = [], [], 0

@@ -1,5 +1,4 @@
-"""Where ranks sit: slots (one GPU or CPU share each), nodes and rails. An argument of planning, never
-discovered here. Pure."""
+"""Places of ranks: slots (one GPU or CPU share each), nodes and rails; never detected here. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +11,12 @@ from mrl.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """A slot hosts at most one trainer rank and at most one engine rank; both share the slot's memory."""
+    """Slots and their ranks: at most one trainer rank and one engine rank share a slot and its memory."""
 
     nodes: tuple[int, ...]
     """Node of each slot."""
     rails: tuple[int, ...]
-    """Rail of each slot: slots of one rail reach each other across nodes without crossing switches' upper
-    tier."""
+    """Rail of each slot: slots of one rail reach other nodes without crossing the switches' upper tier."""
     trainer_slots: tuple[int, ...]
     """Slot of each trainer rank."""
     engine_slots: tuple[int, ...]
@@ -41,8 +39,9 @@ class Topology:
 
     @classmethod
     def on(cls, nodes: Sequence[int], *, num_trainers: int | None = None) -> Topology:
-        """Trainer rank r and engine rank r on slot r, which lies on node `nodes[r]`; with fewer trainers the
-        last slots have an engine rank only. A slot's rail is its place among its node's slots."""
+        """Put trainer rank r and engine rank r on slot r of node `nodes[r]`.
+
+        With fewer trainers the last slots have only engine ranks. A slot's rail is its place in its node."""
         slots = tuple(range(len(nodes)))
         return cls(
             nodes=tuple(nodes), rails=_rails(nodes), trainer_slots=slots[:num_trainers], engine_slots=slots
@@ -50,13 +49,13 @@ class Topology:
 
     @classmethod
     def shared(cls, num_slots: int, *, slots_per_node: int = 8, num_trainers: int | None = None) -> Topology:
-        """`on` nodes that are filled one after the other."""
+        """Place ranks as `on` does, on nodes that are filled one after the other."""
         return cls.on([slot // slots_per_node for slot in range(num_slots)], num_trainers=num_trainers)
 
     @classmethod
     def beside(cls, nodes: Sequence[int]) -> Topology:
-        """Trainer rank r and engine rank r both on node `nodes[r]`, but sharing no memory: a slot for
-        each."""
+        """Put trainer rank r and engine rank r on node `nodes[r]`, on separate slots without shared
+        memory."""
         ranks = tuple(range(len(nodes)))
         return cls(
             nodes=tuple(nodes) * 2,
@@ -67,8 +66,8 @@ class Topology:
 
     @classmethod
     def apart(cls, nodes: Sequence[int], *, num_trainers: int) -> Topology:
-        """Two pools: trainer ranks on the first slots, an engine rank on each of the others; slot s lies on
-        node `nodes[s]`."""
+        """Make two pools: trainer ranks on the first slots, engine ranks on the rest; slot s is on
+        `nodes[s]`."""
         return cls(
             nodes=tuple(nodes),
             rails=_rails(nodes),
@@ -77,7 +76,7 @@ class Topology:
         )
 
     def distance(self, trainer_slot: int, engine_slot: int) -> int:
-        """0 same slot, 1 same node, 2 same rail in another node, 3 anything else."""
+        """Return 0 for the same slot, 1 for the same node, 2 for the same rail on another node, else 3."""
         if trainer_slot == engine_slot:
             return 0
         if self.nodes[trainer_slot] == self.nodes[engine_slot]:
@@ -86,7 +85,7 @@ class Topology:
 
 
 def _rails(nodes: Sequence[int]) -> tuple[int, ...]:
-    """The place of each slot among the slots of its node.
+    """Return the place of each slot among its node's slots.
 
     >>> _rails([0, 0, 1, 1, 1])
     (0, 1, 0, 1, 2)

@@ -1,5 +1,4 @@
-"""Trainer manifests: what every trainer rank holds, from a layout alone. Pure; the name tables are in
-models/."""
+"""Trainer manifests: all trainer ranks' tensors, from a layout. Pure; the name tables are in models/."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def trainer_rank_manifests(
     dtype: str = "bfloat16",
     spec: Spec = TRAINER,
 ) -> list[RankManifest]:
-    """The manifest of every rank of a layout, in rank order, without a model. Replicas share one tuple of
-    tensors."""
+    """Build all ranks' manifests from a layout, in rank order, without a model; replicas share tensors."""
     family = family_of(hf_config)
     by_shard: dict[tuple[int, ...], RankManifest] = {}
     manifests = []

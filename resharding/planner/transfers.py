@@ -1,10 +1,9 @@
-"""Who sends what to whom: checkpoint tensors in classes, and one pattern of transfers per class. Pure.
+"""Who sends what to whom: checkpoint tensors in classes, with one pattern of transfers per class. Pure.
 
-Tensors that the same ranks hold and need in the same boxes (the experts of one expert-parallel rank in one
-pipeline stage, say) form a class; its pattern is computed once. Which rank sends a cell is a closed form of
-the pattern and the tensor's ordinal in its class, so that every rank computes the same choice for any tensor
-without a search. A pattern of thousands of slots has as many transfers: they are columns, and only what one
-slot takes part in becomes objects.
+Tensors that the same ranks hold and need in the same boxes form a class (for example the experts of one
+expert-parallel rank in one pipeline stage); its pattern is computed once. The sender of a cell is a closed
+form of the pattern and the tensor's ordinal in its class, so every rank knows any choice without a search. A
+pattern of thousands of slots has as many transfers: columns, of which only one slot's become objects.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from mrl.resharding.planner.quantised import Blocks
 from mrl.resharding.planner.topology import Topology
 
 WIRE_BYTES = np.array([DTYPE_BYTES[name] for name in WIRE_DTYPES])
-"""Bytes of an element by the number of its wire dtype."""
+"""Bytes per element, by number of the wire dtype."""
 LONGEST_PERIOD = 64
-"""Ordinals are taken modulo at most this."""
+"""Largest period of a pattern."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NeededCell:
-    """A cell of one need, in the units of the need: a cell of scales counts blocks."""
+    """A cell of one need, in the need's units: a cell of scales counts blocks."""
 
     need: int
     start: tuple[int, ...]
-    """In the checkpoint tensor."""
+    """Start in the checkpoint tensor."""
     shape: tuple[int, ...]
     target: tuple[int, ...]
-    """Relative to the needed box."""
+    """Start relative to the needed box."""
     extent: tuple[int, ...]
-    """The cell's shape in elements of what is held."""
+    """Shape in elements of the held tensor."""
     block: int
-    """Edge of the blocks that the sender quantises, 0 where it only casts."""
+    """Edge of the blocks that the sender quantises; 0 if it only casts."""
 
     @property
     def unit(self) -> int:
-        """The cell is cut at multiples of this."""
+        """Multiple at which the cell may be cut."""
         return self.block if self.block and self.extent == self.shape else 1
 
 
@@ -67,12 +66,11 @@ class Transfer:
     hold: int
     """Index of the sender's box among the tensor's holdings."""
     origin: tuple[int, ...]
-    """Where the cell begins in it, in its elements."""
+    """Start of the cell in the sender's box, in its elements."""
     wire: int
 
     def trainer_box(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Box:
-        """Where the trainer rank has a part of the cell: relative to the origin, in elements of what it
-        holds."""
+        """Return the box of a part of the cell in the trainer rank's elements, relative to the origin."""
         cell = self.cell
         if not cell.block or cell.extent == cell.shape:
             return start, shape
@@ -81,8 +79,9 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """All transfers of the tensors of one class, in order of engine rank, need and cell: one entry of each
-    column is one transfer. Its candidates are `candidates[first : first + count]`."""
+    """All transfers of one class, by engine rank, need and cell; each column has one entry per transfer.
+
+    A transfer's candidates are `candidates[first : first + count]`."""
 
     cells: tuple[NeededCell, ...]
     engine_rank: np.ndarray
@@ -96,12 +95,11 @@ class Pattern:
     candidates: np.ndarray
     """Trainer ranks."""
     holds: np.ndarray
-    """For each of them the index of its box among the tensor's holdings."""
+    """By candidate, the index of its box among the tensor's holdings."""
     period: int
-    """Ordinals are taken modulo this."""
+    """Ordinals are taken modulo this period."""
     bytes_not_on_slot: int
-    """Bytes that engine ranks need and their own slot does not hold, counted from the boxes alone (lower
-    bound)."""
+    """Bytes that engine ranks need and their own slot lacks, from the boxes alone (lower bound)."""
     form: Plain
 
     def __len__(self) -> int:
@@ -114,22 +112,22 @@ class Pattern:
         return volumes[self.cell] * WIRE_BYTES[self.wire]
 
     def senders(self, ordinal: int) -> np.ndarray:
-        """By transfer, the trainer rank that sends the tensor with this ordinal: the candidates take turns."""
+        """Return, by transfer, the sender of the tensor with this ordinal: candidates take turns."""
         return self.candidates[self._chosen(ordinal)]
 
     def _chosen(self, ordinal: int) -> np.ndarray:
         return self.first + (self.turn + ordinal) % self.count
 
     def all_candidates(self, transfers: np.ndarray) -> np.ndarray:
-        """The trainer ranks, in order, that are a candidate of any of the transfers of a mask."""
+        """Return the sorted trainer ranks that are candidates of any transfer in a mask."""
         spans = np.unique(np.stack([self.first[transfers], self.count[transfers]]), axis=1)
         return np.unique(np.concatenate([self.candidates[at : at + n] for at, n in spans.T]))
 
     def of_ranks(self, trainer_rank: int | None, engine_rank: int | None, ordinal: int) -> list[Transfer]:
-        """What a trainer rank sends, and an engine rank receives, of the tensor with this ordinal."""
+        """Return what a trainer rank sends and an engine rank receives of the tensor with this ordinal."""
         chosen = self._chosen(ordinal)
-        mine = (self.candidates[chosen] == trainer_rank) | (self.engine_rank == engine_rank)
-        return [self._transfer(number, int(chosen[number])) for number in np.flatnonzero(mine).tolist()]
+        selected = (self.candidates[chosen] == trainer_rank) | (self.engine_rank == engine_rank)
+        return [self._transfer(number, int(chosen[number])) for number in np.flatnonzero(selected).tolist()]
 
     def _transfer(self, number: int, chosen: int) -> Transfer:
         cell, hold = self.cells[self.cell[number]], int(self.holds[chosen])
@@ -155,7 +153,7 @@ class Item:
 
 
 def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
-    """Every box of every checkpoint tensor, by tensor, in order of group and tensor."""
+    """Return every box of every checkpoint tensor, by tensor, in order of group and tensor."""
     places: dict[str, list[BoxPlace]] = {}
     for number, group in enumerate(groups):
         for index, tensor in enumerate(group.tensors):
@@ -167,10 +165,10 @@ def places_of(groups: Sequence[Replicas]) -> dict[str, list[BoxPlace]]:
 def items(
     trainers: Sequence[Replicas], engines: Sequence[Replicas], topology: Topology, *, block: int
 ) -> list[Item]:
-    """An item per needed checkpoint tensor, in order of first need. WeightSyncError lists boxes no trainer
-    rank holds.
+    """Return an item per needed checkpoint tensor, in order of first need.
 
-    `block`: edge of the blocks of tensors that are needed quantised and held wider.
+    `block`: edge of the blocks of tensors that are needed quantised and held wider. Raises WeightSyncError
+    with the boxes that no trainer rank holds.
     """
     held, needed = places_of(trainers), places_of(engines)
     sides = _Sides.of(trainers, engines, topology)
@@ -193,7 +191,7 @@ def items(
         count[0] += 1
     if missing:
         raise WeightSyncError(
-            f"{len(missing)} tensors or boxes that the rollout needs are held by no trainer rank: "
+            f"no trainer rank holds {len(missing)} tensors or boxes that the rollout needs: "
             + "; ".join(missing[:20])
         )
     return result
@@ -207,20 +205,20 @@ def _key(places: Iterable[BoxPlace], groups: Sequence[Replicas]) -> tuple:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sides:
-    """What the patterns of all classes have in common."""
+    """Common input of all classes' patterns."""
 
     trainers: Sequence[Replicas]
     engines: Sequence[Replicas]
     nearest: NearestRanks
     engine_ranks: Sequence[np.ndarray]
-    """By group of engines."""
+    """By group of engine ranks."""
     group_beside: np.ndarray
-    """By engine rank, the group of the trainer rank on its own slot; -1 where there is none."""
+    """By engine rank: the group of its slot's trainer rank; -1 if there is none."""
 
     @classmethod
     def of(cls, trainers: Sequence[Replicas], engines: Sequence[Replicas], topology: Topology) -> _Sides:
         nearest = NearestRanks(topology)
-        group_of = np.full(len(topology.trainer_slots) + 1, -1)  # the last entry is that of no rank
+        group_of = np.full(len(topology.trainer_slots) + 1, -1)  # the last entry stands for no rank
         for number, group in enumerate(trainers):
             group_of[list(group.ranks)] = number
         ranks = [np.array(group.ranks, np.int32) for group in engines]
@@ -228,7 +226,7 @@ class _Sides:
 
 
 class _Class:
-    """The tensors of one class: which trainer ranks hold which boxes, which engine ranks need which."""
+    """Tensors of one class: which trainer ranks hold which boxes, which engine ranks need which."""
 
     def __init__(
         self, holds: Sequence[BoxPlace], needs: Sequence[BoxPlace], sides: _Sides, form: Plain
@@ -241,7 +239,7 @@ class _Class:
         self._covered: dict[tuple[Box, int], int] = {}
 
     def pattern(self) -> Pattern:
-        """The class's transfers. WeightSyncError names a cell that no trainer rank holds."""
+        """Return the class's transfers; raise WeightSyncError for a cell that no trainer rank holds."""
         listed = [self._columns(need) for need in range(len(self._needs))]
         needed = [cell for cells_of_need, _ in listed for cell in cells_of_need]
         columns, candidates, holds, at, cell_at = [], [], [], 0, 0
@@ -273,7 +271,7 @@ class _Class:
         )
 
     def _columns(self, need: int) -> tuple[list[NeededCell], list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-        """The cells of a need, and for each of them its rows with its candidates and their holdings."""
+        """Return a need's cells, and per cell its rows, candidates and the candidates' holdings."""
         box = self._needs[need].box
         self._form.check(box)
         if box not in self._grid:
@@ -309,31 +307,30 @@ class _Class:
         return self._sides.engines[need.group].tensors[need.index].dtype
 
     def _wires(self, holds: np.ndarray, local: np.ndarray, dtype: str) -> np.ndarray:
-        """By transfer, the number of its wire dtype, from its first candidate's holding."""
+        """Return, by transfer, the number of its wire dtype, from its first candidate's holding."""
         wires = np.array(
             [
-                [self._form.wire(held, dtype, local=here) for here in (False, True)]
+                [self._form.wire(held, dtype, local=local_copy) for local_copy in (False, True)]
                 for held in self._held_dtypes
             ]
         )
         return wires[holds, local.astype(int)]
 
     def _holders_of(self, cell: Box) -> dict[int, int]:
-        """Trainer rank -> its first holding that has all of the cell, in order of rank."""
+        """Return trainer rank -> its first holding that contains the whole cell, in order of rank."""
         if cell not in self._holders:
-            found: dict[int, int] = {}
+            holders: dict[int, int] = {}
             for hold, place in enumerate(self._holds):
                 if contains(self._form.boxes[hold], cell):
                     for rank in self._sides.trainers[place.group].ranks:
-                        found.setdefault(rank, hold)
-            if not found:
+                        holders.setdefault(rank, hold)
+            if not holders:
                 raise WeightSyncError(f"{self._form.tensor} [start {cell[0]}, shape {cell[1]}]")
-            self._holders[cell] = dict(sorted(found.items()))
+            self._holders[cell] = dict(sorted(holders.items()))
         return self._holders[cell]
 
     def _bytes_not_on_slot(self, need: BoxPlace) -> int:
-        """Bytes of one need that its engine ranks' own slots lack: the needed volume less what the slot's
-        trainer rank holds."""
+        """Return the bytes of one need that are missing on its engine ranks' own slots."""
         ranks = self._sides.engine_ranks[need.group]
         lacking = len(ranks) * math.prod(need.box[1])
         groups, times = np.unique(self._sides.group_beside[ranks], return_counts=True)
@@ -343,7 +340,7 @@ class _Class:
         return lacking * int(WIRE_BYTES[wire])
 
     def _covered_by(self, box: Box, group: int) -> int:
-        """Elements of a box that the ranks of a group of trainers have."""
+        """Return the number of a box's elements that a group of trainer ranks holds."""
         if (box, group) not in self._covered:
             boxes = [self._form.boxes[hold] for hold, place in enumerate(self._holds) if place.group == group]
             self._covered[box, group] = _covered(box, boxes)
@@ -364,7 +361,7 @@ _ROW = np.dtype(
 
 
 def _covered(box: Box, boxes: Iterable[Box]) -> int:
-    """Elements of a box that some of the boxes have."""
+    """Return the number of a box's elements that the other boxes cover."""
     common = sorted({c for c in (intersection(b, box) for b in boxes) if c})
     if overlapping_boxes(common):
         return sum(math.prod(c[1]) for c in cells(box, common) if any(contains(b, c) for b in common))

@@ -1,5 +1,4 @@
-"""The trainer ranks of one weight sync: actions whose errors all of them raise, and transfers that have a
-deadline."""
+"""The trainer ranks of one weight sync: errors raised on all ranks, and transfers with a deadline."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """The trainer ranks that run a session together; without a group, this process alone."""
+    """The trainer ranks that run a session together; this process alone if there is no group."""
 
     def __init__(
         self, group: dist.ProcessGroup | None, deadline_seconds: float, device: torch.device
@@ -34,7 +33,7 @@ class RankGroup:
         self.size = dist.get_world_size(group) if group is not None else 1
 
     def together(self, action: Callable[[], T]) -> T:
-        """Runs the action on every rank; an error on any of them is raised on all, with its origin."""
+        """Run the action on every rank; raise an error of any rank on all, with its origin."""
         result, error = None, None
         try:
             result = action()
@@ -50,41 +49,38 @@ class RankGroup:
         return result  # type: ignore[return-value]
 
     def sum_of(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """[n] int64: the sum over all ranks of what the action gives on each; an error on any is raised on
-        all."""
-        own = self.together(action)
+        """Return the sum of all ranks' results, [n] int64; raise an error of any rank on all ranks."""
+        result = self.together(action)
         if self.size == 1:
-            return own
-        total = own.to(self.device)
+            return result
+        total = result.to(self.device)
         self._wait(dist.all_reduce(total, group=self._group, async_op=True))
         return total.cpu()
 
     def agree(self, facts: Mapping[str, object]) -> None:
-        """WeightSyncError on all ranks that names every fact which is not the same on all of them, with what
-        each says."""
+        """Raise WeightSyncError on all ranks if a fact differs; the error names it and each rank's value."""
         if self.size == 1:
             return
-        said = {name: str(value) for name, value in facts.items()}
-        own = json.dumps(said, sort_keys=True).encode()
-        digests = self._gathered(hashlib.sha256(own).digest())
+        values = {name: str(value) for name, value in facts.items()}
+        encoded = json.dumps(values, sort_keys=True).encode()
+        digests = self._gathered(hashlib.sha256(encoded).digest())
         if len(set(digests)) > 1:
             raise WeightSyncError(
-                f"trainer ranks disagree before the first byte: {_differences(self.told(said))}"
+                f"trainer ranks disagree before the first byte: {_differences(self.told(values))}"
             )
 
     def told(self, own: T) -> list[T]:
-        """What every rank says, by rank; any value that can be pickled."""
+        """Return every rank's value, by rank; any value that can be pickled."""
         if self.size == 1:
             return [own]
         data = pickle.dumps(own)
         sizes = [int.from_bytes(size, "little") for size in self._gathered(len(data).to_bytes(8, "little"))]
-        return [pickle.loads(every) for every in self._gathered(data.ljust(max(sizes), b"\0"))]
+        return [pickle.loads(item) for item in self._gathered(data.ljust(max(sizes), b"\0"))]
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> list[Any]:
-        """Starts messages point to point, all at once; `wait` ends them. Each is (rank of the group, flat uint8
-        data)."""
+        """Start point-to-point messages (rank of the group, flat uint8 data) at once; `wait` ends them."""
         if not sends and not receives:
             return []
         assert self._group is not None
@@ -96,32 +92,34 @@ class RankGroup:
         return dist.batch_isend_irecv(operations)
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Returns when all messages are through, on the device too."""
+        """Wait until all messages are through, on the device too."""
         for work in works:
             self._wait(work)
 
     def _collect(self, error: Exception | None) -> str:
-        """Every rank's error text, cut to its end."""
-        own = "" if error is None else "".join(traceback.format_exception(error))[-_ERROR_CHARACTERS:]
-        return "\n".join(f"trainer rank {rank}: {text}" for rank, text in enumerate(self.told(own)) if text)
+        """Return every rank's error text, cut to its last characters."""
+        own_text = "" if error is None else "".join(traceback.format_exception(error))[-_ERROR_CHARACTERS:]
+        return "\n".join(
+            f"trainer rank {rank}: {text}" for rank, text in enumerate(self.told(own_text)) if text
+        )
 
-    def _gathered(self, own: bytes) -> list[bytes]:
-        """Every rank's bytes, which are equally many on all."""
-        mine = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(self.device)
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(dist.all_gather(every, mine, group=self._group, async_op=True))
-        return [t.cpu().numpy().tobytes() for t in every]
+    def _gathered(self, data: bytes) -> list[bytes]:
+        """Return every rank's bytes; all ranks pass equally many."""
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        gathered = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(dist.all_gather(gathered, mine, group=self._group, async_op=True))
+        return [t.cpu().numpy().tobytes() for t in gathered]
 
     def _wait(self, work: Any) -> None:
         work.wait(self._timeout)
 
 
-def _differences(said: Sequence[Mapping[str, str]]) -> str:
-    """The facts that are not the same on all ranks, each with what the ranks say."""
+def _differences(ranks_facts: Sequence[Mapping[str, str]]) -> str:
+    """Name the facts that differ between ranks, each with the ranks' values."""
     lines = []
-    for name in sorted(set().union(*said)):
+    for name in sorted(set().union(*ranks_facts)):
         values: dict[str, list[int]] = {}
-        for rank, facts in enumerate(said):
+        for rank, facts in enumerate(ranks_facts):
             values.setdefault(facts.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
             lines.append(f"{name} is " + ", ".join(f"{v} on ranks {ranks}" for v, ranks in values.items()))

@@ -1,4 +1,4 @@
-"""Runs tables of copies (`planner/copy_table`) over flat tensors, casting and quantising on the way."""
+"""Run tables of copies (`planner/copy_table`) over flat tensors, casting and quantising on the way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mrl.resharding.planner.manifest import WIRE_DTYPES
 from mrl.resharding.transfer.fp8 import quantised
 
 DTYPES = {name: getattr(torch, name) for name in WIRE_DTYPES}
-"""The types of the tensors that plans move, by torch's names without the prefix."""
+"""Dtypes of the tensors that plans move, by torch's names without the prefix."""
 
 
 def run_copies(
@@ -23,8 +23,8 @@ def run_copies(
 ) -> None:
     """Run the copies of a table over flat tensors.
 
-    The side that is the bucket is one flat uint8 tensor; the other a sequence indexed by tensor. Casting
-    follows the target's dtype, through the wire dtype if a bucket is involved.
+    The bucket's side is one flat uint8 tensor, the other side a sequence indexed by tensor. Values are cast
+    to the target's dtype, through the wire dtype if a bucket is involved.
     """
     reads, writes = _Side(sources), _Side(targets)
     single = (table["rows"] == 1) & (table["block"] == 0)
@@ -39,7 +39,7 @@ def run_copies(
 
 
 def _run_together(table: CopyTable, reads: _Side, writes: _Side) -> None:
-    """Copies of single runs, one call for each dtype: few launches on a GPU, and little of Python a row."""
+    """Copy single runs with one call per dtype: few GPU launches, and little Python per row."""
     for wire in np.unique(table["wire"]).tolist():
         rows = table[table["wire"] == wire]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
@@ -49,7 +49,7 @@ def _run_together(table: CopyTable, reads: _Side, writes: _Side) -> None:
 
 
 class _Side:
-    """Flat tensors by index; a bucket's view as each wire dtype is made once."""
+    """Flat tensors by index; the bucket is viewed once per wire dtype."""
 
     def __init__(self, tensors: Any) -> None:
         self._tensors = tensors
@@ -67,7 +67,7 @@ class _Side:
     def runs(
         self, wire: int, indices: np.ndarray, offsets: np.ndarray, lengths: np.ndarray
     ) -> list[torch.Tensor]:
-        """Views of runs, each of one tensor."""
+        """Return views of runs, each within one tensor."""
         columns = zip(indices.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
         return [self.flat(index, wire)[start : start + length] for index, start, length in columns]
 

@@ -1,10 +1,9 @@
-"""The one rule by which weights are quantised: float8 (e4m3) values with a float32 scale for each square
-block.
+"""The one rule that quantises weights: float8 (e4m3) values with a float32 scale per square block.
 
 DeepSeek-V3's form: weight = value * scale, scale = largest magnitude of the block / 448, so that the largest
 value is the format's largest. Values are weight / scale in float32, rounded to nearest even, saturated; a
-block of zeros, or too small for float32, has scale 1. Which tensors have this form, and where their blocks
-lie, is `quantised`'s.
+block that is zero or too small for float32 has scale 1. `quantised` decides which tensors have this form, and
+where their blocks are.
 """
 
 from __future__ import annotations
@@ -17,32 +16,34 @@ from mrl.models.tensors import SCALES
 from mrl.resharding.planner.quantised import quantises
 
 LARGEST = 448.0
-"""The largest number that torch.float8_e4m3fn has."""
+"""Largest number of torch.float8_e4m3fn."""
 _CACHED_ELEMENTS, _DEVICE_ELEMENTS = 1 << 18, 1 << 24
-"""Elements quantised at one time: their float32 forms take a few times as many bytes."""
+"""Elements quantised at a time: their float32 forms take several times as many bytes."""
 
 
 def block_scales(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """[rows, cols] weight that begins on a block -> [ceil(rows / block), ceil(cols / block)] float32."""
+    """Return [ceil(rows / block), ceil(cols / block)] float32 scales of a weight that begins on a block."""
     largest = torch.cat([_largest(weight[band], block) for band in _bands(weight, block)]).float()
-    # By a tensor: to divide by a number CUDA multiplies by its rounded inverse, a last bit away from the CPU's.
+    # By a tensor: to divide by a number, CUDA multiplies by its rounded inverse, a last bit off the CPU's.
     scales = largest / torch.full_like(largest, LARGEST)
     return torch.where(scales == 0, 1.0, scales)
 
 
 def values(weight: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
-    """[rows, cols] float8_e4m3fn."""
+    """Return the quantised values, [rows, cols] float8_e4m3fn."""
     result = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     for band in _bands(weight, block):
         part = weight[band]
-        own = scales[band.start // block : -(-band.stop // block)].repeat_interleave(block, 1)
-        wide = own[:, None].expand(-1, block, -1).reshape(-1, own.shape[1])[: part.shape[0], : part.shape[1]]
+        tall = scales[band.start // block : -(-band.stop // block)].repeat_interleave(block, 1)
+        wide = (
+            tall[:, None].expand(-1, block, -1).reshape(-1, tall.shape[1])[: part.shape[0], : part.shape[1]]
+        )
         result[band] = (part / wide).clamp_(-LARGEST, LARGEST)
     return result
 
 
 def _bands(weight: torch.Tensor, block: int) -> Iterator[slice]:
-    """Rows in whole blocks: as many as stay in a CPU's cache, or on devices as need few launches."""
+    """Yield row ranges of whole blocks: they fit a CPU's cache, or need few launches on a device."""
     rows, cols = weight.shape
     most = _CACHED_ELEMENTS if weight.device.type == "cpu" else _DEVICE_ELEMENTS
     step = max(1, most // cols // block) * block
@@ -51,11 +52,10 @@ def _bands(weight: torch.Tensor, block: int) -> Iterator[slice]:
 
 
 def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
-    """The largest magnitude of each block of [rows, cols]; NaN where one is in it."""
+    """Return the largest magnitude per block of [rows, cols]; NaN if the block contains one."""
     bits = torch.int16 if band.itemsize == 2 else torch.int32
-    magnitudes = (
-        band.view(bits) & torch.iinfo(bits).max
-    )  # several times faster than abs, and ordered as numbers are
+    # Several times faster than abs; these integers are ordered like the numbers.
+    magnitudes = band.view(bits) & torch.iinfo(bits).max
     rows, cols = (-size % block for size in band.shape)
     if rows or cols:
         magnitudes = torch.nn.functional.pad(magnitudes, (0, cols, 0, rows))
@@ -64,7 +64,7 @@ def _largest(band: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def quantised(weight: torch.Tensor, wire: str, block: int) -> torch.Tensor:
-    """The values (wire float8_e4m3fn) or the scales (wire float32) of a box of whole blocks."""
+    """Return the values (wire float8_e4m3fn) or scales (wire float32) of a box of whole blocks."""
     scales = block_scales(weight, block)
     return scales if wire == "float32" else values(weight, scales, block)
 
@@ -72,7 +72,7 @@ def quantised(weight: torch.Tensor, wire: str, block: int) -> torch.Tensor:
 def whole_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]], block: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Complete checkpoint tensors as an engine with quantised weights wants them. `block` 0: as they are."""
+    """Yield complete checkpoint tensors in a quantised engine's form; with block 0 yield them unchanged."""
     for name, tensor in tensors:
         if block and quantises(name):
             scales = block_scales(tensor, block)

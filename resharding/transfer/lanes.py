@@ -1,7 +1,6 @@
-"""Lanes take packed messages to where they are needed, window by window.
+"""Lanes carry packed messages to where they are needed, window by window.
 
-Both have two send buckets in turn: one is packed while the other is on its way. After a failure nothing is
-under way.
+A lane has two send buckets: one is packed while the other is in flight. After a failure nothing is in flight.
 """
 
 from __future__ import annotations
@@ -20,25 +19,24 @@ from mrl.resharding.wire.parcels import digest_in, with_digests, with_trailers
 
 
 class PeerLane:
-    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot, which its receiver
-    shares.
+    """Sends from trainer rank to trainer rank, into the receive bucket of the peer's slot.
 
-    A message's digest is taken in the send bucket and travels after it. The receiver compares it with what
-    lies in its bucket; this slot's trainer only passes it on."""
+    A message's digest is taken in the send bucket and follows the message. The receiver compares it with the
+    bytes in its bucket; its slot's trainer only forwards it."""
 
     def __init__(self, ranks: RankGroup, part: SlotPart, rank_of_slot: Mapping[int, int]) -> None:
         self._ranks, self._rank_of_slot = ranks, rank_of_slot
         self._buckets = _send_buckets(part, ranks.device)
         self._works: list[Any] = []
         self._arriving: list[tuple[int, SlotMessage, torch.Tensor]] = []
-        """(sender's rank, message, where its digest comes) of the started window."""
+        """(sender's rank, message, room for its digest) of the started window."""
 
     def bucket(self, turn: int) -> torch.Tensor:
         """Return the send bucket of a window, free to pack into."""
         return self._buckets[turn % 2]  # the window before the last was finished
 
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        """Start the packed messages of the window, and fill `received` with what this slot gets of peers."""
+        """Start the window's packed messages; receive the peers' messages for this slot into `received`."""
         assert received is not None or not window.receives, "a slot that receives has a receiver"
         rank, bucket = self._rank_of_slot, self._buckets[turn % 2]
         sends = [(rank[s.peer], bucket[s.offset : s.offset + s.num_bytes]) for s in window.sends]
@@ -47,28 +45,27 @@ class PeerLane:
             for r in window.receives
         ]
         receives, trailers = with_trailers(receives, self._ranks.device)
-        self._arriving = [(rank[r.peer], r, own) for r, own in zip(window.receives, trailers, strict=True)]
+        self._arriving = [(rank[r.peer], r, room) for r, room in zip(window.receives, trailers, strict=True)]
         self._works = self._ranks.exchange(with_digests(sends), receives)
 
     def finish(self, turn: int) -> list[Parcel]:
-        """Return when what this slot gets of peers in a started window is there, and what it sends reaches
-        them.
+        """Wait for a started window's messages from and to peers.
 
-        The result is what lies in the receive bucket, with its senders' digests.
+        Returns the messages in the receive bucket, with their senders' digests.
         """
         works, self._works = self._works, []
         self._ranks.wait(works)
         return [
-            Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(came))
-            for rank, r, came in self._arriving
+            Parcel(rank=rank, offset=r.offset, num_bytes=r.num_bytes, digest=digest_in(trailer))
+            for rank, r, trailer in self._arriving
         ]
 
     def drain(self) -> None:
-        """Does nothing: every window was finished."""
+        """Do nothing: every window was finished."""
 
 
 class MeshLane:
-    """Sends from trainer rank to engine rank where they share no memory."""
+    """Sends from trainer rank to engine rank if they share no memory."""
 
     def __init__(
         self,
@@ -77,8 +74,8 @@ class MeshLane:
         receiver_of_slot: Mapping[int, int],
         places: Sequence[Mapping[int, int]],
     ) -> None:
-        """`receiver_of_slot`: of those that take part; what is for others stays here. `places`: by window,
-        slot -> where this rank's message begins in that slot's receive bucket."""
+        """`receiver_of_slot`: only engine ranks that take part; messages for others are not sent. `places`:
+        by window, slot -> offset of this rank's message in that slot's receive bucket."""
         self._mesh, self._receiver_of_slot, self._places = mesh, receiver_of_slot, places
         self._buckets = _send_buckets(part, mesh.device)
         self._works: list[list[Any]] = [[], []]
@@ -90,7 +87,7 @@ class MeshLane:
         return self._buckets[turn % 2]
 
     def start(self, turn: int, window: WindowPart, received: torch.Tensor | None) -> None:
-        """Start the packed messages of the window; engine ranks receive them by themselves."""
+        """Start the window's packed messages; engine ranks receive them themselves."""
         bucket, messages = self._buckets[turn % 2], []
         for m in (m for m in window.sends if m.peer in self._receiver_of_slot):
             data, place = bucket[m.offset : m.offset + m.num_bytes], self._places[turn][m.peer]
@@ -98,11 +95,11 @@ class MeshLane:
         self._works[turn % 2] = self._mesh.send(messages)
 
     def finish(self, turn: int) -> None:
-        """Return when the messages reach their receivers, with their digests."""
+        """Wait until the messages reach their receivers, with their digests."""
         self._mesh.flush(self._works[turn % 2])
 
     def drain(self) -> None:
-        """Return when everything that was sent has been taken."""
+        """Wait until receivers took everything that was sent."""
         self.bucket(0)
         self.bucket(1)
 
@@ -115,7 +112,7 @@ Lane = PeerLane | MeshLane
 
 
 def parcels_of(part: SlotPart, rank_of_slot: Mapping[int, int]) -> list[list[Parcel]]:
-    """By window, the messages a slot receives, with their senders' ranks."""
+    """Return, by window, the messages a slot receives, with their senders' ranks."""
     return [
         [Parcel(rank=rank_of_slot[r.peer], offset=r.offset, num_bytes=r.num_bytes) for r in window.receives]
         for window in part.windows

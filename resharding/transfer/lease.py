@@ -1,8 +1,8 @@
-"""Trainers' parameter memory, lent to a receiver for one weight sync: its slot's, and on CPUs that of all of its node.
+"""Trainers' parameter memory, lent to a receiver for one weight sync: its slot's, on CPUs its node's.
 
-Export, map, read, wait for the device, unmap, acknowledge: each once per session on GPUs. Files stay mapped from one
-session to the next, else every session would fault in all their pages again; what their owner frees is free all the same.
-The owner's side counts leases (its own `ParameterMemory`); this file only describes and opens.
+On GPUs each session exports, maps, reads, waits for the device, unmaps and acknowledges once. Files stay
+mapped between sessions: else every session would fault in all pages again. What their owner frees is freed
+all the same. The owner counts leases (`ParameterMemory`); this file only describes and opens memory.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from mrl.resharding.wire.shared_memory import unmap
 
 
 def describe_files(files: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """`files`: (fd, bytes) of this process's shared buffers."""
-    own = ProcessId.own()
-    owner = {"kind": "file", "pid": own.pid, "start_ticks": own.start_ticks}
+    """Describe this process's shared buffers, given as (fd, bytes)."""
+    process = ProcessId.own()
+    owner = {"kind": "file", "pid": process.pid, "start_ticks": process.start_ticks}
     return [
         owner | {"fd": fd, "inode": os.fstat(fd).st_ino, "num_bytes": num_bytes} for fd, num_bytes in files
     ]
 
 
 def describe_device(buffers: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-    """CUDA: a fresh export of each buffer's storage, to be opened once."""
+    """Export each CUDA buffer's storage anew; a description may be opened once."""
     return [describe_storage(buffer.untyped_storage()) | {"num_bytes": buffer.nbytes} for buffer in buffers]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lent:
-    """What a trainer rank says of its parameter memory, which others of its node read."""
+    """Description of a trainer rank's parameter memory, which others of its node read."""
 
     tensors: Sequence[LeasedTensor]
     files: Sequence[dict[str, Any]]
-    """Its buffers, the same in every session; none on a GPU, where each session exports them anew."""
+    """Buffers, the same in every session; none on a GPU, where each session exports them anew."""
 
 
 def of_lenders(lent: Sequence[Lent]) -> list[LeasedTensor]:
-    """The tensors of all lenders, in buffers that are numbered through."""
+    """Return the tensors of all lenders, with their buffers numbered consecutively."""
     tensors, buffers = [], 0
     for lender in lent:
         tensors += [dataclasses.replace(t, buffer=t.buffer + buffers) for t in lender.tensors]
@@ -58,7 +58,7 @@ def of_lenders(lent: Sequence[Lent]) -> list[LeasedTensor]:
 
 
 class Lease:
-    """The reader's side: all buffers of one session, as [bytes] uint8 tensors that may only be read."""
+    """The reader's side: all buffers of one session, as read-only [bytes] uint8 tensors."""
 
     def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
         self.descriptions = list(descriptions)
@@ -76,25 +76,27 @@ class Lease:
         owner = ProcessId(description["pid"], description["start_ticks"])
         num_bytes = description["num_bytes"]
         with file_of_process(owner, description["fd"], "leased memory") as (fd, path):
-            found = os.fstat(fd)
-            if found.st_ino != description["inode"]:
-                raise WeightSyncError(f"{path} is another file than the one that was leased")
-            if not 0 < num_bytes <= found.st_size:
-                raise WeightSyncError(f"{path} holds {found.st_size} bytes, its description says {num_bytes}")
+            status = os.fstat(fd)
+            if status.st_ino != description["inode"]:
+                raise WeightSyncError(f"{path} is another file than the leased one")
+            if not 0 < num_bytes <= status.st_size:
+                raise WeightSyncError(
+                    f"{path} has {status.st_size} bytes, but its description says {num_bytes}"
+                )
             memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         self._maps.append(memory)
-        # torch has no tensors that cannot be written: a write would end this process.
+        # torch has no read-only tensors: a write would end this process.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             self.buffers.append(torch.from_numpy(np.frombuffer(memory, dtype=np.uint8)))
 
     @property
     def stays(self) -> bool:
-        """Whether it may be read in later sessions too, which describe the same memory."""
+        """True if later sessions that describe the same memory may also read it."""
         return not self._opened
 
     def close(self) -> None:
-        """Unmaps everything; only then may the lease be acknowledged as over."""
+        """Unmap everything; acknowledge the end of the lease only afterwards."""
         self.buffers = []
         maps, self._maps = self._maps, []
         for memory in maps:
@@ -104,14 +106,14 @@ class Lease:
             segment.close()
 
     def flat(self, tensor: LeasedTensor) -> torch.Tensor:
-        """[elements] a tensor in the buffers."""
+        """Return a leased tensor as [elements]."""
         dtype = DTYPES[tensor.dtype]
         size = tensor.num_elements * dtype.itemsize
         return self.buffers[tensor.buffer][tensor.byte_offset : tensor.byte_offset + size].view(dtype)
 
 
 def renewed(lease: Lease | None, descriptions: Sequence[dict[str, Any]]) -> Lease:
-    """The lease of an earlier session, where it stays and is of the same memory; else that one ends and a new one begins."""
+    """Return the earlier lease if it stays and is of the same memory; else close it and open a new one."""
     if lease is not None and lease.stays and lease.descriptions == list(descriptions):
         return lease
     if lease is not None:

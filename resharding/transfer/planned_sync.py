@@ -1,7 +1,7 @@
-"""One trainer rank's side of every weight sync, by a plan that is made once and replayed.
+"""One trainer rank's side of every weight sync: it replays a plan that is made once.
 
-Consumes: the Megatron worker's description of itself, the engine ranks' manifests. Produces: sessions sent. Waits for:
-peers and its receivers, each with sync.deadline_seconds.
+Reads the Megatron worker's description of itself and the engine ranks' manifests. Waits for its peers and its
+receivers, each with sync.deadline_seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mrl.resharding.wire.slot_link import SlotLink
 
 
 class Memory(Protocol):
-    """What is read of a Megatron worker's parameter memory."""
+    """The part of a Megatron worker's parameter memory that the sync uses."""
 
     @property
     def buffers(self) -> Sequence[Any]: ...
@@ -52,7 +52,7 @@ class Memory(Protocol):
 
 
 class SyncedTrainer(Protocol):
-    """What is read of a Megatron worker."""
+    """The part of a Megatron worker that the sync uses."""
 
     family: Family
     hf_config: dict[str, Any]
@@ -62,15 +62,15 @@ class SyncedTrainer(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """Whose layers name the parameters."""
+        """Layer spec that names the parameters."""
         ...
 
     def local_tensors(self) -> Sequence[tuple[LocalTensor, torch.Tensor, int, int]]:
-        """(tensor, its values, its buffer's number, its first byte there), in the manifest's order."""
+        """Return (tensor, its values, its buffer's number, its first byte there), in the manifest's order."""
         ...
 
     def loaded_boxes(self) -> ReadBoxes | None:
-        """Reads the folder whose weights the parameters are; None once they were changed."""
+        """Return a reader of the folder the parameters were loaded from; None once they have changed."""
         ...
 
     @property
@@ -78,8 +78,8 @@ class SyncedTrainer(Protocol):
 
 
 class PlannedSync:
-    """Follows the static plan: nobody gathers; an engine rank reads what its slot holds, and on CPUs what its node
-    holds, from leased memory, and gets the rest in messages."""
+    """Sends the weights by the static plan, without gathering: an engine rank reads what its slot (on CPUs:
+    its node) holds from leased memory, and gets the rest in messages."""
 
     def __init__(
         self,
@@ -91,9 +91,15 @@ class PlannedSync:
         topology: Topology,
         store: str | None = None,
     ) -> None:
-        """`addresses`, `engines`: of every engine rank in order (`RolloutEngine.engine_manifests` of each
-        engine). `topology`: where all of them are. `store`: the trainers' torch.distributed store (distributed
-        transport)."""
+        """Plan the sync; every trainer rank calls it.
+
+        Args:
+            addresses: receivers' addresses, one per engine rank, in order.
+            engines: manifests, one per engine rank, in order (`RolloutEngine.engine_manifests` of each
+                engine).
+            topology: slots and nodes of all ranks.
+            store: the trainers' torch.distributed store; only a transport other than auto needs it.
+        """
         self._trainer, self._sync = trainer, sync
         world = trainer.layout.world_size
         self._group = dist.group.WORLD if world > 1 else None
@@ -104,10 +110,9 @@ class PlannedSync:
             r: WeightSender(addresses[r], sync, self._link_to(r))
             for r in range(self._rank, len(addresses), world)
         }
-        """Of the engine ranks that this rank feeds: every num_trainers-th, and so its slot's if slots are
-        shared."""
-        own = [tensor for tensor, _, _, _ in trainer.local_tensors()]
-        trainers = self._trainers(own)
+        """By engine rank that this rank feeds: every num_trainers-th, its own slot's if slots are shared."""
+        own_tensors = [tensor for tensor, _, _, _ in trainer.local_tensors()]
+        trainers = self._trainers(own_tensors)
         self.plan = build_plan(
             trainers,
             [dataclasses.replace(d, rank=rank) for rank, d in enumerate(engines)],
@@ -120,7 +125,7 @@ class PlannedSync:
         )
         self.part = self.plan.part(topology.trainer_slots[self._rank])
         self._require_stored_alike()
-        self._proof = TrainerProof(PlanCells(self.plan), self._rank, own, tuple(self._senders))
+        self._proof = TrainerProof(PlanCells(self.plan), self._rank, own_tensors, tuple(self._senders))
         self._facts: dict[str, object] = {
             "sync": sync,
             "layout": trainer.layout,
@@ -131,21 +136,22 @@ class PlannedSync:
             "trainer ranks' manifests": [manifest.digest[:12] for manifest in trainers],
             "plan": self.plan.digest,
         }
-        """What must be the same on all ranks, by the words that an error names it with."""
+        """Facts that must be equal on all ranks, by their names in errors."""
         self._compared_with_folder = False
         self._feeds: list[Feed] | None = None
         self.received_bytes = 0
-        """What reaches this rank's receivers from other slots in one session, messages' alignment included; known from
-        the first session on."""
+        """Bytes that this rank's receivers get from other slots per session, with alignment; 0 before the
+        first."""
         self._lane: Lane | None = None
         self._absent: tuple[int, ...] = ()
-        """Engine ranks that the lane has nothing for."""
+        """Engine ranks that the lane skips."""
 
     def _mesh_through(self, store: str | None) -> TrainerMesh:
         sync = self._sync
         if store is None:
             raise WeightSyncError(
-                f"sync.transport = {sync.transport} needs the address of the trainers' store"
+                f"sync.transport = {sync.transport} needs the address of the trainers' store, but none is "
+                "given"
             )
         if sync.transport == "nixl":
             nixl()
@@ -164,46 +170,45 @@ class PlannedSync:
             return SlotLink(self._sync.bucket_bytes, self._trainer.device)
         return MeshLink(self._mesh, receiver, self._sync.bucket_bytes)
 
-    def _trainers(self, own: Sequence[LocalTensor]) -> list[RankManifest]:
-        """Every rank's manifest from the layout; this rank's must be what it really holds."""
+    def _trainers(self, own_tensors: Sequence[LocalTensor]) -> list[RankManifest]:
+        """Build every rank's manifest from the layout, and check this rank's against the tensors it holds."""
         trainer = self._trainer
         dtype = str(trainer.dtype).removeprefix("torch.")
         manifests = trainer_rank_manifests(trainer.hf_config, trainer.layout, dtype=dtype, spec=trainer.spec)
-        if RankManifest.of(self._rank, own).digest != manifests[self._rank].digest:
+        if RankManifest.of(self._rank, own_tensors).digest != manifests[self._rank].digest:
             raise WeightSyncError(
-                f"trainer rank {self._rank} holds other tensors than its layout {trainer.layout} says"
+                f"the tensors of trainer rank {self._rank} differ from those of its layout {trainer.layout}"
             )
         return manifests
 
     def _require_stored_alike(self) -> None:
-        """WeightSyncError for a tensor that must come whole and that engines read in another form than trainers hold."""
+        """Raise WeightSyncError if a tensor that must come whole is stored transposed in the checkpoint."""
         trainer, whole = self._trainer, self.plan.whole_tensors
         tensors = trainer.family.checkpoint_tensors(trainer.hf_config)
         if stacked := [t.name for t in tensors if t.stack and t.name in whole]:
             raise WeightSyncError(
-                f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do more than copy "
-                "boxes of them or a quantised block lies on several trainer ranks. They lie transposed in the folder, "
-                "which only a plan by boxes can follow"
+                f"{stacked[:3]} ({len(stacked)} tensors) must come whole, because the engine's loaders do "
+                "more than copy boxes of them or a quantised block is split over trainer ranks; but the "
+                "checkpoint stores them transposed, which only a plan by boxes supports"
             )
 
     @property
     def digest(self) -> str:
-        """What a session must carry; equal on all ranks."""
+        """Digest that a session must carry; equal on all ranks."""
         return self.plan.digest
 
     def feeds(self, ranks: RankGroup) -> list[Feed]:
-        """The engine ranks that this rank feeds; in the first session the ranks tell each other where their parameters
-        lie."""
+        """Return the engine ranks that this rank feeds; the first call exchanges places of parameters."""
         if self._feeds is None:
-            own = ranks.together(self._lent)
+            own_memory = ranks.together(self._lent)
             read = self.plan.options.read_neighbours
-            lent = dict(enumerate(ranks.told(own))) if read else {self._rank: own}
+            lent = dict(enumerate(ranks.told(own_memory))) if read else {self._rank: own_memory}
             self._feeds = ranks.together(lambda: [self._feed(r, lent) for r in self._senders])
             self.received_bytes = sum(map(self._received, self._feeds))
         return self._feeds
 
     def _lent(self) -> Lent:
-        """What this rank lends in every session."""
+        """Describe the memory that this rank lends in every session."""
         trainer = self._trainer
         files = describe_files(trainer.memory.export()) if trainer.device.type == "cpu" else ()
         return Lent(leased_tensors(trainer.local_tensors()), files)
@@ -225,13 +230,14 @@ class PlannedSync:
         return {slot: rank for rank, slot in enumerate(self.plan.topology.trainer_slots)}
 
     def _received(self, feed: Feed) -> int:
-        """Bytes from other slots."""
+        """Return the bytes that a receiver gets from other slots."""
         messages = sum(window.bucket_bytes for window in feed.tables.windows)
         return messages + feed.tables.lent_bytes(len(self._part_of(feed.receiver).trainer_tensors))
 
     def redial(self, addresses: Mapping[int, str]) -> None:
-        """Other processes have taken the places of these engine ranks, by number, with the same manifests:
-        the plan stays. Every trainer rank is told of all."""
+        """Connect to new processes in place of these engine ranks (number -> address), with equal manifests.
+
+        The plan stays. Every trainer rank gets all addresses."""
         for receiver in addresses.keys() & self._senders.keys():
             self._senders[receiver].redial(addresses[receiver])
         if self._mesh is not None:
@@ -239,11 +245,12 @@ class PlannedSync:
         self._lane = None
 
     def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, float]:
-        """Sends one session under a lease of the parameter memory, not to the `absent` engine ranks; all trainer ranks
-        call it together."""
+        """Send one session under a lease of the parameter memory; all trainer ranks call it together.
+
+        Nothing is sent to the `absent` engine ranks. Returns seconds and bytes by metric name."""
         trainer = self._trainer
         ranks = RankGroup(self._group, self._sync.deadline_seconds, trainer.device)
-        trainer.memory.lease()  # before all have met: some receiver may read from then on
+        trainer.memory.lease()  # before the ranks meet: a receiver may read from then on
         try:
             self._require_agreed(session, ranks, absent)
             self._leave_out(absent)
@@ -259,7 +266,7 @@ class PlannedSync:
                 mesh=self._mesh,
             )
         except BaseException:
-            self._lane = None  # messages of the failed session may still be under way in its buckets
+            self._lane = None  # its buckets may still have messages of the failed session in flight
             raise
         finally:
             trainer.memory.release()
@@ -269,13 +276,14 @@ class PlannedSync:
         }
 
     def _require_agreed(self, session: Session, ranks: RankGroup, absent: Sequence[int]) -> None:
-        """WeightSyncError on all ranks where they disagree about anything, or hold other weights than the
-        folder they loaded (asked once, in the first session that is proved)."""
+        """Raise WeightSyncError on all ranks if they disagree, or differ from the folder they loaded.
+
+        The first session with a proof compares the folder, later ones do not."""
         opened = (session, session.session_id, session.full, session.digest)
         ranks.agree(self._facts | {"session": opened, "absent engine ranks": list(absent)})
         if session.digest != self.digest:
             raise WeightSyncError(
-                f"{session} was made for another plan (digest {session.digest[:12]}, here {self.digest[:12]})"
+                f"{session} is of another plan (digest {session.digest[:12]}, expected {self.digest[:12]})"
             )
         if session.full and not self._compared_with_folder:
             ranks.together(self._require_loaded)
@@ -288,21 +296,21 @@ class PlannedSync:
             self._proof.require_loaded(arrays, read)
 
     def _leave_out(self, absent: Sequence[int]) -> None:
-        """The lane and the mesh of the next session are without these engine ranks."""
+        """Drop these engine ranks from the next session's lane and mesh."""
         if tuple(absent) != self._absent:
             self._absent, self._lane = tuple(absent), None
         if self._mesh is not None:
             self._mesh.keep([r for r in range(self._num_receivers) if r not in absent])
 
     def _leased(self, feed: Feed) -> Feed:
-        """With what its receiver reads in this session."""
+        """Add the lease that the receiver reads on a GPU; exported anew for each session."""
         if self._trainer.device.type != "cuda" or not self._part_of(feed.receiver).lenders:
             return feed
         buffers = [buffer.param_data for buffer in self._trainer.memory.buffers]
         return dataclasses.replace(feed, lease=describe_device(buffers))
 
     def _far(self, ranks: RankGroup) -> Lane | None:
-        """The lane beyond what is read, with its buckets, made in the first session; None where everything is read."""
+        """Return the lane for what leases do not cover, made in the first session; None if they cover all."""
         topology = self.plan.topology
         if self.plan.options.read_neighbours and len(set(topology.nodes)) == 1:
             return None
@@ -317,21 +325,22 @@ class PlannedSync:
         return self._lane
 
     def _places(self, ranks: RankGroup) -> list[dict[int, int]]:
-        """By window, slot -> where this rank's message begins in its receive bucket: what the ranks that feed the
-        slots tell all others."""
+        """Return, per window, slot -> offset of this rank's message in that slot's receive bucket.
+
+        The ranks that feed the slots send the offsets to all others."""
         offsets = {
             part.slot: [{r.peer: r.offset for r in window.receives} for window in part.windows]
             for part in map(self._part_of, self._senders)
         }
-        own, places = self.part.slot, [{} for _ in self.part.windows]
-        for slot, of_slot in (said for every in ranks.told(offsets) for said in every.items()):
+        own_slot, places = self.part.slot, [{} for _ in self.part.windows]
+        for slot, of_slot in (item for by_slot in ranks.told(offsets) for item in by_slot.items()):
             for window, senders in zip(places, of_slot, strict=True):
-                if own in senders:
-                    window[slot] = senders[own]
+                if own_slot in senders:
+                    window[slot] = senders[own_slot]
         return places
 
     def close(self) -> None:
-        """Frees the buffers; the receivers must have released them."""
+        """Free the buffers; the receivers must have released them."""
         for sender in self._senders.values():
             sender.close()
         if self._mesh is not None:

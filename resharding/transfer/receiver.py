@@ -1,8 +1,8 @@
-"""The receiving end of a slot: takes windows, checks them, has a consumer copy them, commits or fails.
+"""The receiving end of a slot: takes windows, checks them, lets a consumer copy them, and commits or fails.
 
-Owns the protocol, not the model: a consumer loads (vLLM's are in `vllm/modules.py`). It runs inside one
-blocking call with a deadline on every wait. Whatever goes wrong, the consumer is told to put itself back, the
-sender gets the traceback, and the state is failed until a full session commits.
+Owns the protocol, not the model: a consumer loads (vLLM's: `vllm/modules.py`). It runs inside one blocking
+call with a deadline on every wait. After any error the consumer restores itself, the sender gets the
+traceback, and the state is failed until a full session commits.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from mrl.resharding.wire.mesh_link import KINDS, MeshInbox
 from mrl.resharding.wire.slot_link import SlotInbox
 
 _LAST_WORDS_SECONDS = 2.0
-"""How long a receiver whose bytes did not come listens for its sender's own error."""
+"""How long a receiver with missing bytes waits for its sender's own error."""
 
 
 class Consumer(Protocol):
-    """What a receiver feeds with the windows of a plan: an engine's modules (`vllm/modules.py`), or bare
-    storages."""
+    """Takes the windows of a plan: an engine's modules (`vllm/modules.py`) or bare storages."""
 
     @property
     def manifest(self) -> RankManifest | None:
-        """What this engine rank itself says of its loader layout; None where it was never asked."""
+        """This engine rank's own description of its loader layout; None if it was never traced."""
         ...
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """A session's bytes are about to arrive. `proof` wants every target of the tables after its last byte
-        and before anything is made of it (`EngineProof.look`): parameters in loader layout, whole tensors
-        before they are loaded."""
+        """Prepare for a session's bytes.
+
+        Call `proof.look` on every target after its last byte and before processing: parameters in loader
+        layout, whole tensors before they are loaded."""
         ...
 
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        """Runs one window's copies, from flat leased tensors and from the filled bytes of the bucket; loads
-        the whole tensors that are complete with it."""
+        """Run one window's copies from flat leased tensors and the filled bytes of the bucket.
+
+        Loads the whole tensors that are complete after it."""
         ...
 
     def finish(self) -> None:
-        """Everything arrived: check completeness, process."""
+        """Check that everything arrived, then process it."""
         ...
 
     def abort(self) -> None:
-        """Put loading state back so that a full resend starts clean; must not raise."""
+        """Restore the loading state so that a full resend starts clean; must not raise."""
         ...
 
 
@@ -65,30 +66,29 @@ class Receiver:
     """The receiving end of one engine rank; it lives as long as its process."""
 
     def __init__(self, *, deadline_seconds: float, device: torch.device, host: str | None = None) -> None:
-        """`host`: this machine's address, for a sender that does not share this slot's memory."""
+        """`host`: this machine's address, for a sender that does not share this slot's memory; else None."""
         self.progress = ReceiverProgress()
         self.deadline_seconds = deadline_seconds
-        """The longest wait for the sender."""
+        """Longest wait for the sender."""
         self._device = device
         self._listener = Listener(host)
         self._inbox: SlotInbox | MeshInbox | None = None
         self._known_tables: dict[tuple[str, str], Tables] = {}
         self._known_proofs: dict[tuple[str, str], EngineProof] = {}
         self._proof: EngineProof | None = None
-        """What proves the open session; None in one that is not proved."""
+        """Proof of the open session; None if the session has none."""
         self._lease: Lease | None = None
         self._spent: dict[str, float] = {}
 
     @property
     def address(self) -> str:
-        """Where this rank's sender connects."""
+        """Address that this rank's sender connects to."""
         return self._listener.address
 
     def receive(self, session: Session, consumer: Consumer) -> dict[str, float]:
-        """Takes one whole session; returns after commit, with the seconds of its waits and works.
+        """Take one whole session; return the seconds of its waits and phases after commit.
 
-        Any error is raised after the consumer was put back, the lease ended and the sender told; the state is
-        then failed.
+        After any error the consumer is restored, the lease ended, the sender informed and the state failed.
         """
         self.progress.prepare(session)
         self._spent = dict.fromkeys(("copy", "load", "process"), 0.0)
@@ -120,15 +120,15 @@ class Receiver:
         if conversation.begun:
             conversation.send(m.Failed(session_id=conversation.session.session_id, error=text))
         if self._inbox is not None:
-            self._inbox.drop()  # after the error was sent: whoever misses a message asks for it
+            self._inbox.drop()  # after the error: a sender that loses a message waits for that error
 
     def drop(self) -> None:
-        """The weights were given up (a sleep): nothing is served until a session commits again."""
+        """Stop serving until a session commits again, because the weights were given up (sleep)."""
         if self.progress.serving:
             self.progress.fail()
 
     def release(self) -> None:
-        """Unmaps buffers and leased memory; the owner may free them when this has returned."""
+        """Unmap buffers and leased memory; their owner may free them after it returns."""
         self._end_lease()
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
@@ -138,7 +138,7 @@ class Receiver:
         self.release()
         self._listener.close()
 
-    # -- the phases of a session ---------------------------------------------------------------------------------
+    # -- the phases of a session -----------------------------------------------------------------------------
 
     def _accept(self, conversation: SessionConversation) -> m.Open:
         opening = conversation.accept()
@@ -146,10 +146,11 @@ class Receiver:
         return opening
 
     def _proof_of(self, tables: Tables, manifest: RankManifest | None) -> EngineProof:
-        """How what the tables bring is proved, by this rank's own manifest; kept for sessions with the same."""
+        """Return the proof of these tables by this rank's own manifest; cached while both stay the same."""
         if manifest is None:
             raise WeightSyncError(
-                "this engine rank was never asked where its loaders put the weights: nothing can be proved here"
+                "a full session needs this engine rank's manifest to prove the weights, but none was traced; "
+                "call engine_manifests first"
             )
         key = (tables.digest, manifest.digest)
         if key not in self._known_proofs:
@@ -158,8 +159,7 @@ class Receiver:
         return self._known_proofs[key]
 
     def _tables(self, conversation: SessionConversation, opening: m.Open) -> Tables:
-        """This slot's tables, from the sender or from an earlier session with the same digests, checked
-        against memory."""
+        """Return this slot's tables from the sender or an earlier session, checked against memory."""
         session = conversation.session
         key = (session.digest, opening.tables_digest)
         tables = self._known_tables.get(key)
@@ -180,10 +180,9 @@ class Receiver:
     def _take_windows(
         self, conversation: SessionConversation, opening: m.Open, tables: Tables, consumer: Consumer
     ) -> None:
-        """Everything is written and proved. What has to be unmapped is so after the last window, before anything is
-        acknowledged as complete."""
+        """Write and prove all windows; end a lease that must end before the receiver reports completion."""
         if opening.at_once and any(window.bucket_bytes for window in tables.windows):
-            raise WeightSyncError(f"{conversation.session} sends nothing, and its windows bring bytes")
+            raise WeightSyncError(f"{conversation.session} sends no messages, but its windows need some")
         self._lease = renewed(self._lease, opening.lease)
         sources = [self._lease.flat(tensor) for tensor in tables.sources]
         consumer.start(tables, self._proof)
@@ -203,12 +202,12 @@ class Receiver:
         message, taken = conversation.next("the end"), len(tables.windows)
         if not isinstance(message, m.SessionEnd) or message.num_windows != taken:
             raise WeightSyncError(
-                f"{conversation.session}: {taken} windows were taken, expected their end, got {message!r:.200}"
+                f"{conversation.session}: expected the end after {taken} windows, got {message!r:.200}"
             )
         self._prove(message)
 
     def _window(self, conversation: SessionConversation, size: int, expected: int) -> torch.Tensor:
-        """[size] uint8: what the next window brings from elsewhere, once the sender says that it is there."""
+        """Return [size] uint8, the next window's bytes from other slots, once the sender announces them."""
         message = conversation.next(f"window {expected}")
         if not isinstance(message, m.WindowFilled) or message.index != expected:
             raise WeightSyncError(f"{conversation.session}: expected window {expected}, got {message!r:.200}")
@@ -223,12 +222,11 @@ class Receiver:
             lease.close()
 
     def _prove(self, end: m.SessionEnd) -> None:
-        """WeightSyncError unless the engine holds what the trainer's own parameters hold, in a session that
-        is proved."""
+        """If the session has a proof, raise WeightSyncError unless the engine has the trainer's weights."""
         if self._proof is None:
             return
         if end.proof is None:
-            raise WeightSyncError("the session is to be proved, and its end brings no proof")
+            raise WeightSyncError("the session must be proved, but its end message has no proof")
         self._proof.compare(end.proof)
 
     def _finish(self, conversation: SessionConversation, consumer: Consumer) -> dict[str, float]:
@@ -247,7 +245,7 @@ class Receiver:
         conversation.send(m.Committed(session_id=conversation.session.session_id))
         self.progress.commit()
 
-    # -- pieces --------------------------------------------------------------------------------------------------
+    # -- pieces ----------------------------------------------------------------------------------------------
 
     def _bytes(
         self,
@@ -256,12 +254,11 @@ class Receiver:
         num_bytes: int,
         parcels: Sequence[m.Parcel] | None = None,
     ) -> torch.Tensor:
-        """A bucket's bytes. A sender that gives up says why and drops its messages: its reason is what is
-        raised."""
+        """Return a bucket's bytes; if the sender gives up, which drops its messages, raise its reason."""
         try:
             return self._open_inbox().take(which, num_bytes, parcels)
         except MessageLost:
-            while True:  # until its Abort, its end or its silence is raised
+            while True:  # until its Abort, its death or the deadline raises
                 conversation.next("the sender's own error", seconds=_LAST_WORDS_SECONDS)
 
     def _open_inbox(self) -> SlotInbox | MeshInbox:
@@ -269,7 +266,7 @@ class Receiver:
         return self._inbox
 
     def _map(self, descriptions: list[dict]) -> None:
-        """Opens what the sender fills, once: the same is recognised in later sessions."""
+        """Open the sender's buffers, or keep those of an earlier session if they are the same."""
         if self._inbox is None or not self._inbox.is_for(descriptions):
             self.release()
             if descriptions[0]["kind"] in KINDS:

@@ -1,10 +1,8 @@
-"""What a trainer rank does in a session: open, send every window, prove, finish, commit; and abort wherever
-it breaks.
+"""A trainer rank's session: open, send every window, prove, finish and commit; abort on any error.
 
-Consumes: this rank's part of the plan, its tensors. Produces: filled receive buckets, window by window. Waits
-for: receivers to free a bucket, the peers' messages of the window (each with the deadline). Unblocked by: the
-agreement before each window starts, so that one rank's failure is raised by all. Every rank visits every
-window. A rank may feed several engine ranks (separate pools) or none.
+Waits for receivers to free a bucket and for the peers' messages of a window, each with the deadline. All
+ranks agree before each window starts, so all raise one rank's failure. Every rank visits every window. A rank
+may feed several engine ranks (separate pools) or none.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ from mrl.resharding.wire.messages import Parcel
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feed:
-    """An engine rank that this trainer rank feeds through a session, and what it is told will come."""
+    """An engine rank that this trainer rank feeds in a session, and what the session sends it."""
 
     sender: WeightSender
     tables: Tables
     parcels: Sequence[Sequence[Parcel]] | None = None
-    """By window: where its bytes come from other ranks' messages. None: this rank fills its bucket."""
+    """By window: messages of other ranks that bring its bytes. None: this rank fills its bucket."""
     receiver: int = 0
-    """Its number among all engine ranks."""
+    """Number among all engine ranks."""
     lease: Sequence[dict[str, Any]] = ()
-    """The memory that the receiver reads; none of it between machines."""
+    """Memory that the receiver reads; empty between machines."""
 
 
 def run_session(
@@ -55,21 +53,20 @@ def run_session(
     *,
     mesh: TrainerMesh | None = None,
 ) -> dict[str, float]:
-    """Send one session; every rank of the group calls it. Either all ranks return, committed, or all raise.
+    """Send one session; every rank of the group calls it. All ranks return after the commit, or all raise.
 
-    What the feeds' leases describe may change again when this has returned or raised.
+    The memory that the feeds lease may change again after it returns or raises.
 
     Args:
-        part: what this rank packs, out of `tensors`, its own parameters in the manifest's order. lane: None,
-        on all ranks, if no slot gets a message, because its receiver reads everything. The ranks have met
-            then, and receivers begin when they are told of the session.
-        proof: of this rank; the receivers of `feeds` are among its own. All ranks compute it together after
-        everything
-            was sent and while nothing may change it, in a session that asks for it.
-        mesh: a rank that feeds nobody still belongs to it.
+        part: what this rank packs from `tensors`, its own parameters in the manifest's order.
+        lane: None on all ranks if leases cover everything: no slot gets a message, and receivers begin once
+            the session is announced. The ranks must have met before.
+        proof: this rank's; it covers the receivers of `feeds`. In a session with a proof, all ranks compute
+            it together after everything was sent, while the parameters cannot change.
+        mesh: needed also by a rank that feeds no engine rank.
 
     Returns:
-        By metric name: seconds of this rank and the longest of its receivers, bytes of this slot.
+        By metric name: seconds of this rank, of its slowest receiver, and bytes of this slot.
     """
     flat, senders = [tensor.reshape(-1) for tensor in tensors], [feed.sender for feed in feeds]
     try:
@@ -92,7 +89,7 @@ def run_session(
             sender.abort("".join(traceback.format_exception(error)), wait=True)
         if mesh is not None:
             mesh.drop()
-        traceback.clear_frames(error.__traceback__)  # else whoever keeps the error keeps the buffers mapped
+        traceback.clear_frames(error.__traceback__)  # else a kept error keeps the buffers mapped
         raise
     reports = [v.seconds for v in verified]
     return {f"{name}_seconds": max(r[name] for r in reports) for name in (reports[0] if reports else ())} | {
@@ -106,8 +103,9 @@ def run_session(
 
 
 def _open(session: Session, feeds: Sequence[Feed], at_once: bool) -> None:
-    """All receivers are told before any is waited for: one that is gone then leaves nobody waiting for a session that never
-    opens, because the others hear of its end."""
+    """Announce the session to all receivers, then wait for each.
+
+    If a receiver is gone, the others learn that the session ended instead of waiting for it to open."""
     for feed in feeds:
         feed.sender.announce(session, feed.tables, lease=feed.lease, at_once=at_once)
     for feed in feeds:
@@ -124,9 +122,9 @@ def _connect(senders: Sequence[WeightSender], session: Session, mesh: TrainerMes
 def _send_windows(
     feeds: Sequence[Feed], part: SlotPart, flat: Sequence[torch.Tensor], lane: Lane, ranks: RankGroup
 ) -> float:
-    """Pack and send every window, in the plan's order; return the seconds of packing.
+    """Pack and send every window in the plan's order; return the seconds of packing.
 
-    A window is packed while the one before is on its way; then all ranks agree, and it starts.
+    A window is packed while the one before is in flight; it starts once all ranks agree.
     """
     packing = 0.0
     for turn, window in enumerate(part.windows):
@@ -142,7 +140,7 @@ def _send_windows(
 def _ready(
     feeds: Sequence[Feed], lane: Lane, turn: int, window: WindowPart, flat: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, float]:
-    """Pack a window, end the one before and announce it.
+    """Pack a window, then finish the one before and announce it.
 
     Returns:
         The slot's own receive bucket if this rank fills it, and the seconds of packing.
@@ -153,13 +151,13 @@ def _ready(
             bucket, started = lane.bucket(turn), time.monotonic()
             run_copies(window.pack, flat, bucket)
             seconds = time.monotonic() - started
-        finally:  # else bytes of a session that failed here could still arrive in the next one
+        finally:  # else bytes of a session that fails here could arrive in the next one
             arrived = lane.finish(turn - 1)
     return _free(feeds, turn, arrived), seconds
 
 
 def _free(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> torch.Tensor | None:
-    """Announces what has arrived; returns when the receivers have room for the next window."""
+    """Announce what has arrived, then wait until the receivers have room for the next window."""
     _announce_arrived(feeds, turn - 1, arrived)
     received = None
     for feed in feeds:
@@ -179,14 +177,14 @@ def _last(feeds: Sequence[Feed], lane: Lane, turns: int) -> None:
 
 
 def _announce_in_flight(feeds: Sequence[Feed], turn: int) -> None:
-    """Announce a window whose messages have started to the receivers that take them themselves."""
+    """Announce a window whose messages have started to the receivers that take messages themselves."""
     for feed in feeds if turn >= 0 else ():
         if feed.parcels is not None:
             feed.sender.send_window(feed.parcels[turn], in_flight=True)
 
 
 def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel] | None) -> None:
-    """Announce a window whose bytes lie in the bucket that this rank shares with the receiver."""
+    """Announce a window whose bytes are in the bucket shared with the receiver."""
     for feed in feeds if turn >= 0 else ():
         if feed.parcels is None:
             feed.sender.send_window(arrived)
@@ -194,7 +192,7 @@ def _announce_arrived(feeds: Sequence[Feed], turn: int, arrived: Sequence[Parcel
 
 @contextlib.contextmanager
 def _explained(feeds: Sequence[Feed]) -> Any:
-    """A lost message is told with the error of the receiver that gave up, where this rank feeds it."""
+    """Turn a lost message into the error of the receiver that gave up, if this rank feeds it."""
     with contextlib.ExitStack() as stack:
         for feed in feeds:
             stack.enter_context(feed.sender.explained())

@@ -1,7 +1,6 @@
 """The sending end: two buffers, one filled while the other is unpacked.
 
-Owns the protocol; how bytes travel is its link's (`wire`), what fills the buffers its caller's
-(`run_session`).
+Owns the protocol. Its link (`wire`) moves the bytes, its caller (`run_session`) fills the buffers.
 """
 
 from __future__ import annotations
@@ -26,18 +25,17 @@ from mrl.resharding.wire.processes import ProcessId
 from mrl.resharding.wire.slot_link import SlotLink
 
 _LAST_WORDS_SECONDS = 2.0
-"""How long a sender whose message was lost listens for the receiver's own error."""
+"""How long a sender that lost a message waits for the receiver's own error."""
 
 _Answer = TypeVar("_Answer", bound=m.Message)
 
 
 class WeightSender:
-    """Feeds one engine rank. One session at a time: announce and accepted, then next_buffer and send_window in turn,
-    finish, commit or abort."""
+    """Feeds one engine rank, one session at a time: announce, accepted, then next_buffer and send_window in
+    turn, then finish, and commit or abort."""
 
     def __init__(self, address: str, sync: SyncSection, link: SlotLink | MeshLink | None = None) -> None:
-        """`address`: what the engine's `prepare_sync` gave for this receiver. `link`: memory of a CPU slot by
-        default."""
+        """`address`: from the engine's `prepare_sync`. `link`: default is the shared memory of a CPU slot."""
         self._sync = sync
         self._dialer = Dialer(address)
         self._link = link or SlotLink(sync.bucket_bytes, torch.device("cpu"))
@@ -47,8 +45,7 @@ class WeightSender:
         self.wait_seconds = 0.0
 
     def redial(self, address: str) -> None:
-        """Feeds another process from here on, which has taken the receiver's place; its first session opens what the
-        link offers anew."""
+        """Feed a new process in the receiver's place; its first session opens the link's memory anew."""
         self.abort("its receiver was replaced")
         self._dialer.close()
         self._dialer = Dialer(address)
@@ -61,14 +58,15 @@ class WeightSender:
         lease: Sequence[dict[str, Any]] = (),
         at_once: bool = False,
     ) -> None:
-        """Tells the receiver of the session; `accepted` comes next.
+        """Announce the session to the receiver; call `accepted` next.
 
-        `lease` describes the trainer's memory (`lease.describe_*`). `at_once`: all windows lie there already, and none
-        is sent.
+        Args:
+            lease: descriptions of the trainer's memory (`lease.describe_*`).
+            at_once: the leased memory contains all windows, and none is sent.
         """
         if self._session is not None:
             raise WeightSyncError(f"{session} refused: this sender has {self._session} open")
-        own = ProcessId.own()
+        process = ProcessId.own()
         self._sent = len(tables.windows) if at_once else 0
         self._done, self.wait_seconds = 0, 0.0
         self._session = session
@@ -78,8 +76,8 @@ class WeightSender:
                 from_version=session.from_version,
                 to_version=session.to_version,
                 digest=session.digest,
-                pid=own.pid,
-                start_ticks=own.start_ticks,
+                pid=process.pid,
+                start_ticks=process.start_ticks,
                 buffers=self._link.describe(session.session_id),
                 lease=list(lease),
                 tables_digest=tables.digest,
@@ -89,55 +87,55 @@ class WeightSender:
         )
 
     def accepted(self, tables: Tables) -> None:
-        """Returns when the receiver accepted the session and was told what will come."""
+        """Wait until the receiver accepts the session; send it the tables if it lacks them."""
         opened = self._next(m.Opened, "the receiver to accept")
         if opened.wants_tables:
             self._post(m.PlanTables(session_id=self._open_session().session_id, tables=tables.encode()))
 
     def connect(self) -> None:
-        """Joins the other ends of the link, once every receiver of the session was told to come."""
+        """Join the other ends of the link, after every receiver of the session was told to join."""
         self._link.connect(self._given_up)
 
     def _given_up(self) -> str | None:
-        """Why the receiver will not come to meet, or None."""
+        """Return why the receiver will not join, or None."""
         message = self._dialer.glance()
         if isinstance(message, m.Failed):
-            return self._said(self._open_session(), message.error)
+            return self._reported(self._open_session(), message.error)
         return self._dialer.lost()
 
-    def _said(self, session: Session, text: str) -> str:
-        return f"the receiver of {session} at {self._dialer.endpoint} said:\n{text}"
+    def _reported(self, session: Session, text: str) -> str:
+        return f"the receiver of {session} at {self._dialer.endpoint} reported:\n{text}"
 
     def next_buffer(self) -> torch.Tensor:
-        """[bucket_bytes] uint8 of the slot to fill next; waits until the receiver is done with what was in it."""
+        """Return the next buffer to fill, [bucket_bytes] uint8, once the receiver has emptied it."""
         self.wait_turn()
         return self._memory().buffer(self._sent % 2)
 
     def wait_turn(self) -> None:
-        """Returns when the receiver has room for another bucket."""
+        """Wait until the receiver has room for another bucket."""
         while self._sent - self._done >= 2:
             done = self._next(m.Done, f"bucket {self._done} to be taken")
             if done.index != self._done:
                 raise WeightSyncError(
-                    f"{self._session}: bucket {done.index} was acknowledged instead of {self._done}"
+                    f"{self._session}: bucket {done.index} was acknowledged, expected {self._done}"
                 )
             self._done += 1
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """A receiver that gives up sends its error and drops its messages: its error is what is raised."""
+        """Turn a lost message into the error that a receiver sends before it drops its messages."""
         try:
             yield
         except MessageLost:
-            while True:  # until the receiver's error, its end, or its silence is raised
+            while True:  # until the receiver's error, its death or the deadline raises
                 self._next(m.Done, "the receiver's own error", seconds=_LAST_WORDS_SECONDS)
 
     def send_window(self, parcels: Sequence[m.Parcel] | None = None, *, in_flight: bool = False) -> None:
         """Announce the next window.
 
         Args:
-            parcels: the messages that bring what comes from other slots; None if there are none.
-            in_flight: the receiver takes the messages itself. Otherwise they lie in the buffer that `next_buffer` gave.
+            parcels: messages that bring bytes from other slots; None if there are none.
+            in_flight: the receiver takes the messages itself; else they are in the buffer from `next_buffer`.
         """
         session, which = self._open_session(), 1 if self._sent % 2 else 0
         if not in_flight:
@@ -153,18 +151,17 @@ class WeightSender:
         self._sent += 1
 
     def _memory(self) -> SlotLink:
-        """WeightSyncError unless the receiver shares memory with this sender, in which it takes its windows."""
+        """Return the memory shared with the receiver; raise WeightSyncError if there is none."""
         if not isinstance(self._link, SlotLink):
             raise WeightSyncError(
-                "this sender shares no memory with its receiver, which takes messages itself"
+                "this sender shares no memory with its receiver, which takes its messages itself"
             )
         return self._link
 
     def finish(self, proof: str | None = None) -> m.Verified:
-        """No more windows; returns when the receiver has loaded, checked and processed everything.
+        """End the windows; return after the receiver has loaded, checked and processed everything.
 
-        `proof`: what the trainer's own parameters hold in the receiver's cells
-        (`proof.TrainerProof.said`)."""
+        `proof`: the trainer's digests of the receiver's cells (`proof.TrainerProof.said`)."""
         session_id = self._open_session().session_id
         self._post(m.SessionEnd(session_id=session_id, num_windows=self._sent, proof=proof))
         while self._done < self._sent:
@@ -173,16 +170,15 @@ class WeightSender:
         return self._next(m.Verified, "the receiver to verify")
 
     def commit(self) -> None:
-        """Lets the version become visible on this rank."""
+        """Make the version visible on this rank."""
         self._post(m.Commit(session_id=self._open_session().session_id))
         self._next(m.Committed, "the commit to be confirmed")
         self._session = None
 
     def abort(self, error: str, *, wait: bool = False) -> None:
-        """Gives the session up; the receiver's state is then failed. Without an open session nothing happens.
+        """Give the session up and drop the link's bytes; the receiver is then failed.
 
-        `wait`: returns only when the receiver has let go of everything it was lent, or is gone, or at the
-        deadline.
+        `wait`: return only after the receiver released what it was lent, or is gone, or at the deadline.
         """
         if self._session is not None:
             self._post(m.Abort(session_id=self._session.session_id, error=error))
@@ -190,15 +186,13 @@ class WeightSender:
         if self._session is None:
             return
         if wait:
-            with contextlib.suppress(
-                WeightSyncError
-            ):  # its Failed, its end or the deadline: all end the wait
+            with contextlib.suppress(WeightSyncError):  # its Failed, its death or the deadline ends the wait
                 while True:
                     self._next(m.Done, "the receiver to let go")
         self._session = None
 
     def close(self) -> None:
-        """Frees the buffers; the receiver must have released its mapping before."""
+        """Free the buffers; the receiver must have released its mapping before."""
         self.abort("the sender was closed")
         self._dialer.close()
         self._link.close()
@@ -208,12 +202,11 @@ class WeightSender:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise WeightSyncError("this sender has no open session; call open first")
+            raise WeightSyncError("this sender has no open session; call announce first")
         return self._session
 
     def _next(self, kind: type[_Answer], waiting_for: str, *, seconds: float | None = None) -> _Answer:
-        """The next message of the open session, of the expected kind; answers to earlier sessions are
-        dropped."""
+        """Return the open session's next message, which must be of this kind; skip those of earlier ones."""
         session, mark = self._open_session(), time.monotonic()
         deadline = mark + (seconds or self._sync.deadline_seconds)
         while True:
@@ -223,7 +216,7 @@ class WeightSender:
             self.wait_seconds += time.monotonic() - mark
             if isinstance(message, m.Failed):
                 self._session = None
-                raise WeightSyncError(self._said(session, message.error))
+                raise WeightSyncError(self._reported(session, message.error))
             if not isinstance(message, kind):
                 raise WeightSyncError(
                     f"{session}: expected {kind.__name__}, the receiver sent {type(message).__name__}"

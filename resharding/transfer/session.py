@@ -1,6 +1,6 @@
-"""A weight sync from one version to the next, and the states a receiving engine can be in. Pure.
+"""A weight sync from one version to the next, and the states of a receiving engine. Pure.
 
-Failed is sticky: an engine that took anything and did not commit serves nothing until a full resend commits.
+Failed is sticky: an engine that took any bytes and did not commit serves nothing until a full resend commits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ class Session:
 
     session_id: str
     from_version: int | None
-    """The receiver's last committed version; -1 for an engine that never had one. None: receivers come with different
-    ones, after one was lost or for one that joins late."""
+    """The receiver's last committed version, -1 if it has none. None: receivers may have different ones,
+    because one was lost or joins late."""
     to_version: int
     digest: str
-    """The plan's."""
+    """Digest of the plan."""
     full: bool = True
-    """The version is committed only after what the engine holds was compared with the trainer's parameters
-    (`proof`)."""
+    """Commit only after the engine's weights were compared with the trainer's parameters (`proof`)."""
 
     @classmethod
     def new(cls, from_version: int | None, to_version: int, digest: str, *, full: bool = True) -> Session:
-        """A session with a fresh random id."""
+        """Return a session with a fresh random id."""
         return cls(uuid.uuid4().hex, from_version, to_version, digest, full)
 
     def __str__(self) -> str:
@@ -38,20 +37,20 @@ class Session:
 
 
 class ReceiverState(enum.Enum):
-    """Where a receiver stands."""
+    """State of a receiver."""
 
     IDLE = "idle"
     """Nothing has arrived yet."""
     PREPARED = "prepared"
-    """A session was announced; nothing was taken."""
+    """A session was announced; no bytes were taken."""
     RECEIVING = "receiving"
-    """Bytes are arriving: the weights are a mixture."""
+    """Bytes are arriving: the weights are of two versions."""
     VERIFIED = "verified"
-    """Everything arrived and was checked; not visible yet."""
+    """Everything arrived and was checked; the version is not visible yet."""
     COMMITTED = "committed"
     """The version is visible."""
     FAILED = "failed"
-    """The weights are not those of any version; only a full session that commits leaves this state."""
+    """The weights are of no version; only a full session that commits leaves this state."""
 
 
 _NEXT = {
@@ -65,7 +64,7 @@ _NEXT = {
 
 
 class ReceiverProgress:
-    """The state of one receiver over its sessions."""
+    """State of one receiver over its sessions."""
 
     def __init__(self) -> None:
         self.state = ReceiverState.IDLE
@@ -78,8 +77,9 @@ class ReceiverProgress:
         return self.state is ReceiverState.COMMITTED
 
     def prepare(self, session: Session) -> None:
-        """Opens a session; refuses a second one at the same time, and one that does not follow the committed
-        version. One from any version may end at it too: every session brings all weights."""
+        """Open a session; refuse a second open one, and one that does not follow the committed version.
+
+        A session from any version may also end at the committed one: every session sends all weights."""
         if self.state in (ReceiverState.PREPARED, ReceiverState.RECEIVING, ReceiverState.VERIFIED):
             raise WeightSyncError(
                 f"{session} refused: {self.session} is still open (state {self.state.value})"
@@ -89,8 +89,8 @@ class ReceiverProgress:
         follows = anew or session.from_version == self.version
         if not follows or not (again or session.to_version > self.version):
             raise WeightSyncError(
-                f"{session} refused: this engine's committed version is {self.version}, so a session must start there "
-                "and end at a later one (or at the same one, when its weights were lost)"
+                f"{session} refused: it must start at this engine's committed version {self.version} and end "
+                "at a later one (or at the same one, if the weights were lost)"
             )
         self._move(ReceiverState.PREPARED)
         self.session = session
@@ -102,13 +102,13 @@ class ReceiverProgress:
         self._move(ReceiverState.VERIFIED)
 
     def commit(self) -> None:
-        """The session's version becomes the visible one."""
+        """Make the session's version the visible one."""
         assert self.session is not None
         self._move(ReceiverState.COMMITTED)
         self.version, self.session = self.session.to_version, None
 
     def fail(self) -> None:
-        """The receiver serves nothing until a later session commits."""
+        """Serve nothing until a later session commits."""
         self._move(ReceiverState.FAILED)
         self.session = None
 

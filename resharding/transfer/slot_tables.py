@@ -1,8 +1,7 @@
-"""A slot's part of a plan as its receiver needs it: copies from leased memory and from the bucket, module by
-module. Pure.
+"""One slot's part of a plan for its receiver: copies from leases and the bucket, by module. Pure.
 
-Made once from the plan by the trainer, sent as plain bytes (numpy rows, no pickle), and checked against both
-memories before a single element is copied.
+The trainer makes the tables once from the plan and sends them as plain bytes (numpy rows, no pickle). The
+receiver checks them against both memories before it copies any element.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from mrl.resharding.planner.whole_tensors import whole_tensor_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor that the tables write: a parameter of the engine in loader layout, or a checkpoint tensor that comes whole
-    (`whole_tensors.whole_tensor_of` its name)."""
+    """A tensor that the tables write: an engine parameter in loader layout, or a checkpoint tensor that comes
+    whole (then `whole_tensors.whole_tensor_of` returns its name)."""
 
     name: str
     dtype: str
-    """torch's spelling without prefix."""
+    """Name in torch, without prefix."""
     shape: tuple[int, ...]
 
 
@@ -50,18 +49,17 @@ class LeasedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """What the engine rank of one slot does in a session, window by window, and what proves that it was done
-    right."""
+    """Work of one slot's engine rank in a session, window by window, and the cells that prove it."""
 
     sources: tuple[LeasedTensor, ...]
     targets: tuple[Target, ...]
     modules: tuple[str, ...]
     windows: tuple[EngineWindow, ...]
     cells: tuple[Cell, ...] = ()
-    """What the copies make up, cut as it is proved."""
+    """Cells that the copies write, cut as the proof needs them."""
 
     def lent_bytes(self, first_source: int) -> int:
-        """Bytes written into the engine out of leased tensors from `first_source` on, in its dtypes."""
+        """Return the bytes, in the engine's dtypes, that come from leased tensors from `first_source` on."""
         return sum(self._bytes_of(w.local[w.local["source"] >= first_source]) for w in self.windows)
 
     @property
@@ -80,7 +78,7 @@ class Tables:
         return int((math.prod(target_sizes(table)) * sizes[table["target"]]).sum()) if len(table) else 0
 
     def written(self) -> list[int]:
-        """Elements the tables write into each target."""
+        """Return the number of elements that the tables write into each target."""
         counts = np.zeros(len(self.targets), np.int64)
         for window in self.windows:
             for table in (window.local, window.unpack):
@@ -88,7 +86,7 @@ class Tables:
         return counts.tolist()
 
     def encode(self) -> dict[str, Any]:
-        """The tables as values that JSON has."""
+        """Return the tables as JSON values."""
         return {
             "sources": [dataclasses.astuple(s) for s in self.sources],
             "targets": [[t.name, t.dtype, list(t.shape)] for t in self.targets],
@@ -102,7 +100,7 @@ class Tables:
 
     @classmethod
     def decode(cls, data: dict[str, Any]) -> Tables:
-        """WeightSyncError for anything that is not what `Tables.encode` makes."""
+        """Read what `Tables.encode` makes; raise WeightSyncError for anything else."""
         try:
             return cls(
                 tuple(LeasedTensor(*row) for row in data["sources"]),
@@ -119,7 +117,7 @@ class Tables:
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of everything in the tables."""
+        """sha256 of all tables."""
         plain = (self.sources, self.targets, self.modules, self.cells)
         state = hashlib.sha256(repr(plain).encode())
         for window in self.windows:
@@ -128,9 +126,9 @@ class Tables:
         return state.hexdigest()
 
     def check(self, lease_bytes: Sequence[int], bucket_bytes: int) -> None:
-        """WeightSyncError when any copy could leave its memory, or any target element is not written
-        exactly as often as the tables of a whole plan do: once, or not at all where it is padding at a
-        tensor's end."""
+        """Raise WeightSyncError if a copy could leave its memory or a target element is not written once.
+
+        Padding at a tensor's end is not written at all."""
         for number, source in enumerate(self.sources):
             size = source.num_elements * DTYPE_BYTES[source.dtype]
             inside = 0 <= source.buffer < len(lease_bytes) and source.byte_offset >= 0
@@ -152,13 +150,15 @@ class Tables:
         if bad := [
             t.name for t, w, r in zip(self.targets, self.written(), capacities, strict=True) if not 0 < w <= r
         ]:
-            raise WeightSyncError(f"{len(bad)} engine parameters are not written once by the plan: {bad[:6]}")
+            raise WeightSyncError(
+                f"the plan does not write {len(bad)} engine parameters exactly once: {bad[:6]}"
+            )
 
 
 def of_part(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Cell] = ()) -> Tables:
-    """`leased`: where the tensors of the part's lenders lie, in its order."""
+    """Build a part's tables. `leased`: places of the tensors of the part's lenders, in its order."""
     if len(leased) != part.num_sources:
-        raise WeightSyncError(f"{len(leased)} leased tensors for a part of {part.num_sources}")
+        raise WeightSyncError(f"{len(leased)} leased tensors for a part with {part.num_sources} sources")
     return Tables(
         tuple(leased),
         tuple(Target(t.name, t.dtype, t.shape) for t in part.engine_tensors),
@@ -169,7 +169,7 @@ def of_part(part: SlotPart, leased: Sequence[LeasedTensor], cells: Sequence[Cell
 
 
 def leased_tensors(located: Sequence[tuple[LocalTensor, Any, int, int]]) -> list[LeasedTensor]:
-    """From a trainer's (tensor, view, buffer index, byte offset) rows."""
+    """Build the leased tensors from a trainer's (tensor, view, buffer index, byte offset) rows."""
     return [LeasedTensor(buffer, offset, t.dtype, math.prod(t.shape)) for t, _, buffer, offset in located]
 
 

@@ -1,2 +1,1 @@
-"""vLLM's side of a weight sync: the registered weight-transfer engine, loading into its modules, the trace of
-its loaders."""
+"""vLLM's side of a weight sync: its weight-transfer engine, loading into modules, and the loaders' trace."""

@@ -1,6 +1,6 @@
-"""How an engine reads a folder's weights itself: by vLLM's own loader, without the tensors that nobody serves.
+"""Let an engine read a folder's weights itself, by vLLM's own loader, without tensors that are not served.
 
-vLLM's class of a model of text stops at a tensor that it does not know, and a folder may hold a model of images beside.
+vLLM's text model classes fail on unknown tensors, and a folder may also contain an image model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mrl.models.families import family_of
 from mrl.training.hf.hf_folder import read_config
 
 LOAD_FORMAT = "mrl"
-"""The loader's name in vLLM's LoadConfig."""
+"""Name of the loader in vLLM's LoadConfig."""
 
 
 @register_model_loader(LOAD_FORMAT)
 class FolderLoader(DefaultModelLoader):
-    """vLLM's loader of a folder in whichever format it has ("auto")."""
+    """vLLM's loader for a folder of any format ("auto")."""
 
     def __init__(self, load_config: Any) -> None:
         super().__init__(replace(load_config, load_format="auto"))
@@ -30,7 +30,7 @@ class FolderLoader(DefaultModelLoader):
     def get_all_weights(
         self, model_config: Any, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """(name, tensor) of what the family does not carry along unserved."""
+        """Yield (name, tensor), without the tensors that the family carries along unserved."""
         carried = family_of(read_config(model_config.model)).carried
         for name, tensor in super().get_all_weights(model_config, model):
             if not name.startswith(carried):

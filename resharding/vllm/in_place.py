@@ -1,8 +1,6 @@
-"""Which of vLLM's modules a plan writes straight into the kernel's tensors, and what remains to be done with
-them after.
+"""vLLM modules that a plan writes straight into the kernel's tensors, and their remaining processing.
 
-Owns what is known of vLLM's processing; every other module is staged (`modules`): made anew, processed,
-copied.
+Knows vLLM's processing. Every other module is staged (`modules`): materialised anew, processed, copied.
 """
 
 from __future__ import annotations
@@ -15,20 +13,20 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 _KEEPS_LAYOUT = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""Methods that leave a module's tensors as loaded, or take them away: their processing reads what it finds
-there."""
+"""Methods that leave a module's tensors as loaded, or remove them: their processing reads them in place."""
 _PLAIN_EXPERTS = (
     UnquantizedMoeBackend.CPU,
     UnquantizedMoeBackend.TRITON,
     UnquantizedMoeBackend.BATCHED_TRITON,
 )
-"""Kernels that take experts in the loader's order, or (CPU) pack them in a last step of their own."""
+"""Kernels that take experts in the loader's order, or (CPU) pack them in a last step."""
 
 
 def is_direct(module: torch.nn.Module) -> bool:
-    """The kernel's tensors have the loader's shapes, and processing finds the rows there: norms, embeddings,
-    experts, and on GPUs every unquantised linear layer. Call it between the start of a reload and the
-    module's first byte."""
+    """Return True if the kernel's tensors have the loader's shapes and processing reads them in place.
+
+    True for norms, embeddings, experts, and on GPUs every unquantised linear layer. Call it between the start
+    of a reload and the module's first byte."""
     info = get_layerwise_info(module)
     if info.kernel_tensors is None or hasattr(module, "process_weights_after_loading"):
         return False
@@ -45,7 +43,7 @@ def is_direct(module: torch.nn.Module) -> bool:
 
 
 def restore(module: torch.nn.Module) -> None:
-    """The module leaves the reload with its kernel tensors as they are."""
+    """Put a module's kernel tensors back and take it out of the reload."""
     info = get_layerwise_info(module)
     if info.kernel_tensors is not None:
         parameters, buffers = info.kernel_tensors
@@ -60,18 +58,18 @@ def restore(module: torch.nn.Module) -> None:
 
 
 def process(module: torch.nn.Module) -> None:
-    """Runs what a direct module's method builds beside its weights; experts need `pack_experts` too."""
+    """Build what a direct module's method derives from its weights; experts also need `pack_experts`."""
     method = getattr(module, "quant_method", None)
     if method is not None and type(method) in _KEEPS_LAYOUT:
         method.process_weights_after_loading(module)
 
 
 def pack_experts(module: torch.nn.Module) -> None:
-    """vLLM 0.32 packs experts for its CPU kernel at the first load and not after a reload: without this call
-    the loaded rows would be read as packed ones. Nothing to do for other modules and devices.
+    """Pack experts for vLLM's CPU kernel; do nothing for other modules and devices.
 
-    Its own packing is run on one expert after the other: all at once it takes the module's size again, in
-    fresh pages (48 MiB: 40 ms instead of 16)."""
+    vLLM 0.32 packs them at the first load but not after a reload, and would read the loaded rows as packed
+    ones. Its packing runs on one expert at a time: all at once take the module's size again, in fresh pages
+    (48 MiB: 40 ms instead of 16)."""
     kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
     weights = {n: p for n, p in module.named_parameters(recurse=False) if n in ("w13_weight", "w2_weight")}
     if kernel is None or not weights or any(w.device.type != "cpu" for w in weights.values()):

@@ -1,9 +1,9 @@
-"""How weights enter vLLM's modules: a plan's copies straight into parameters, and whole tensors through vLLM's own loaders.
+"""Weights into vLLM's modules: a plan's copies into parameters, whole tensors through vLLM's loaders.
 
-Both use vLLM's layerwise reload, so that every module is processed as at first load and kernel tensors keep
-their addresses. Two classes of modules that a plan writes: *direct* (loader storage is kernel storage: written in
-place, `in_place`) and *staged* (materialised at the first window, processed and copied at the last). Does not
-own the protocol (`receiver`).
+Both use vLLM's layerwise reload, so every module is processed as at first load and kernel tensors keep their
+addresses. A plan writes two classes of modules: *direct* (loader storage is kernel storage: written in place,
+`in_place`) and *staged* (materialised at the first window, processed and copied at the last). The protocol is
+in `receiver`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from mrl.resharding.vllm import in_place
 from mrl.resharding.vllm.trace import aliases, name_loaders, quantised_block, without_source
 
 _POISON = 0xFF
-"""Byte that staged parameters are filled with first: what the plan left out would read NaN."""
+"""Byte that fills staged parameters first: what a plan leaves out reads as NaN."""
 
 
 _LOADED_TOGETHER = 256 << 20
-"""Bytes of whole tensors that are staged before vLLM's loaders get them: fewer calls than one a tensor, which take
-milliseconds each, and not all of a window, which may be everything."""
+"""Bytes of whole tensors staged before vLLM's loaders get them: one call per tensor would take milliseconds
+each, and a whole window may be the whole model."""
 
 
 class PlanLoader:
-    """Runs a slot's tables into the modules of an engine (`receiver.Consumer`), inside one layerwise reload
-    that is checked and finished, or put back."""
+    """Runs a slot's tables into an engine's modules (`receiver.Consumer`), inside one layerwise reload that
+    is checked and finished, or undone."""
 
     def __init__(self, model: Any, model_config: Any, manifest: RankManifest | None) -> None:
-        """`manifest`: what the trace of this worker's own loaders said, where it was asked for."""
+        """`manifest`: from the trace of this worker's own loaders; None if there was no trace."""
         self._model, self._model_config, self.manifest = model, model_config, manifest
         self._block = quantised_block(model_config)
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._tied: set[str] = set()
-        """Parameters that are another module's: the output layer of a model that shares it with the embedding."""
+        """Parameters shared with another module: the output layer if it shares the embedding."""
         self._packed: set[torch.nn.Module] = set()
         self._proof: EngineProof | None = None
         self._tables = Tables((), (), (), ())
@@ -61,12 +61,12 @@ class PlanLoader:
         self._written: list[int] = []
         self._direct: set[int] = set()
         self._whole: dict[str, int] = {}
-        """Checkpoint tensors that come whole, each as a module of its own: the index of its target."""
+        """By checkpoint tensor that comes whole, as its own module: the index of its target."""
         self._targets: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        """(index among the targets, name) of every module's parameters that the plan writes."""
+        """By module: (index among the targets, name) of the parameters that the plan writes."""
 
     def start(self, tables: Tables, proof: EngineProof | None) -> None:
-        """WeightSyncError when the tables are not for this model's loader layout."""
+        """Start a reload; raise WeightSyncError if the tables do not fit this model's loader layout."""
         name_loaders(self._model)
         shared = aliases(self._model)
         initialize_layerwise_reload(self._model)
@@ -94,12 +94,13 @@ class PlanLoader:
         missing = self._expected - self._loaded - self._tied
         if wrong or (missing and not self._whole):
             raise WeightSyncError(
-                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: {sorted(missing)[:6]}"
+                f"the plan was made for another model: {wrong[:6]}; parameters it does not write: "
+                f"{sorted(missing)[:6]}"
             )
 
     @torch.no_grad()
     def apply(self, index: int, sources: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-        """One window: `sources` flat leased tensors, `bucket` the filled bytes."""
+        """Run one window's copies from flat leased tensors and the filled bytes of the bucket."""
         window = self._tables.windows[index]
         opens, closes = set(window.opens), set(window.closes)
         local, unpack = _by_module(window.local), _by_module(window.unpack)
@@ -129,11 +130,12 @@ class PlanLoader:
     def finish(self) -> None:
         if self._open or len(self._closed) != len(self._tables.modules):
             raise WeightSyncError(
-                f"{len(self._open)} modules are still open and {len(self._closed)} of {len(self._tables.modules)} closed"
+                f"{len(self._open)} modules are still open and {len(self._closed)} of "
+                f"{len(self._tables.modules)} closed"
             )
         _require_complete(self._model, self._expected - self._tied, self._loaded)
         finalize_layerwise_reload(self._model, self._model_config)
-        # A tied layer's module loaded nothing, and may have made something of the weights of before.
+        # A tied layer's module loaded nothing, and may have derived something from the old weights.
         for name in self._tied:
             in_place.process(self._model.get_submodule(name.rpartition(".")[0]))
         for module in self._model.modules():
@@ -171,7 +173,7 @@ class PlanLoader:
             self._flat[index] = flat
 
     def _close_module(self, number: int) -> list[tuple[str, torch.Tensor]]:
-        """Prove and process a module; returns the whole tensors that are complete with it."""
+        """Prove and process a module; return the whole tensors that are complete after it."""
         name, flat = self._tables.modules[number], None
         for index, _ in self._targets[name]:
             self._prove(index)
@@ -190,18 +192,18 @@ class PlanLoader:
         return []
 
     def _prove(self, index: int) -> None:
-        """Shows a target to the proof before vLLM makes anything of it."""
+        """Let the proof digest a target before vLLM processes it; require untouched padding."""
         flat, name = self._flat[index], self._tables.targets[index].name
         if self._proof is None or flat is None:
             return
         self._proof.look(name, flat)
         if flat[self._written[index] :].view(torch.uint8).any():
-            raise WeightSyncError(f"{name}: something was written into the padding at its end")
+            raise WeightSyncError(f"{name}: the padding at its end was written")
 
 
 def _require_complete(model: torch.nn.Module, expected: set[str], loaded: set[str]) -> None:
-    """WeightSyncError unless every parameter was loaded and every module whole, through the loaders that the
-    reload counts and defers. Rows that pad the vocabulary come from no tensor and need not be loaded."""
+    """Raise WeightSyncError unless every parameter and module was loaded completely, by the loaders that the
+    reload counts and defers. Rows that pad the vocabulary need not be loaded."""
     missing, partial, passed_by = expected - loaded, [], []
     holders = {name.rpartition(".")[0] for name in expected & loaded}
     for name, module in model.named_modules():
@@ -213,22 +215,23 @@ def _require_complete(model: torch.nn.Module, expected: set[str], loaded: set[st
             passed_by.append(name)
     if missing or partial or passed_by:
         raise WeightSyncError(
-            f"vLLM did not load everything: {len(missing)} parameters without a source {sorted(missing)[:6]}, "
-            f"{len(partial)} modules in part {partial[:6]}; {len(passed_by)} modules whose tensors were copied past "
-            f"their weight loaders, where a reload loses them {passed_by[:6]}; the manifest does not fit this model"
+            f"vLLM did not load everything: {len(missing)} parameters without a source "
+            f"{sorted(missing)[:6]}, {len(partial)} modules in part {partial[:6]}; {len(passed_by)} modules "
+            "whose tensors were copied past their weight loaders, where a reload loses them "
+            f"{passed_by[:6]}; the manifest does not fit this model"
         )
 
 
 def _by_module(table: CopyTable) -> dict[int, CopyTable]:
-    """A window's copies by module; tables are in that order."""
+    """Split a window's copies by module; tables are in that order."""
     numbers, starts = np.unique(table["module"], return_index=True)
     ends = np.append(starts[1:], len(table))[: len(starts)]
     return {int(n): table[start:end] for n, start, end in zip(numbers, starts, ends, strict=True)}
 
 
 def put_back(model: torch.nn.Module) -> None:
-    """Half-loaded modules get their kernel tensors back; else the next reload would finish early on a
-    mixture."""
+    """Give half-loaded modules their kernel tensors back; else the next reload would end early, with
+    mixed weights."""
     for module in model.modules():
         if get_layerwise_info(module).can_load():
             in_place.restore(module)

@@ -1,10 +1,9 @@
-"""vLLM's side of a weight sync: a weight-transfer engine registered by name, and the worker calls that drive
-it.
+"""vLLM's side of a weight sync: a registered weight-transfer engine, and the worker calls that drive it.
 
-`worker_extension_cls` makes every worker import this file; vLLM is not patched, save what its CPU side lacks
-(mrl/cpu), and that its stores listen on loopback where that is their address. An engine that reads a folder itself does so by a loader that is registered here (`folder_loader`). The
-receive loop runs inside vLLM's own `update_weights` phase. The protocol is in `receiver.py`, how weights enter vLLM's
-modules in `modules.py`.
+`worker_extension_cls` makes every worker import this file. vLLM is patched only for what its CPU side lacks
+(mrl/cpu), and so that its stores with a loopback address listen only there. The loader of engines that read a
+folder themselves is registered here (`folder_loader`). The receive loop runs inside vLLM's own
+`update_weights` phase. The protocol is in `receiver.py`, loading into vLLM's modules in `modules.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from mrl.resharding.wire.cuda_memory import device_uuid
 
 loopback_store.keep_to_loopback()
 BACKEND = "mrl"
-"""The name in vLLM's WeightTransferConfig."""
+"""Name in vLLM's WeightTransferConfig."""
 
 
 @dataclasses.dataclass
@@ -59,16 +58,16 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class SlotEngine(WeightTransferEngine):
-    """One per vLLM worker."""
+    """Weight-transfer engine; one per vLLM worker."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     supports_draft_weight_update = False
 
     receiver: Receiver | None = None
     manifest: RankManifest | None = None
-    """Where this worker's own loaders put the checkpoint, once it was asked."""
+    """Where this worker's own loaders put the checkpoint; None before `mrl_manifest`."""
     seconds: dict[str, float] | None = None
-    """Of the last committed session."""
+    """Seconds of the last committed session by phase."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         if self.receiver is None:
@@ -77,17 +76,17 @@ class SlotEngine(WeightTransferEngine):
             )
 
     def start_weight_update(self) -> None:
-        """Nothing: the model is touched only once a sender was accepted."""
+        """Do nothing: the model is touched only after a sender was accepted."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Takes one whole session, committed or raised."""
+        """Take one whole session; return after its commit or raise its error."""
         if self.receiver is None:
-            raise WeightSyncError("no sender address was handed out yet; call prepare_sync first")
+            raise WeightSyncError("no sender has an address yet; call prepare_sync first")
         loader = PlanLoader(self.model, self.model_config, self.manifest)
         self.seconds = self.receiver.receive(Session(**update_info.session), loader)
 
     def finish_weight_update(self) -> None:
-        """Nothing: loading was finished and checked before the commit."""
+        """Do nothing: loading was finished and checked before the commit."""
 
     def shutdown(self) -> None:
         if self.receiver is not None:
@@ -96,36 +95,41 @@ class SlotEngine(WeightTransferEngine):
 
 
 class WorkerExtension:
-    """Calls that `collective_rpc` reaches on every worker. They return errors instead of raising: vLLM's
-    executor stops reading at the first worker's failure and would take the others' late answers for those of
-    the next call."""
+    """Calls that `collective_rpc` makes on every worker. They return errors instead of raising: vLLM's
+    executor stops reading at the first worker's failure, and would take the others' late responses for those
+    of its next call."""
 
     weight_transfer_engine: SlotEngine
     device: torch.device
     rank: int
 
     def mrl_prepare_sync(self, deadline_seconds: float, host: str | None) -> dict[str, Any]:
-        """{address}: where this worker's sender connects. `host`: the address of the engine's node; VLLM_HOST_IP is that of this
-        worker's, which may be a further one."""
+        """Return {address} for this worker's sender.
+
+        `host`: address of the engine's node; VLLM_HOST_IP, if set, is that of this worker's own node."""
         try:
             host = host and (envs.VLLM_HOST_IP or host)
-            self.init_weight_transfer_engine({"deadline_seconds": deadline_seconds, "host": host})  # type: ignore[attr-defined]
+            self.init_weight_transfer_engine(  # type: ignore[attr-defined]
+                {"deadline_seconds": deadline_seconds, "host": host}
+            )
             assert self.weight_transfer_engine.receiver is not None
             return {"address": self.weight_transfer_engine.receiver.address}
         except Exception:
             return {"error": traceback.format_exc()}
 
     def mrl_device(self) -> dict[str, Any]:
-        """{device}: the UUID of this worker's GPU; "cpu" without one."""
+        """Return {device}: the UUID of this worker's GPU, or "cpu"."""
         return {"device": device_uuid(self.device)}
 
     def mrl_memory_use(self) -> dict[str, Any]:
-        """{use}: bytes by name (observe/memory_use.py)."""
+        """Return {use}: bytes by name (observe/memory_use.py)."""
         return {"use": memory_use(self.device)}
 
     def mrl_receive(self, session: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's three phases for one session; {seconds} that it took, or the error with its traceback and
-        whether the weights of before are still there (the session was refused before it took anything)."""
+        """Run vLLM's three phases for one session; return {seconds} or {error, serving}.
+
+        `error` is the traceback; `serving` is True if the old weights are still there, because the session
+        was refused before it took any bytes."""
         try:
             self.start_weight_update()  # type: ignore[attr-defined]
             self.update_weights({"session": session})  # type: ignore[attr-defined]
@@ -137,7 +141,7 @@ class WorkerExtension:
             return {"error": traceback.format_exc(), "serving": serving}
 
     def mrl_manifest(self, checkpoint: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """{manifest}: where this worker's own loaders put every checkpoint tensor, each given by its fields."""
+        """Return {manifest}: where this worker's own loaders put each checkpoint tensor (given as fields)."""
         try:
             tensors = [CheckpointTensor(name, tuple(shape), *form) for name, shape, *form in checkpoint]
             engine = self.weight_transfer_engine
@@ -148,13 +152,13 @@ class WorkerExtension:
             return {"error": traceback.format_exc()}
 
     def mrl_drop(self) -> dict[str, Any]:
-        """The worker's weights are gone; the same version may be synced again."""
+        """Stop serving, because the worker's weights are gone; the same version may be synced again."""
         if self.weight_transfer_engine.receiver is not None:
             self.weight_transfer_engine.receiver.drop()
         return {}
 
     def mrl_release_sync(self) -> dict[str, Any]:
-        """Unmaps the sender's buffers; their owner may free them afterwards."""
+        """Unmap the sender's buffers; their owner may free them afterwards."""
         try:
             if self.weight_transfer_engine.receiver is not None:
                 self.weight_transfer_engine.receiver.release()
@@ -164,8 +168,9 @@ class WorkerExtension:
 
 
 def end_with_engine() -> None:
-    """In a process that is a worker of vLLM's; in others nothing. vLLM's workers notice a dead parent only between two calls; a
-    thread ends them at any time."""
+    """Make a vLLM worker process end with its parent; do nothing in other processes.
+
+    vLLM's workers notice a dead parent only between two calls; a thread notices it at any time."""
     parent = multiprocessing.parent_process()
     if parent is None or not multiprocessing.current_process().name.startswith("VllmWorker"):
         return

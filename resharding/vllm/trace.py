@@ -1,10 +1,9 @@
-"""Ask a live vLLM worker where its own loaders put every checkpoint tensor. Moves no byte; the served model
-is unchanged.
+"""Ask a live vLLM worker where its loaders put checkpoint tensors; no bytes move, the model is unchanged.
 
-The model's parameters are put on the meta device with the metadata vLLM keeps for reloading, its own
-`load_weights` is fed meta tensors of the whole checkpoint shapes, and every copy between views is recorded.
-Biases and routers' corrections stay live in a reload; copies into them are recorded and not made. Then the
-live parameters are put back.
+The model's parameters go to the meta device with the metadata that vLLM keeps for reloading. Its own
+`load_weights` gets meta tensors of the full checkpoint shapes, and every copy between views is recorded.
+Biases and routers' corrections stay live in a reload; copies into them are recorded but not made. Then the
+live parameters are restored.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ _CACHE_SCALES = ("q_scale", "k_scale", "v_scale", "prob_scale")
 
 
 def without_source(parameter: str) -> bool:
-    """Scales of the KV cache, which vLLM makes in every model with quantised weights and sets itself where no
-    checkpoint has them."""
+    """Return True for KV-cache scales: vLLM makes and, if the checkpoint has none, sets them itself."""
     return parameter.rpartition(".")[2] in _CACHE_SCALES
 
 
 def name_loaders(model: Any) -> None:
-    """Gives weight loaders without a name one: vLLM's reload asks for it, and a functools.partial has none."""
+    """Name weight loaders that have no name (functools.partial): vLLM's reload needs it."""
     for parameter in model.parameters():
         loader = getattr(parameter, "weight_loader", None)
         if loader is not None and not hasattr(loader, "__name__"):
@@ -47,21 +45,20 @@ def name_loaders(model: Any) -> None:
 
 
 def quantised_block(model_config: Any) -> int:
-    """Edge of the blocks by which the engine's weights are quantised; 0 where they are not. WeightSyncError
-    for other forms."""
+    """Return the edge of the weights' quantised blocks or 0; raise WeightSyncError for other forms."""
     settings: Any = getattr(model_config.hf_config, "quantization_config", None) or {"quant_method": ""}
-    if settings.get("quant_method") == "":  # as mrl/rollout/quantised.py says it of a folder that is not wide
+    if settings.get("quant_method") == "":  # mrl/rollout/quantised.py marks unquantised folders so
         return 0
     rows, cols = settings.get("weight_block_size") or (0, 0)
     if settings.get("quant_method") != "fp8" or rows != cols or not rows:
         raise WeightSyncError(
-            f"weight syncs quantise to float8 by square blocks only, the engine wants {settings}"
+            f"weight syncs quantise to float8 by square blocks only, but the engine wants {settings}"
         )
     return rows
 
 
 class _Feeding:
-    """Tensors on their way into a model's loaders, which take one after the other."""
+    """Tensors for a model's loaders, which take one after the other."""
 
     def __init__(self, tensors: Sequence[tuple[str, Any]]) -> None:
         self._tensors = tensors
@@ -73,16 +70,16 @@ class _Feeding:
             yield name, tensor
 
     def blame(self, error: Exception, parameters: dict[str, Any]) -> str:
-        """What to say of a loader's error: the trainer's tensor, its shape, and what the engine has in that
-        place."""
+        """Explain a loader's error: the trainer's tensor, its shape, and what the engine has in its place."""
         name, shape = self._current
-        module, there = name, []
-        while module and not there:
+        module, parts = name, []
+        while module and not parts:
             module = module.rpartition(".")[0]
-            there = [f"{n} {tuple(p.shape)}" for n, p in parameters.items() if n.startswith(f"{module}.")]
-        own = f"it has {', '.join(there[:8])}" if module.count(".") else "it has no such module"
+            parts = [f"{n} {tuple(p.shape)}" for n, p in parameters.items() if n.startswith(f"{module}.")]
+        reason = f"it has {', '.join(parts[:8])}" if module.count(".") else "it has no such module"
         return (
-            f"the engine does not take the trainer's {name} {shape}: {own} ({type(error).__name__}: {error})"
+            f"the engine does not take the trainer's {name} {shape}: {reason} ({type(error).__name__}: "
+            f"{error})"
         )
 
 
@@ -91,9 +88,9 @@ def traced_manifest(
 ) -> RankManifest:
     """Run model.load_weights over meta tensors; return the engine manifest of this live worker.
 
-    `block`: of an engine with quantised weights, which takes values and scales for a tensor of the trainer.
-    WeightSyncError names what a plan cannot express: copies between anything but parameters and tensors of
-    the checkpoint.
+    `block`: edge of the blocks of a quantised engine, which takes values and scales per trainer tensor; else
+    0. Raises WeightSyncError for what a plan cannot express: copies other than from checkpoint tensors to
+    parameters.
     """
     checkpoint, shared = quantised.checkpoint(checkpoint, block), aliases(model)
     fed = [
@@ -117,7 +114,7 @@ def traced_manifest(
         }
     if recorder.unexpected:
         raise WeightSyncError(
-            f"engine rank {rank}: loaders copied what is neither parameter nor checkpoint: "
+            f"engine rank {rank}: the loaders copied something other than checkpoint tensors to parameters: "
             f"{recorder.unexpected[:8]}"
         )
     narrow = {tensor.name for tensor in checkpoint if tensor.dtype == quantised.VALUES}
@@ -131,8 +128,8 @@ def traced_manifest(
 
 
 def aliases(model: Any) -> tuple[str, ...]:
-    """The names under which parameters appear again: a tied output layer's, and those of modules with two places.
-    Ask outside of a reload, which gives each module its own tensors."""
+    """Return the names under which parameters appear again: a tied output layer's, and those of modules with
+    two places. Call it outside a reload, which gives each module its own tensors."""
     seen: dict[int, str] = {}
     again = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -167,8 +164,8 @@ def _on_meta(model: Any) -> Iterator[None]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every copy_ between a parameter's view and a fed tensor's view, and makes none of a fed one that
-    fits; and what changes a fed tensor."""
+    """Records every copy_ from a fed tensor's view to a parameter's view, and every change of a fed tensor;
+    skips copies from meta tensors of the same shape."""
 
     def __init__(self, targets: dict[int, str], sources: dict[int, str]) -> None:
         super().__init__()

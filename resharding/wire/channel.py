@@ -1,9 +1,8 @@
-"""Control messages between a sender and its receiver, over ZMQ. Every wait has a deadline and ends early when
-the peer is gone.
+"""Control messages between a sender and its receiver, over ZMQ; no wait outlasts its deadline or the peer.
 
-On one slot: an abstract Unix socket, which leaves no file; only processes of the same user are accepted, and
-the peer's process is watched. Between machines: TCP under CURVE. Its server key travels inside the address,
-so that nobody connects who was not given the address; there the connection itself is watched.
+On one slot: an abstract Unix socket, which leaves no file, accepts only processes of the same user, and
+watches the peer's process. Between machines: TCP under CURVE, which watches the connection. The address
+contains the server key, so that only processes that were given the address can connect.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ from mrl.resharding.wire.processes import ProcessId
 
 _POLL_MILLISECONDS = 100
 _PROBE_SECONDS = 0.5
-"""How often a network listener makes sure that the sender it waits for is still connected."""
+"""How often a network listener checks that the sender it waits for is still connected."""
 _PREFIX = "ipc://@mrl-"
 _NETWORK = "tcp://"
 _LINGER_MILLISECONDS = 500
-"""How long a closing socket still tries to deliver its last message (an Abort, a Failed)."""
+"""How long a closing socket tries to deliver its last message (an Abort, a Failed)."""
 _LARGEST_MESSAGE = 256 << 20
 
 Lost = Callable[[], str | None]
-"""Why the peer can never answer, or None."""
+"""Returns why the peer can never answer, or None."""
 
 
 def _slot_address() -> str:
-    """A fresh abstract address; it names the process that listens."""
-    own = ProcessId.own()
-    return f"{_PREFIX}{own.pid}-{own.start_ticks}-{uuid.uuid4().hex}"
+    """Return a fresh abstract address that names the listening process."""
+    listener = ProcessId.own()
+    return f"{_PREFIX}{listener.pid}-{listener.start_ticks}-{uuid.uuid4().hex}"
 
 
 def _listener_of(address: str) -> ProcessId:
-    """The process that listens at an address `_slot_address` made there."""
+    """Return the process that listens at an address from `_slot_address`."""
     parts = address.removeprefix(_PREFIX).split("-")
     if not address.startswith(_PREFIX) or len(parts) != 3 or not all(p.isdecimal() for p in parts[:2]):
         raise WeightSyncError(
-            f"{address!r} is no address of a receiver; pass what the engine's prepare_sync returned"
+            f"{address!r} is not a receiver's address; pass the one that the engine's prepare_sync returned"
         )
     return ProcessId(int(parts[0]), int(parts[1]))
 
 
 class Listener:
-    """The receiver's end: bound once, talks to one sender at a time, knows each by its ZMQ identity."""
+    """The receiver's end: bound once, talks to one sender at a time, identifies each by its ZMQ identity."""
 
     def __init__(self, host: str | None = None) -> None:
-        """`host`: this machine's address for senders elsewhere; None for a sender on the same slot."""
+        """`host`: this machine's address for senders on other machines; None for a sender on this slot."""
         context, self._socket = _new_socket(zmq.ROUTER)
         self.close = _closer(self, context, [self._socket])
         self._networked = host is not None
@@ -72,21 +71,21 @@ class Listener:
         self._kept: tuple[bytes, AnyMessage | WeightSyncError] | None = None
 
     def send(self, sender: bytes, message: Message) -> None:
-        """Queues a message; to a sender that is gone it is dropped."""
+        """Queue a message; drop it if the sender is gone."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([sender, encode_message(message)])
 
     def receive(
         self, deadline: float, waiting_for: str, lost: Lost | None = None
     ) -> tuple[bytes, AnyMessage | WeightSyncError]:
-        """(sender, message); a malformed message comes back as the error, for the caller to answer it."""
+        """Return (sender, message); a malformed message comes as the error, for the caller to answer."""
         if self._kept is None:
             _wait(self._socket, deadline, waiting_for, lost)
         message, self._kept = self._kept or self._read(), None
         return message
 
     def glance(self) -> tuple[bytes, AnyMessage | WeightSyncError] | None:
-        """The message that waits, if one does; `receive` will still give it."""
+        """Return the waiting message or None, without taking it: `receive` will return it too."""
         if self._kept is None and self._socket.poll(0):
             self._kept = self._read()
         return self._kept
@@ -99,7 +98,7 @@ class Listener:
             return sender, error
 
     def watch(self, sender: bytes, process: ProcessId) -> Lost:
-        """Says whether a sender that once spoke is gone."""
+        """Return a function that returns why this sender is gone, or None."""
 
         def lost() -> str | None:
             if not self._networked:
@@ -126,7 +125,7 @@ class Dialer:
         sockets = [self._socket]
         self.close = _closer(self, context, sockets)
         self.endpoint, _, key = address.rpartition("/") if networked else (address, "", "")
-        """Where the receiver is; the key that opens it is not part of it."""
+        """Address of the receiver, without its key."""
         if networked:
             self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
             self._socket.curve_serverkey = bytes.fromhex(key)
@@ -146,14 +145,14 @@ class Dialer:
         return message
 
     def glance(self) -> AnyMessage | None:
-        """The message that waits, if one does; `receive` will still give it."""
+        """Return the waiting message or None, without taking it: `receive` will return it too."""
         while self._kept is None and self._socket.poll(0):
             message = decode_message(self._socket.recv())
             self._kept = None if isinstance(message, StillWaiting) else message
         return self._kept
 
     def lost(self) -> str | None:
-        """Why the receiver can never answer, or None."""
+        """Return why the receiver can never answer, or None."""
         if self._peer is not None:
             return None if self._peer.alive() else f"process {self._peer.pid} ended"
         return f"the connection to {self.endpoint} closed" if self._monitor.poll(0) else None
@@ -170,8 +169,9 @@ def _new_socket(kind: int) -> tuple[zmq.Context, zmq.Socket]:
 
 
 def _closer(owner: object, context: zmq.Context, sockets: list[zmq.Socket]) -> weakref.finalize:
-    """An end's `close`, also called when nobody holds that end any more: a context that is collected before its
-    sockets, or with a message for a peer that is gone, would wait for ever."""
+    """Return an end's `close`; it also runs when the end is collected.
+
+    A context collected before its sockets, or with a message for a dead peer, would wait for ever."""
 
     def close() -> None:
         for socket in sockets:
@@ -184,16 +184,16 @@ def _closer(owner: object, context: zmq.Context, sockets: list[zmq.Socket]) -> w
 
 
 def _wait(socket: zmq.Socket, deadline: float, waiting_for: str, lost: Lost | None) -> None:
-    """Until a message is there; WeightSyncError at the deadline (monotonic) or when the peer is gone."""
+    """Wait for a message; raise WeightSyncError at the deadline (monotonic) or when the peer is gone."""
     started = time.monotonic()
     while not socket.poll(_POLL_MILLISECONDS):
         reason = lost() if lost is not None else None
         if reason is not None:
-            if socket.poll(0):  # its last message may have come after the poll above
+            if socket.poll(0):  # its last message may have arrived after the poll above
                 return
-            raise WeightSyncError(f"{reason} while this side waited for {waiting_for}")
+            raise WeightSyncError(f"{reason} while this process waited for {waiting_for}")
         if time.monotonic() > deadline:
             raise WeightSyncError(
-                f"no {waiting_for} within {time.monotonic() - started:.1f} s; raise sync.deadline_seconds if the peer "
-                "was only slow"
+                f"no {waiting_for} within {time.monotonic() - started:.1f} s; raise sync.deadline_seconds if "
+                "the peer was only slow"
             )

@@ -1,4 +1,4 @@
-"""The fingerprint of bytes on a device: a sum of products of 8-byte words, in launches of 64 MiB."""
+"""Fingerprint of bytes on a device: a sum of products of 8-byte words, in launches of 64 MiB."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import torch
 
 _BLOCK_WORDS = 1 << 15
 _DEVICE_BLOCKS = 256
-"""Blocks that a device sums in one launch: they and their products take 64 MiB each."""
+"""Blocks summed per launch: they and their products take 64 MiB each."""
 _MASK = (1 << 64) - 1
 _PRIME = 0x9E3779B97F4A7C15
 
 
 def weighted_sum(data: torch.Tensor) -> int:
-    """The fingerprint that vectorised arithmetic of any device computes, position by position.
+    """Return the fingerprint, which vectorised arithmetic on any device computes.
 
-    With 8-byte words x, the last filled up with zeros, in blocks of 2^15: s_b = sum_j x_bj w_j, and the
-    result is sum_b s_b v_b + length, modulo 2^64. All weights are odd and pseudo-random, so every single-bit
-    change changes the result.
+    With 8-byte words x, the last padded with zeros, in blocks of 2^15: s_b = sum_j x_bj w_j; the result is
+    sum_b s_b v_b + length, modulo 2^64. Weights are odd and pseudo-random: any single-bit change changes it.
     """
     return int(_sum(data)) & _MASK
 
 
 def _sum(data: torch.Tensor) -> torch.Tensor:
-    """[] int64 on the data's device, which is not waited for."""
+    """Return the sum, [] int64 on the data's device, without waiting for the device."""
     length = data.numel()
     if data.storage_offset() % 8 or length % 8:
-        data = torch.cat([data, data.new_zeros(-length % 8)])  # words begin where words may
+        data = torch.cat([data, data.new_zeros(-length % 8)])  # int64 views need 8-byte alignment
     whole = data.view(torch.int64)
     num_blocks = whole.numel() // _BLOCK_WORDS
     weights = _weights(_BLOCK_WORDS, data.device)
@@ -44,21 +43,20 @@ def _sum(data: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _weights(count: int, device: torch.device) -> torch.Tensor:
-    """[count] odd int64: Weyl sequence through an xor-shift-multiply mix."""
+    """Return [count] odd int64: a Weyl sequence through an xor-shift-multiply mix."""
     values = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (_PRIME - (1 << 64))
     values = (values ^ (values >> 29)) * 0x3F58476D1CE4E5B9
     return (values ^ (values >> 32)) | 1
 
 
 def _block_weights(count: int, device: torch.device) -> torch.Tensor:
-    """[count] odd weights of the blocks, other than those of the words."""
+    """Return [count] odd weights of blocks, different from those of words."""
     size = max(256, 1 << (count - 1).bit_length())
     return _weights(size, device)[:count] * 3
 
 
 class DeviceDigests:
-    """Fingerprints of many matrices on one device, gathered until they fill a launch: a model has ten thousands
-    of them."""
+    """Fingerprints of many matrices (tens of thousands) on one device, gathered until they fill a launch."""
 
     def __init__(self) -> None:
         self._matrices: list[torch.Tensor] = []
@@ -66,7 +64,7 @@ class DeviceDigests:
         self._sums: list[torch.Tensor] = []
 
     def add(self, matrix: torch.Tensor) -> None:
-        """Takes a matrix of any strides; its elements' bytes count in row-major order."""
+        """Add a matrix of any strides; its fingerprint is of its elements' bytes in row-major order."""
         blocks = _blocks_of(matrix)
         if blocks >= _DEVICE_BLOCKS:
             self.launch()
@@ -78,13 +76,13 @@ class DeviceDigests:
         self._blocks += blocks
 
     def values(self) -> list[int]:
-        """The fingerprints (`weighted_sum`) of all that were added, in order; waits for the device."""
+        """Return all fingerprints (`weighted_sum`) in the order of `add`; waits for the device."""
         self.launch()
         sums = torch.cat(self._sums).tolist() if self._sums else []
         return [value & _MASK for value in sums]
 
     def launch(self) -> None:
-        """Starts what still waits for others to fill a launch with."""
+        """Launch the matrices that have not filled a launch yet."""
         if self._matrices:
             self._sums.append(_sums_together(self._matrices))
         self._matrices, self._blocks = [], 0
@@ -95,9 +93,9 @@ def _blocks_of(matrix: torch.Tensor) -> int:
 
 
 def _sums_together(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[matrices] int64: what `_sum` gives for each, in a few launches for all.
+    """Return `_sum` of each matrix, [matrices] int64, in a few launches for all.
 
-    They are put next to each other, each in blocks of its own; what is left of its last block is 0.
+    Gathers them, each in its own blocks, and pads its last block with 0.
     """
     device, counts = matrices[0].device, [_blocks_of(matrix) for matrix in matrices]
     data = torch.empty(sum(counts) * 8 * _BLOCK_WORDS, dtype=torch.uint8, device=device)
@@ -116,8 +114,7 @@ def _sums_together(matrices: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _copy_into(data: torch.Tensor, begins: Sequence[int], matrices: Sequence[torch.Tensor]) -> None:
-    """Copies the matrices to their places in flat uint8 data: one call for all of a dtype whose rows follow
-    each other, one each for the others."""
+    """Copy the matrices to their places in flat uint8 data: contiguous ones in one call per dtype."""
     together: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for at, matrix in zip(begins, matrices, strict=True):
         place = data[at : at + matrix.nbytes].view(matrix.dtype).view(matrix.shape)

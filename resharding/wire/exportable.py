@@ -1,8 +1,8 @@
 """Allocations of device memory that other processes can map.
 
-Legacy CUDA IPC does not cover torch's expandable segments (torch refuses to export them), so they are switched
-off while a buffer is made that will be exported, and on again afterwards; torch's allocator then takes no block
-of an expandable segment either (CUDACachingAllocator.cpp, get_free_block).
+torch refuses to export its expandable segments by legacy CUDA IPC. So they are off while a buffer for export
+is made, and on again afterwards; meanwhile torch's allocator takes no block of an expandable segment either
+(CUDACachingAllocator.cpp, get_free_block).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 @contextlib.contextmanager
 def exportable_allocations() -> Iterator[None]:
-    """Allocates outside expandable segments. The live settings come back as they were, whoever made them.
+    """Allocate outside expandable segments, then restore the live settings, whoever set them.
 
-    They are written whole: torch takes what a setting leaves out as its default. PYTORCH_ALLOC_CONF and
-    PYTORCH_CUDA_ALLOC_CONF are both in the live settings, and so is what was set since.
+    It writes all settings, because torch resets those left out to their defaults. The live settings include
+    PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and later changes.
     """
     before = torch._C._accelerator_getAllocatorSettings()
     without = _EXPANDABLE.sub("expandable_segments:False", before)
-    if without == before:  # expandable segments are off unless they are asked for
+    if without == before:  # expandable segments are off by default
         yield
         return
     torch._C._accelerator_setAllocatorSettings(without)

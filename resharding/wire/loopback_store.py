@@ -1,7 +1,7 @@
-"""Stores of torch.distributed that others make by an address, kept to this machine where that address is loopback's.
+"""Keep torch.distributed stores with a loopback address to this machine.
 
-torch's TCPStore listens on all interfaces whatever its address says, has no password, and whoever reaches it reads and changes what
-ranks tell each other. vLLM makes such stores for its data-parallel ranks and gives no socket.
+torch's TCPStore listens on all interfaces whatever its address, and has no password: whoever reaches it reads
+and changes the ranks' messages. vLLM makes such stores for its data-parallel ranks and passes no socket.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 
 def keep_to_loopback() -> None:
-    """The stores that rank 0 of a group in this process makes from now on at an address of loopback listen there alone."""
-    module: Any = importlib.import_module(
-        "torch.distributed.rendezvous"
-    )  # the package has a function of this name
-    made = module._create_c10d_store
-    if getattr(made, "keeps_to_loopback", False):
+    """Make rank 0's later stores of this process with a loopback address listen on loopback only."""
+    # By name: torch.distributed has a function of this name.
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    original = module._create_c10d_store
+    if getattr(original, "keeps_to_loopback", False):
         return
 
     def create(
@@ -37,15 +36,15 @@ def keep_to_loopback() -> None:
                 multi_tenant=True,
                 master_listen_fd=listener.detach(),
             )
-        return made(hostname, port, rank, world_size, timeout, use_libuv)
+        return original(hostname, port, rank, world_size, timeout, use_libuv)
 
     create.keeps_to_loopback = True  # type: ignore[attr-defined]
     module._create_c10d_store = create
 
 
 def _listener(host: str, port: int) -> socket.socket | None:
-    """A socket that listens there; None for another machine's address, and where something does already: a store of this process, which
-    serves several groups, or a stranger, which torch names."""
+    """Return a socket that listens there; None for another machine's address, or if the port is taken: by a
+    store of this process, which serves several groups, or by a stranger, which torch reports."""
     try:
         if not ipaddress.ip_address(host).is_loopback:
             return None

@@ -1,4 +1,4 @@
-"""How the processes of a mesh come together: through a torch.distributed store, each with what it has to say."""
+"""How the processes of a mesh meet through a torch.distributed store, each with a text for the others."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from mrl.errors import WeightSyncError
 from mrl.resharding.wire.channel import Lost
 
 TCP = "tcp://"
-"""How the address of a store begins that other machines reach."""
+"""Prefix of the address of a store that other machines reach."""
 _POLL_SECONDS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where and as what a process joins."""
+    """The place where a process joins a group, and its rank there."""
 
     store: str
-    """Of torch.distributed: `tcp://HOST:PORT`, or the path of a FileStore's file."""
+    """torch.distributed store: `tcp://HOST:PORT`, or the path of a FileStore's file."""
     token: str
-    """Names the group; ranks with different tokens never meet."""
+    """Name of the group; ranks with different tokens never meet."""
     rank: int
     size: int
 
     def meet(self, deadline_seconds: float, lost: Lost, *, said: str = "") -> Any:
-        """The store of those that met, when all ranks are there. Joining what they meet for cannot be
-        interrupted, so nobody starts it before; who gives up tells all.
+        """Wait for all ranks and return their store.
 
-        `said`: what others may read of this rank (`said_by`). WeightSyncError at the deadline, naming who is
-        missing, or when `lost` says why."""
+        Joining cannot be interrupted: no rank starts before all have met, and one that gives up tells the
+        others.
+
+        Args:
+            said: text of this rank for the others (`said_by`).
+
+        Raises:
+            WeightSyncError: at the deadline, naming the missing ranks, or when `lost` returns a reason."""
         deadline = time.monotonic() + deadline_seconds
         store = PrefixStore(self.token, _opened(self.store, datetime.timedelta(seconds=deadline_seconds)))
         store.set(_name(self.rank), said)
@@ -44,9 +49,12 @@ class Meeting:
             if store.check(["given-up"]):
                 reason = store.get("given-up").decode()
             elif missing and time.monotonic() > deadline:
-                reason = f"ranks {sorted(missing)} of {self.size} did not come in time (trainers are numbered first)"
+                reason = (
+                    f"ranks {sorted(missing)} of {self.size} did not join in time (trainers are numbered "
+                    "first)"
+                )
             elif missing and (gone := lost()):
-                reason = f"{gone} before all had met; ranks {sorted(missing)} had not come"
+                reason = f"{gone} before all ranks had joined; missing: ranks {sorted(missing)}"
             if reason is not None:
                 store.set("given-up", reason)
                 raise WeightSyncError(reason)
@@ -64,7 +72,7 @@ def _opened(address: str, timeout: datetime.timedelta) -> Any:
 
 
 def said_by(store: Any, rank: int) -> str:
-    """What a rank said when it came."""
+    """Return a rank's text for the others."""
     return store.get(_name(rank)).decode()
 
 

@@ -1,8 +1,9 @@
 """One process group of all trainer ranks and all engine ranks of a weight sync, which share no memory.
 
-Ranks: trainers first, then engine ranks. Met through the trainers' own torch.distributed store. Kept while
-sessions commit; after a failure every member drops it, because a message of the failed session could still be
-under way, and the next session meets under another token. gloo on CPU; NCCL on GPUs, not yet run.
+Trainers are numbered first, then engine ranks. They meet through the trainers' own torch.distributed store.
+The group stays while sessions commit. After a failure every member drops it, because a message of the failed
+session could still be in flight; the next session meets under another token. gloo on CPU; NCCL on GPUs, not
+yet run.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class MessageLost(WeightSyncError):
 
 
 class NotStarted:
-    """A message that the group refused because the other end was gone already; the loss is told where it is
-    waited for."""
+    """A message that the group refused because the other end was gone; `wait` raises the loss."""
 
     def __init__(self, error: RuntimeError) -> None:
         self._error = error
@@ -38,18 +38,18 @@ class NotStarted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Bytes for another rank."""
+    """Bytes to another rank."""
 
     rank: int
     data: torch.Tensor
     """Flat uint8."""
     bucket: int = 0
-    """Which of the receiver's buckets they are for, and where in it they begin."""
+    """Receiver's bucket for them; `offset` is where in it they begin."""
     offset: int = 0
 
 
 class Mesh:
-    """The group of all ranks of a weight sync, joined."""
+    """Joined group of all ranks of a weight sync."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class Mesh:
         lost: Lost,
         buckets: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Returns when all ranks are there; WeightSyncError at the deadline, naming who is missing, or when
-        `lost` says so. `buckets`: nothing is done with them, messages are received where one says."""
+        """Join all ranks; raise WeightSyncError at the deadline (names missing ranks) or for a `lost` peer.
+
+        `buckets` are ignored: `receive` gets its targets itself."""
         self.lost = lost
-        """Why this rank's peer can never answer. Not asked once all have met: the group sees it itself."""
+        """Return why this rank's peer can never answer. Unused once all have met: then the group notices."""
         self._device, self._timeout = device, datetime.timedelta(seconds=deadline_seconds)
         try:
             store = meeting.meet(deadline_seconds, lost)
@@ -77,21 +78,23 @@ class Mesh:
     def _join(self, store: Any, meeting: Meeting, device: torch.device) -> Any:
         if device.type != "cuda":
             return dist.ProcessGroupGloo(store, meeting.rank, meeting.size, self._timeout)
-        group: Any = dist.ProcessGroupNCCL(store, meeting.rank, meeting.size, self._timeout)  # type: ignore[attr-defined]
+        group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined]
+            store, meeting.rank, meeting.size, self._timeout
+        )
         index = torch.cuda.current_device() if device.index is None else device.index
-        # Every rank makes the communicator now: the batches that use it are of some ranks only.
+        # All ranks make the communicator now, because the batches that use it are of some ranks only.
         group.eager_connect_single_device(torch.device("cuda", index))
         return group
 
     def send(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """Starts the messages, each followed by its digest; the data must stay as it is until `wait` has returned for them."""
+        """Start the messages, each followed by its digest; keep the data unchanged until `wait` returns."""
         return self.start(with_digests((m.rank, m.data) for m in messages), ())
 
     def flush(self, works: Sequence[Any]) -> None:
-        """Does nothing: messages go their way alone."""
+        """Do nothing: messages travel without help."""
 
     def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
-        """Fills the data of each (rank, data) with that rank's next message; returns the digests that came after them."""
+        """Fill each (rank, data) with that rank's next message; return the digests that followed them."""
         receives, trailers = with_trailers(parcels, self._device)
         self.wait(self.start((), receives), "bytes of a bucket did not come")
         return [digest_in(value) for value in trailers]
@@ -99,12 +102,12 @@ class Mesh:
     def start(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> list[Any]:
-        """Starts messages as (rank, data) in one batch; the data must stay as it is until `wait` has returned.
+        """Start messages, (rank, data), in one batch; keep the data unchanged until `wait` returns.
 
-        Messages between the same two ranks arrive in the order in which they stand. NCCL runs a batch as one
-        operation in the communicator of all ranks. Alone, every message would make a communicator of its two
-        ranks, with buffers of its own, and one that waits would hold up those behind it: ranks that begin with
-        different peers could wait for each other."""
+        Messages between the same two ranks arrive in their order. NCCL runs a batch as one operation in the
+        communicator of all ranks. Alone, each message would make a communicator of its two ranks, with its
+        own buffers, and block those after it while it waits: ranks that begin with different peers could wait
+        for each other."""
         group: Any = self._group
         operations = [(group.send, *message) for message in sends]
         operations += [(group.recv, *message) for message in receives]
@@ -116,7 +119,7 @@ class Mesh:
         return [group._end_coalescing()]
 
     def wait(self, works: Sequence[Any], what: str) -> None:
-        """Returns when all messages are through; MessageLost otherwise."""
+        """Wait until all messages are through; raise MessageLost otherwise."""
         try:
             for work in works:
                 work.wait(self._timeout)
@@ -124,7 +127,7 @@ class Mesh:
             raise MessageLost(f"{what}: {error}") from error
 
     def close(self) -> None:
-        """Peers that wait for this rank hear of it at once."""
+        """Leave the group; peers that wait for this rank fail at once."""
         self._group.abort()
         del self._group
 

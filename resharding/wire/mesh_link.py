@@ -1,6 +1,6 @@
-"""A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that comes with it.
+"""A sender's and a receiver's end of a mesh: buckets as messages, each checked by the digest that follows it.
 
-Messages leave from buckets of the trainer rank's own (`transfer/lanes.py`).
+Messages leave from the trainer rank's own buckets (`transfer/lanes.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mrl.resharding.wire.parcels import require_sent, split
 Joined = Mesh | NixlMesh
 """One rank among all ranks of a weight sync."""
 KINDS: dict[str, type[Mesh] | type[NixlMesh]] = {"distributed": Mesh, "nixl": NixlMesh}
-"""By `sync.transport`."""
+"""Mesh class by `sync.transport`."""
 
 
 class TrainerMesh:
-    """A trainer rank's membership in a mesh, common to all receivers that it feeds."""
+    """A trainer rank's membership in a mesh, shared by all receivers that it feeds."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TrainerMesh:
         device: torch.device,
         deadline_seconds: float,
     ) -> None:
-        """`kind`: of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
+        """`kind`: a key of `KINDS`. `store`: address of the trainers' torch.distributed store (`Meeting`)."""
         self.kind = kind
         self.device = device
         self.rank, self.num_trainers = rank, num_trainers
@@ -50,7 +50,7 @@ class TrainerMesh:
         self._lost: dict[str, list[Lost]] = {}
 
     def describe(self, session_id: str, receiver: int) -> dict[str, Any]:
-        """What engine rank `receiver` needs to join; the first session's id names the group."""
+        """Describe what engine rank `receiver` needs to join; the first session's id names the group."""
         self._token = self._token or session_id
         return {
             "kind": self.kind,
@@ -61,7 +61,7 @@ class TrainerMesh:
         }
 
     def keep(self, receivers: Sequence[int]) -> None:
-        """These engine ranks take part from here on: where they are others than before, all meet anew."""
+        """Set the engine ranks that take part; if they changed, all ranks meet anew."""
         if list(receivers) != self._receivers:
             self.drop()
             self._receivers = list(receivers)
@@ -74,7 +74,7 @@ class TrainerMesh:
         return self.num_trainers + self._receivers.index(receiver)
 
     def connect(self, session_id: str, lost: Lost) -> None:
-        """Meets the other ranks, or goes on with them. `lost`: of one of this rank's receivers."""
+        """Meet the other ranks, or keep the group. `lost`: for one of this rank's receivers."""
         watched = self._lost.get(session_id, [])
         self._lost = {session_id: [*watched, lost]}
         if self._mesh is None:
@@ -85,26 +85,26 @@ class TrainerMesh:
             )
 
     def _any_lost(self) -> str | None:
-        """Why one of the open session's receivers can never answer, or None."""
-        asked = (lost() for listed in self._lost.values() for lost in listed)
-        return next((reason for reason in asked if reason), None)
+        """Return why one of the open session's receivers can never answer, or None."""
+        reasons = (lost() for listed in self._lost.values() for lost in listed)
+        return next((reason for reason in reasons if reason), None)
 
     def send(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """Starts messages, whose ranks are engine ranks; `wait` ends them."""
+        """Start messages to engine ranks; end them with `wait`."""
         if self._mesh is None:
-            raise WeightSyncError("a message before the session's ranks had met")
+            raise WeightSyncError("a message was sent before the session's ranks had met")
         ranked = [dataclasses.replace(m, rank=self._rank_of(m.rank)) for m in messages]
         return self._mesh.send(ranked)
 
     def flush(self, works: Sequence[Any]) -> None:
-        """Returns when the messages reach their receivers without this rank's doing."""
+        """Wait until the messages reach their receivers without further work of this rank."""
         if self._mesh is not None:
             self._mesh.flush(works)
 
     def wait(self, works: Sequence[Any]) -> None:
         if works:
             assert self._mesh is not None
-            self._mesh.wait(works, f"trainer rank {self.rank} sent what was not taken")
+            self._mesh.wait(works, f"messages of trainer rank {self.rank} were not taken")
 
     def drop(self) -> None:
         mesh, self._mesh, self._token = self._mesh, None, None
@@ -125,11 +125,11 @@ class MeshLink:
         return [self._mesh.describe(session_id, self._receiver) | {"num_bytes": self._num_bytes}]
 
     def connect(self, lost: Lost) -> None:
-        """Meet the other ends, after every receiver was told."""
+        """Meet the other ends, after every receiver was told to join."""
         self._mesh.connect(self._session_id, lost)
 
     def drop(self) -> None:
-        """The session failed: nothing half-way may reach the next one."""
+        """Leave the group, so that no bytes of a failed session reach the next one."""
         self._mesh.drop()
 
     def close(self) -> None:
@@ -169,14 +169,13 @@ class MeshInbox:
         )
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled parcel by parcel by their senders, until its next
-        `take`."""
+        """Return the bucket's first `num_bytes`, filled by the parcels' senders, until its next `take`."""
         if self._mesh is None or parcels is None:
-            raise WeightSyncError("a window before the session's ranks had met, or without its messages")
+            raise WeightSyncError("a window came before the session's ranks had met, or without its messages")
         bucket = self._buckets[which][:num_bytes]
         expected = split(bucket, parcels)
-        said = self._mesh.receive(expected)
-        for (rank, data), sent in zip(expected, said, strict=True):
+        digests = self._mesh.receive(expected)
+        for (rank, data), sent in zip(expected, digests, strict=True):
             require_sent(data, sent, rank)
         return bucket
 

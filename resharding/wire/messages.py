@@ -1,5 +1,4 @@
-"""The messages between a slot's sender and receiver: JSON with a fixed shape, refused when anything else
-arrives.
+"""Messages between a slot's sender and receiver: JSON of fixed shapes; anything else is refused.
 
 sender                                   receiver
 Open (session, buffers)            ->
@@ -25,7 +24,7 @@ Size = Annotated[int, Field(ge=0)]
 
 
 class Message(BaseModel):
-    """Base: exact fields, exact types."""
+    """Base class: exact fields, exact types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     session_id: str
@@ -39,15 +38,15 @@ class Open(Message):
     pid: Size
     start_ticks: Size
     buffers: list[dict[str, Any]]
-    """Where the bytes will come: what the sender's `Link.describe` says."""
+    """Where the bytes will arrive, from the sender's `Link.describe`."""
     lease: list[dict[str, Any]]
-    """The trainers' parameter memory that the receiver reads, for this session only."""
+    """The trainers' parameter memory that the receiver reads, in this session only."""
     tables_digest: str
-    """The digest of this slot's tables."""
+    """Digest of this slot's tables."""
     at_once: bool = False
-    """All windows lie in the lease, and are taken without a `WindowFilled` for each."""
+    """The lease contains all windows; the receiver takes them without a `WindowFilled` each."""
     full: bool
-    """The end carries a proof."""
+    """The end message carries a proof."""
 
 
 class Opened(Message):
@@ -66,23 +65,22 @@ class Parcel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     rank: Size
-    """The sender's rank among the trainers."""
+    """Sender's rank among the trainers."""
     offset: Size
     num_bytes: Size
     digest: int | None = None
-    """As its sender computed it, where the bytes lie in the bucket already; None: it comes after them."""
+    """The sender's digest, if the bytes are in the bucket already; None: the digest follows the bytes."""
 
 
 class WindowFilled(Message):
-    """The receive bucket of one window of the plan is filled; the window's copies from leased memory may run
-    too."""
+    """A window's receive bucket is filled; the window's copies from leased memory may run too."""
 
     kind: Literal["window"] = "window"
     index: Size
     buffer: Literal[0, 1]
     parcels: list[Parcel] | None = None
-    """What the bucket is made of, with digests where it lies in the slot's memory, else still to come from each trainer
-    rank. None: this rank alone filled it."""
+    """Messages that make up the bucket: with digests if they are in the slot's memory, else still to come
+    from the trainer ranks. None: this rank alone filled it."""
 
 
 class Done(Message):
@@ -94,14 +92,13 @@ class SessionEnd(Message):
     kind: Literal["end"] = "end"
     num_windows: Size
     proof: str | None = None
-    """`TrainerProof.said`: digests of the trainer's own parameters, in the order of the cells; None in a
-    session without."""
+    """`TrainerProof.said`: digests of the trainer's parameters, in the cells' order; None without a proof."""
 
 
 class Verified(Message):
     kind: Literal["verified"] = "verified"
     seconds: dict[str, float]
-    """wait, copy, load, process: where the receiver's time went."""
+    """The receiver's seconds by phase: wait, copy, load, process."""
 
 
 class Commit(Message):
@@ -123,7 +120,7 @@ class Failed(Message):
 
 
 class StillWaiting(Message):
-    """A receiver's sign of life to a sender elsewhere; it is not answered."""
+    """A receiver's sign of life to a sender on another machine; needs no answer."""
 
     kind: Literal["waiting"] = "waiting"
 
@@ -151,8 +148,8 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> AnyMessage:
-    """Raises WeightSyncError for anything that is not exactly one of the messages above."""
+    """Return the message in `data`; raise WeightSyncError for anything that is not exactly one."""
     try:
         return _ADAPTER.validate_json(data)
     except ValidationError as error:
-        raise WeightSyncError(f"a malformed weight sync message was refused: {error}") from error
+        raise WeightSyncError(f"refused a malformed weight sync message: {error}") from error

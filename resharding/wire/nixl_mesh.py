@@ -1,9 +1,10 @@
 """The ranks of a weight sync joined by NIXL agents: trainer ranks write straight into the receivers' buckets.
 
-Same face as `mesh.Mesh`. Ranks meet through the trainers' store, where every receiver says where its buckets
-are. A write brings a note of its number and its digest, so a receiver knows from whom what has come. Who may
-write when is the session's: a bucket is free when all trainer ranks have agreed on its window. UCX carries it:
-sockets and shared memory between processes, InfiniBand or RoCE between GPUs of machines (not yet run).
+Same interface as `mesh.Mesh`. Ranks meet through the trainers' store, where every receiver publishes the
+addresses of its buckets. A write brings a note with its number and digest, so the receiver knows what came
+from whom. The session controls writing: a bucket is free once all trainer ranks agreed on its window. UCX
+carries the bytes: sockets and shared memory between processes, InfiniBand or RoCE between machines' GPUs (not
+yet run).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from mrl.resharding.wire.mesh import MessageLost, Outgoing
 
 _POLL_SECONDS = 0.0005
 _PROBE_SECONDS = 0.1
-"""How often a wait asks whether the peer is gone."""
+"""How often a waiting rank checks that its peer still exists."""
 
 
 def nixl() -> Any:
-    """NIXL's Python interface; WeightSyncError where it is not installed."""
+    """Return NIXL's Python interface; raise WeightSyncError if it is not installed."""
     try:
         from nixl_cu13 import _api  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -44,7 +45,7 @@ def nixl() -> Any:
 
 
 class NixlMesh:
-    """One rank's agent among all ranks of a weight sync."""
+    """Agent of one rank among all ranks of a weight sync."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class NixlMesh:
         lost: Lost,
         buckets: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Returns when all ranks are there. `buckets`: of a receiver, which trainer ranks write into."""
+        """Join all ranks. `buckets`: a receiver's, which trainer ranks write into."""
         self.lost = lost
-        """Why this rank's peer can never answer, of the session that is open."""
+        """Return why this rank's peer of the open session can never answer, or None."""
         self._device, self._seconds, self._meeting = device, deadline_seconds, meeting
         api = nixl()
         self._agent: Any = api.nixl_agent(
@@ -76,11 +77,11 @@ class NixlMesh:
         self._notes: dict[tuple[str, int], int] = {}
 
     def send(self, messages: Sequence[Outgoing]) -> list[Any]:
-        """Starts the writes; the data must stay as it is until `wait` has returned for them."""
-        memory.synchronize(self._device)  # the network card reads what the device has written
+        """Start the writes; keep the data unchanged until `wait` returns."""
+        memory.synchronize(self._device)  # the network card reads what the device writes
         return [self._write(m, digest_bytes(m.data)) for m in messages]
 
-    def _write(self, message: Outgoing, said: int) -> Any:
+    def _write(self, message: Outgoing, digest: int) -> Any:
         try:
             name, buckets = self._peer(message.rank)
         except Exception as error:  # NIXL's errors have no common base
@@ -88,53 +89,55 @@ class NixlMesh:
         address, size, number = buckets[message.bucket]
         data = message.data
         if message.offset + data.numel() > size:
-            raise WeightSyncError(f"{data.numel()} bytes at {message.offset} leave a bucket of {size}")
+            raise WeightSyncError(
+                f"{data.numel()} bytes at offset {message.offset} exceed a bucket of {size} bytes"
+            )
         self._sent[message.rank] += 1
-        note = f"{self._sent[message.rank]} {said}".encode()
-        here = self._descriptors([self._register(data)])
-        there = self._descriptors([(address + message.offset, data.numel(), number)])
+        note = f"{self._sent[message.rank]} {digest}".encode()
+        local = self._descriptors([self._register(data)])
+        remote = self._descriptors([(address + message.offset, data.numel(), number)])
         try:
-            work = self._agent.initialize_xfer("WRITE", here, there, name, note)
+            work = self._agent.initialize_xfer("WRITE", local, remote, name, note)
             self._agent.transfer(work)
         except Exception as error:
             return error
         return work
 
     def flush(self, works: Sequence[Any]) -> None:
-        """Returns when the receivers can know of the writes: a note leaves when its write is seen to be done."""
-        self.wait(works, "what was sent was not taken")
+        """Wait until the receivers can see the writes: a note leaves when its write is seen to be done."""
+        self.wait(works, "messages were not taken")
 
     def wait(self, works: Sequence[Any], what: str) -> None:
-        """Returns when everything was written; MessageLost when a peer is gone."""
+        """Wait until everything is written; raise MessageLost if a peer is gone."""
         for work in works:
             self._until(lambda work=work: self._written(work, what), what)
 
-    def _written(self, work: Any, what: str) -> bool:
+    def _written(self, work: Any, failure: str) -> bool:
         try:
             state = "ERR" if isinstance(work, Exception) else self._agent.check_xfer_state(work)
         except Exception as error:
-            raise MessageLost(f"{what}: {error!r}") from error
+            raise MessageLost(f"{failure}: {error!r}") from error
         if state == "ERR":
-            raise MessageLost(f"{what}: {work!r}")
+            raise MessageLost(f"{failure}: {work!r}")
         return state == "DONE"
 
     def receive(self, parcels: Sequence[tuple[int, torch.Tensor]]) -> list[int]:
-        """Returns when each rank's next bytes are in this rank's bucket, and their digests."""
-        wanted = []
+        """Wait until each rank's next bytes are in this rank's bucket; return their digests."""
+        expected = []
         for rank, _ in parcels:
             self._taken[rank] += 1
-            wanted.append((_agent_name(self._meeting, rank), self._taken[rank]))
-        self._until(lambda: self._here(wanted), "bytes of a bucket did not come")
-        return [self._notes.pop(key) for key in wanted]
+            expected.append((_agent_name(self._meeting, rank), self._taken[rank]))
+        self._until(lambda: self._all_arrived(expected), "bytes of a bucket did not come")
+        return [self._notes.pop(key) for key in expected]
 
-    def _here(self, wanted: Sequence[tuple[str, int]]) -> bool:
+    def _all_arrived(self, expected: Sequence[tuple[str, int]]) -> bool:
         for name, notes in self._agent.get_new_notifs().items():
             for note in notes:
-                number, said = map(int, note.split())
-                self._notes[name, number] = said
-        return all(key in self._notes for key in wanted)
+                number, digest = map(int, note.split())
+                self._notes[name, number] = digest
+        return all(key in self._notes for key in expected)
 
-    def _until(self, done: Any, what: str) -> None:
+    def _until(self, done: Any, failure: str) -> None:
         deadline, probed = time.monotonic() + self._seconds, time.monotonic()
         while not done():
             time.sleep(_POLL_SECONDS)
@@ -142,12 +145,12 @@ class NixlMesh:
             if now - probed > _PROBE_SECONDS:
                 probed, reason = now, self.lost()
                 if reason is not None:
-                    raise MessageLost(f"{what}: {reason}")
+                    raise MessageLost(f"{failure}: {reason}")
             if now > deadline:
-                raise MessageLost(f"{what} within {self._seconds} s")
+                raise MessageLost(f"{failure} within {self._seconds} s")
 
     def _peer(self, rank: int) -> tuple[str, list[tuple[int, int, int]]]:
-        """(agent, buckets as (address, bytes, device)) of a receiver."""
+        """Return a receiver's (agent, buckets as (address, bytes, device))."""
         if rank not in self._peers:
             card = json.loads(said_by(self._store, rank))
             name = self._agent.add_remote_agent(bytes.fromhex(card["agent"]))
@@ -156,7 +159,7 @@ class NixlMesh:
         return self._peers[rank]
 
     def _register(self, data: torch.Tensor) -> tuple[int, int, int]:
-        """(address, bytes, device) of the data, whose storage is registered once, and kept, until `close`."""
+        """Return the data's (address, bytes, device); register its storage once, until `close`."""
         storage, number = data.untyped_storage(), max(data.get_device(), 0)
         if storage.data_ptr() not in self._registered:
             region = [(storage.data_ptr(), storage.nbytes(), number, "")]
@@ -172,7 +175,7 @@ class NixlMesh:
         return "VRAM" if self._device.type == "cuda" else "DRAM"
 
     def close(self) -> None:
-        """Gives the memory back; writes that are still under way reach it no more."""
+        """Deregister the memory; writes in flight no longer reach it."""
         for registered, _ in self._registered.values():
             self._agent.deregister_memory(registered, backends=["UCX"])
         self._registered.clear()

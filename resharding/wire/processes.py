@@ -1,5 +1,4 @@
-"""Who a process is: its pid together with its start time, so that a reused pid is not mistaken for a living
-peer."""
+"""Identity of a process: its pid and start time, so that a reused pid is not mistaken for a live peer."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class ProcessId:
 
     pid: int
     start_ticks: int
-    """Clock ticks between boot and the process's start (field 22 of /proc/pid/stat)."""
+    """Clock ticks from boot to the process's start (field 22 of /proc/pid/stat)."""
 
     @classmethod
     def own(cls) -> ProcessId:
@@ -28,31 +27,32 @@ class ProcessId:
         return cls(pid, ticks)
 
     def alive(self) -> bool:
-        """False once the process ended, also while it is a zombie or when its pid was given away again."""
+        """Return False once the process has ended, even if it is a zombie or its pid was reused."""
         return _start_ticks(self.pid) == self.start_ticks
 
 
 @contextlib.contextmanager
 def file_of_process(owner: ProcessId, fd: int, what: str) -> Iterator[tuple[int, str]]:
-    """(descriptor of our own, path) of a file that another process has open as `fd`; WeightSyncError names
-    `what`."""
+    """Open a file that another process has open as `fd`; yield (this process's descriptor, path).
+
+    `what` names the file in a WeightSyncError."""
     path = f"/proc/{owner.pid}/fd/{fd}"
     if not owner.alive():
         raise WeightSyncError(f"{what} of process {owner.pid}: that process is gone or its pid was reused")
     try:
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise WeightSyncError(
-            f"cannot open the {what} {path}: {error}; is the peer of the same user?"
+            f"cannot open the {what} {path}: {error}; does the peer run as the same user?"
         ) from error
     try:
-        yield own, path
+        yield opened, path
     finally:
-        os.close(own)
+        os.close(opened)
 
 
 def _start_ticks(pid: int) -> int | None:
-    """None when there is no such living process."""
+    """Return the process's start ticks; None if no such process is alive."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

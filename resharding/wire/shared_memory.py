@@ -1,9 +1,7 @@
-"""Memory that two processes of one machine share without a name: nothing can be left behind, not even by kill
--9.
+"""Nameless memory that two processes of one machine share: not even kill -9 leaves anything behind.
 
-A segment is an anonymous memfd. The peer opens it through /proc/<pid>/fd/<fd>, after checking that the pid
-is still the process it was told of. The kernel frees the memory when the last mapping and descriptor are
-gone.
+A segment is an anonymous memfd. The peer opens it through /proc/<pid>/fd/<fd>, after checking that the pid is
+still the announced process. The kernel frees the memory with its last mapping and descriptor.
 """
 
 from __future__ import annotations
@@ -26,19 +24,18 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedSegment:
-    """A segment on its owner's side. `buffer` is the memory as a [size] uint8 tensor; views of it must be
-    gone before `close`."""
+    """A segment on its owner's side: `buffer`, a [size] uint8 tensor. Drop all views of it before `close`."""
 
     def __init__(self, num_bytes: int) -> None:
         self._fd = os.memfd_create("mrl-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, num_bytes)
-        # A peer that maps it can rely on its size: nobody can shrink it under the peer (SIGBUS).
+        # A peer can rely on the size of its mapping: nobody can shrink the file under it (SIGBUS).
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
         self._token = uuid.uuid4().hex
         self._map, self.buffer = _map(self._fd, num_bytes)
 
     def export(self) -> dict[str, Any]:
-        """What the peer needs to open it; plain values."""
+        """Return what the peer needs to open it, as plain values."""
         owner = ProcessId.own()
         return {
             "kind": "memfd",
@@ -50,7 +47,7 @@ class SharedSegment:
         }
 
     def close(self) -> None:
-        """Gives the memory back; an error when a view of it is still alive in this process."""
+        """Free the memory; raise an error if this process still has a view of it."""
         if self._fd < 0:
             return
         self.buffer = torch.empty(0, dtype=torch.uint8)
@@ -70,36 +67,41 @@ class OpenedSegment:
             self._map, self.buffer = _map(fd, description["num_bytes"])
 
     def close(self) -> None:
-        """Unmaps, collects, and only then returns: an acknowledgement may follow."""
+        """Unmap the segment; acknowledge it only afterwards."""
         self.buffer = torch.empty(0, dtype=torch.uint8)
         unmap(self._map, "the receiver")
 
 
 def _check(fd: int, path: str, num_bytes: int) -> None:
-    """The descriptor must be a sealed memfd of at least the stated size, else a later access could crash."""
+    """Require a sealed memfd of at least the stated size, else a later access could crash."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise WeightSyncError(f"{path} is no shared segment of ours (not a memfd)") from error
+        raise WeightSyncError(
+            f"{path} is not a shared segment of the weight sync: it is not a memfd"
+        ) from error
     if not seals & fcntl.F_SEAL_SHRINK:
-        raise WeightSyncError(f"{path} is not sealed against shrinking; it is no segment of ours")
+        raise WeightSyncError(
+            f"{path} is not a shared segment of the weight sync: it is not sealed against shrinking"
+        )
     if not 0 < num_bytes <= os.fstat(fd).st_size:
-        raise WeightSyncError(f"{path} holds {os.fstat(fd).st_size} bytes, its description says {num_bytes}")
+        raise WeightSyncError(
+            f"{path} has {os.fstat(fd).st_size} bytes, but its description says {num_bytes}"
+        )
 
 
 def _map(fd: int, num_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
     memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    # Through numpy: its array holds the map's buffer, so that closing under a live tensor is an error and not
-    # a crash.
+    # numpy's array keeps the map's buffer: closing under a live tensor raises an error instead of crashing.
     return memory, torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
 
 
 def unmap(memory: mmap.mmap, who: str) -> None:
-    """Close a mapping; WeightSyncError if a tensor on it is still held."""
+    """Close a mapping; raise WeightSyncError if a tensor on it still exists."""
     with contextlib.suppress(BufferError):
         memory.close()
         return
-    gc.collect()  # a view in a reference cycle (an exception's frame) ends here; it takes 0.1 s
+    gc.collect()  # frees views in reference cycles (an exception's frame); takes 0.1 s
     try:
         memory.close()
     except BufferError as error:

@@ -1,4 +1,4 @@
-"""Two buffers in memory that a slot's two processes share: nothing moves."""
+"""Two buffers in memory that a slot's two processes share: no bytes move."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mrl.resharding.wire.parcels import require_sent, split
 
 
 class SlotLink:
-    """The sender's end of a slot's memory, which it owns."""
+    """The sender's end of a slot's memory; it owns the memory."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = device
         self.segments = [memory.allocate(num_bytes, device) for _ in range(2)]
 
     def describe(self, session_id: str) -> list[dict[str, Any]]:
-        """Return what the receiver needs to open its end; plain values."""
+        """Return what the receiver needs to open its end, as plain values."""
         return [segment.export() for segment in self.segments]
 
     def connect(self, lost: Lost) -> None:
-        """Does nothing: the receiver opens the memory when it is told of it."""
+        """Do nothing: the receiver opens the memory when the session is announced."""
 
     def buffer(self, which: int) -> torch.Tensor:
-        """[bucket_bytes] uint8, which the receiver has mapped."""
+        """Return a buffer, [bucket_bytes] uint8, that the receiver has mapped."""
         return self.segments[which].buffer
 
     def drop(self) -> None:
-        """Does nothing: the memory stays, its bytes are those of no session until the next one fills it."""
+        """Do nothing: the memory stays, and the next session overwrites it."""
 
     def close(self) -> None:
         for segment in self.segments:
@@ -41,7 +41,7 @@ class SlotLink:
 
 
 class SlotInbox:
-    """The receiver's end of a slot's memory: mapped once and kept over sessions."""
+    """The receiver's end of a slot's memory: mapped once and kept across sessions."""
 
     def __init__(self, descriptions: Sequence[dict[str, Any]]) -> None:
         self._opened: list[memory.OpenedMemory] = []
@@ -54,25 +54,25 @@ class SlotInbox:
         self.num_bytes = min(o.buffer.numel() for o in self._opened)
 
     def is_for(self, descriptions: Sequence[dict[str, Any]]) -> bool:
-        """Return True if the sender still offers what this was opened for."""
+        """Return True if the sender still offers the memory that is open here."""
         return [o.token for o in self._opened] == [d.get("token") for d in descriptions]
 
     def connect(self, lost: Lost) -> None:
-        """Does nothing: it was opened."""
+        """Do nothing: the memory is open."""
 
     def take(self, which: int, num_bytes: int, parcels: Sequence[Parcel] | None = None) -> torch.Tensor:
-        """Return the bucket's first `num_bytes`, filled by the sender, until its next `take`."""
+        """Return the bucket's first `num_bytes`, filled by the sender; valid until its next `take`."""
         bucket = self._opened[which].buffer[:num_bytes]
         if parcels is None:
             return bucket
         for parcel, (rank, data) in zip(parcels, split(bucket, parcels), strict=True):
             if parcel.digest is None:
-                raise WeightSyncError("parcels from other ranks cannot reach the memory of a slot")
+                raise WeightSyncError(f"{parcel} has no digest, but it reached the memory of a slot already")
             require_sent(data, parcel.digest, rank)
         return bucket
 
     def drop(self) -> None:
-        """Does nothing: the mapping stays."""
+        """Do nothing: the mapping stays."""
 
     def close(self) -> None:
         opened, self._opened = self._opened, []

@@ -112,7 +112,7 @@ def test_a_flipped_bit_is_refused(sender, receiver, monkeypatch, full: bool) -> 
     flip_a_bit(monkeypatch, message=3)
     session, shelf = Session.new(-1, 0, plan.digest, full=full), Shelf()
     thread = Receiving(receiver, session, shelf)
-    with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not have the digest"):
+    with pytest.raises(WeightSyncError, match="received from trainer rank 0 do not match the digest"):
         send(sender, session, plan, values)
     assert thread.end() is not None and shelf.aborts == 1 and not receiver.progress.serving
     exchange(sender, receiver, plan, values, 0)
@@ -220,7 +220,7 @@ def test_an_end_before_the_last_window_is_refused(sender: WeightSender, receiver
     [
         ({"index": 1}, "expected window 0"),
         ({"offset": 4}, "should begin at byte 0"),
-        ({"num_bytes": 2048}, "parcels of 2048 bytes for a bucket of 1024"),
+        ({"num_bytes": 2048}, "the parcels have 2048 bytes, but the bucket has 1024"),
     ],
 )
 def test_lengths_and_offsets_are_checked_before_use(sender, receiver, change, what) -> None:

@@ -119,5 +119,5 @@ def test_what_a_transposed_load_fills_comes_whole_with_its_module_and_what_share
 def test_a_parameter_that_nothing_fills_is_named(name: str) -> None:
     """Also in a module that other tensors fill: a bias beside a weight."""
     parameters = {name: ((4,), "float32"), "y.b": ((4,), "float32")}
-    with pytest.raises(WeightSyncError, match=rf"no tensor of the trainer is seen to fill {name} \(4,\)"):
+    with pytest.raises(WeightSyncError, match=rf"no tensor of the trainer fills {name} \(4,\)"):
         engine_manifests.from_trace([("y.b", 0, (4,), (1,), "bias", 0, (1,))], parameters, CHECKPOINT)

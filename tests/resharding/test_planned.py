@@ -269,7 +269,7 @@ def test_windows_that_bring_bytes_are_not_taken_at_once(slot: Any) -> None:
     windows = (dataclasses.replace(tables.windows[0], bucket_bytes=64), *tables.windows[1:])
     consumer = Parameters(world.engines[0])
     thread = _lent_at_once(slot, consumer, dataclasses.replace(tables, windows=windows))
-    assert "sends nothing, and its windows bring bytes" in str(thread.end()) and not consumer._flat
+    assert "sends no messages, but its windows need some" in str(thread.end()) and not consumer._flat
     sender.abort("refused")
 
 

@@ -107,7 +107,7 @@ def test_half_the_bytes_cross_and_the_bound_is_met() -> None:
 
 
 def test_an_engine_that_cuts_inside_a_block_is_refused() -> None:
-    with pytest.raises(WeightSyncError, match=r"does not begin on a block of 128"):
+    with pytest.raises(WeightSyncError, match=r"must begin on a block of 128"):
         quantised.quantised_manifest(
             engine_manifests.engine_rank_manifests(WIDE | {"moe_intermediate_size": 128}, Layout(tp=2))[1]
         )

@@ -74,6 +74,6 @@ def test_one_layer_of_each_kind_shows_a_cut_block() -> None:
             if not seen[-1]:
                 require_whole_blocks(hf, rollout)
                 continue
-            with pytest.raises(ConfigError, match="does not begin on a block of 128"):
+            with pytest.raises(ConfigError, match="must begin on a block of 128"):
                 require_whole_blocks(hf, rollout)
     assert 3 < sum(seen) < len(seen) - 3

@@ -26,5 +26,5 @@ def test_ranks_meet_and_those_that_miss_one_say_whom(kind: str, tmp_path: Path) 
     for rank in ranks:
         rank.join(120)
     assert [heard.get(rank) for rank in range(3)] == [["I am 0", "I am 1", "I am 2"]] * 3
-    with pytest.raises(WeightSyncError, match=r"ranks \[1\] of 2 did not come in time"):
+    with pytest.raises(WeightSyncError, match=r"ranks \[1\] of 2 did not join in time"):
         Meeting(store, "two", 0, 2).meet(0.3, lambda: None)
