@@ -198,10 +198,8 @@ def _fault(result: object, tokens: Tokens) -> str:
 def policy_loss(
     loss: Loss, tokens: Tokens, section: AggregationSection, weights: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (scalar to minimise, metrics).
-
-    `weights` [N] multiply each token's loss; they carry no gradient and do not change the denominators.
-    """
+    """Return (scalar to minimise, metrics). `weights` [N] multiply each token's loss, without gradient; they
+    do not change the denominators."""
     result = loss(tokens)
     metrics = _policy_metrics(result, tokens)
     if weights is None:

@@ -224,10 +224,10 @@ def cross_entropy(
     denominators: Mapping[str, Any],
     by_sequence: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the supervised loss -sum(logprobs over the mask) / num_tokens, and metrics.
+    """Return (loss, metrics); the loss is -sum(logprobs over the mask) / num_tokens, the step's trained
+    tokens on all ranks.
 
-    num_tokens counts the step's masked-in tokens over all ranks. `by_sequence` gives each sequence the same
-    weight: the sum of the means over their masked-in tokens / num_rows.
+    `by_sequence` weighs sequences equally: the sum of the means over their masked-in tokens / num_rows.
     """
     mask = arrays["loss_mask"]
     inputs = checked({"logprobs": logprobs, "entropy": entropy}, mask, segments)

@@ -18,11 +18,8 @@ from mrl.own_code import find_callable
 def own_function(
     path: str, options: Mapping[str, Any], *, setting: str, takes: Sequence[str]
 ) -> Callable[..., Any]:
-    """Return the function with its options bound.
-
-    Raise ConfigError if its module cannot be imported, has no such function, or the function cannot be called
-    with the positional arguments that it `takes` and the options.
-    """
+    """Return the function with its options bound. Raise ConfigError if it cannot be imported, or called with
+    the positional arguments that it `takes` and the options."""
     _, function = find_callable(path, setting=setting, what="function")
     try:
         inspect.signature(function).bind(*takes, **options)

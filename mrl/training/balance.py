@@ -92,8 +92,8 @@ def deal(
 def _fewest(lengths: np.ndarray, ranks: int, max_tokens: int, multiple: int) -> int:
     """Return a lower bound on micro-batches, by all tokens, and by samples of which no two fit together."""
     alone = int((lengths > max_tokens / 2).sum())
-    held = int(np.minimum(lengths, max_tokens).sum())
-    needed = max(1, -(-held // (ranks * max_tokens)), -(-alone // ranks))
+    counted = int(np.minimum(lengths, max_tokens).sum())
+    needed = max(1, -(-counted // (ranks * max_tokens)), -(-alone // ranks))
     return -(-needed // multiple) * multiple
 
 
@@ -102,35 +102,35 @@ def _fill(
 ) -> np.ndarray | None:
     """Return each sample's [B] place (micro-batch x ranks + rank); None if `count` micro-batches are too few.
 
-    The costliest goes first, to the place with room that has most left up to its micro-batch's height: it
+    The costliest goes first, to the place with room that is furthest below its micro-batch's height: it
     lengthens the pass least. Heap entries whose remainder changed are dropped. Entries without room for the
     sample move to the heap of tight places, until a sample fits.
     """
-    left, room = [0.0] * (count * ranks), [max(max_tokens, int(lengths.max()))] * (count * ranks)
+    remaining, room = [0.0] * (count * ranks), [max(max_tokens, int(lengths.max()))] * (count * ranks)
     chosen = np.zeros(len(lengths), np.int64)
     roomy, tight = [(-0.0, place) for place in range(count * ranks)], list[tuple[int, int]]()
     for sample in np.argsort(-costs, kind="stable").tolist():
         size, cost = int(lengths[sample]), float(costs[sample])
         while tight and -tight[0][0] >= size:
             place = heapq.heappop(tight)[1]
-            heapq.heappush(roomy, (-left[place], place))
-        while roomy and (-roomy[0][0] != left[roomy[0][1]] or room[roomy[0][1]] < size):
+            heapq.heappush(roomy, (-remaining[place], place))
+        while roomy and (-roomy[0][0] != remaining[roomy[0][1]] or room[roomy[0][1]] < size):
             key, place = heapq.heappop(roomy)
-            if -key == left[place]:
+            if -key == remaining[place]:
                 heapq.heappush(tight, (-room[place], place))
         if not roomy:
             return None
         place = heapq.heappop(roomy)[1]
         chosen[sample] = place
         room[place] = min(room[place], max_tokens) - size
-        first, raised = place - place % ranks, cost - left[place]
+        first, raised = place - place % ranks, cost - remaining[place]
         if raised > 0.0:
             for other in range(first, first + ranks):
-                left[other] += raised
+                remaining[other] += raised
                 if other != place:
-                    heapq.heappush(roomy, (-left[other], other))
-        left[place] -= cost
-        heapq.heappush(roomy, (-left[place], place))
+                    heapq.heappush(roomy, (-remaining[other], other))
+        remaining[place] -= cost
+        heapq.heappush(roomy, (-remaining[place], place))
     return chosen
 
 

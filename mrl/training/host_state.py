@@ -151,13 +151,13 @@ def _state_bytes(master: Tensor) -> int:
 
 def _first_bytes(masters: list[Tensor], sizes: list[int], wanted: float) -> list[Tensor]:
     """Return the first master weights that reach `wanted` bytes together."""
-    taken, total = [], 0
+    first, total = [], 0
     for master, size in zip(masters, sizes, strict=True):
         if total >= wanted:
             break
-        taken.append(master)
+        first.append(master)
         total += size
-    return taken
+    return first
 
 
 def _cut(masters: list[Tensor], sizes: list[int]) -> Iterator[list[Tensor]]:

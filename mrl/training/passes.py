@@ -103,20 +103,16 @@ class Passes:
         options' extras. With `reference` also return `ref_logprobs` [N]. Return None on ranks without
         outputs."""
         prepared = self._prepare(batch, all_tokens=True)
-        reference_arrays = (
-            {}
-            if reference is None
-            else self._reference_arrays(reference, batch, prepared, options.temperature)
-        )
+        ref = {} if reference is None else self._ref_logprobs(reference, batch, prepared, options.temperature)
         margins = self._infinite_margins(prepared) if options.with_router_margins else []
         loss = self._forward_loss(options.temperature)
         with torch.no_grad(), self._choices(batch, prepared, record=options.record_routes):
             outputs = self._run(prepared, loss, forward_only=True, margins=margins)
             routes = {"routes": self.replay.rows(batch, prepared)} if options.record_routes else {}
         arrays = self._arrays_of(batch, prepared, outputs, margins)
-        return None if arrays is None else arrays | routes | reference_arrays
+        return None if arrays is None else arrays | routes | ref
 
-    def _reference_arrays(
+    def _ref_logprobs(
         self, reference: InPlace, batch: TrainBatch, prepared: list[Prepared], temperature: float
     ) -> dict[str, np.ndarray]:
         """Return `ref_logprobs` [N] of the micro-batches' scored tokens, on ranks of the last stage.
@@ -177,12 +173,8 @@ class Passes:
         """
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
-        reference_arrays = (
-            {}
-            if reference is None
-            else self._reference_arrays(reference, batch, prepared, options.temperature)
-        )
-        batch = batch.with_arrays(**reference_arrays)
+        ref = {} if reference is None else self._ref_logprobs(reference, batch, prepared, options.temperature)
+        batch = batch.with_arrays(**ref)
         self.expert_load.clear()
         margins = self._infinite_margins(prepared) if options.with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
@@ -190,7 +182,7 @@ class Passes:
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         arrays = self._arrays_of(batch, prepared, outputs, margins)
-        return metrics, None if arrays is None else arrays | reference_arrays
+        return metrics, None if arrays is None else arrays | ref
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
         """Pack the same number of micro-batches on all ranks, because expert parallelism couples them."""

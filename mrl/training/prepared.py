@@ -1,4 +1,4 @@
-"""A microbatch on the device of one rank."""
+"""A micro-batch on the device of one rank."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Replay:
         self._routers, self._config = routers, config
         self._tp, self._tp_rank, self._device = tp, tp_rank, device
         depths = _layers_with_experts(config)
-        self._own = [depths.index(router.layer_number or 0) for router in routers]
+        self._depths = [depths.index(router.layer_number or 0) for router in routers]
         """Each router's layer number among those with experts."""
         self._num_layers = len(depths)
         self._sources: list[Given] | list[Recorded] = []
@@ -63,7 +63,7 @@ class Replay:
         with self._installed(answering):
             yield
         self._agreement.zero_()
-        for depth, given in zip(self._own, answering, strict=True):
+        for depth, given in zip(self._depths, answering, strict=True):
             self._agreement[depth] = given.agreement
 
     @contextlib.contextmanager
@@ -90,7 +90,7 @@ class Replay:
         flat = np.zeros((batch.num_tokens, self._num_layers, self._config.moe_router_topk), kind)
         for number, item in enumerate(prepared):
             experts = torch.zeros(len(item.real), *flat.shape[1:], dtype=torch.int32, device=self._device)
-            for depth, record in zip(self._own, self._sources, strict=True):
+            for depth, record in zip(self._depths, self._sources, strict=True):
                 assert isinstance(record, Recorded)
                 experts[:, depth] = record.experts[number].int()
             flat[item.plan.token_index] = item.of_all_ranks(experts, fill=0, op=dist.ReduceOp.MAX)
@@ -126,11 +126,11 @@ class Replay:
         in_turn = (np.arange(size)[:, None] * topk + np.arange(topk)) % count
         # torch cannot compute with unsigned 16 bits
         kind = np.uint8 if expert_dtype(count) is np.uint8 else np.int16
-        experts = np.repeat(in_turn[:, None].astype(kind), len(self._own), axis=1)
+        experts = np.repeat(in_turn[:, None].astype(kind), len(self._depths), axis=1)
         known, at = np.zeros(size, bool), 0
         for sample in item.plan.samples.tolist():
             places = item.plan.places[at : at + lengths[sample] - 1]
-            experts[places] = batch.routes[sample].layers(self._own)
+            experts[places] = batch.routes[sample].layers(self._depths)
             known[places] = True
             at += lengths[sample]
         return self._share(experts[item.kept]), self._share(known[item.kept])

@@ -96,8 +96,8 @@ class TrainedModel:
         if self._reduction is not None:
             self.chunks.config.no_sync_func = self._reduction.no_sync()
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
-        taken = None if self._reduction is None else self._reduction.take
-        self.adapters = Adapters(pairs, self.memory, device=device, taken=taken) if pairs else None
+        on_gradient = None if self._reduction is None else self._reduction.take
+        self.adapters = Adapters(pairs, self.memory, device=device, taken=on_gradient) if pairs else None
         """Trained adapters if training.lora is set; the parameters have them merged."""
         self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device

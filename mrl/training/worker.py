@@ -102,7 +102,7 @@ class MegatronWorker:
         """What checkpoints record about the run."""
 
     def add_critic(self, section: CriticSection) -> None:
-        """Build the critic beside the policy, from section.path or else the policy's starting point."""
+        """Build the critic, from section.path or else the policy's starting point."""
         model = self.model.model_copy(update={"path": section.path or self.model.path})
         training = self.training.model_copy(update={"optimizer": section.optimizer})
         self.critic = TrainedModel(

@@ -126,7 +126,7 @@ def _require_size(path: Path, size: int) -> None:
     if not path.is_file():
         raise DamagedCheckpoint(f"{path} is missing, but {MANIFEST} lists it")
     if (actual := path.stat().st_size) != size:
-        raise DamagedCheckpoint(f"{path} has {actual} bytes, {MANIFEST} says {size}")
+        raise DamagedCheckpoint(f"{path} has {actual} bytes, but {MANIFEST} lists {size}")
 
 
 def share_of(manifest: dict[str, Any], share: int, shares: int) -> list[str]:

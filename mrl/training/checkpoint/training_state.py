@@ -37,8 +37,8 @@ class TrainingState:
         self._optimizer.prime()
         self._held = [[] for _ in parts]
         states: dict[str, list[ShardedTensor]] = {}
-        for part, held in zip(parts, self._held, strict=True):
-            for key, shards in sharded_states(part, places, held, self._optimizer.resting).items():
+        for part, states_of in zip(parts, self._held, strict=True):
+            for key, shards in sharded_states(part, places, states_of, self._optimizer.resting).items():
                 states.setdefault(key, []).extend(shards)
         common = self._optimizer.common()
         return _by_chunk(trained) | {"optimizer": common, "optimizer_states": states}
@@ -50,8 +50,8 @@ class TrainingState:
     def restore(self, state: dict[str, Any]) -> None:
         """Take the non-tensors of a state that was loaded into sharded()."""
         self._optimizer.load(state["optimizer"])
-        for part, held in zip(self._optimizer.chained(), self._held, strict=True):
-            restore_states(part, held)
+        for part, states_of in zip(self._optimizer.chained(), self._held, strict=True):
+            restore_states(part, states_of)
         self._held = []
 
 

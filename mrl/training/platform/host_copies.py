@@ -24,7 +24,7 @@ class HostCopies:
     """Host copies of tensors of one device, keyed by tensor."""
 
     def __init__(self, device: torch.device, *, keep: bool) -> None:
-        """With `keep` the buffers stay after a restore, for reuse; otherwise their memory is freed."""
+        """Keep the buffers after a restore for reuse (`keep`), or free them."""
         self._device, self._keep = device, keep
         self._slabs: list[Slab] = []
         self._places: dict[Tensor, Tensor] = {}
