@@ -5,8 +5,7 @@ Here its `RoutedExpertsCapturer` listens to the routers on CPU, and after a step
 
 | stored by | because |
 |---|---|
-| request and position | a preempted request computes its positions again; the row that led to a token stays
-  |
+| request and position | a preempted request recomputes its positions; the row that led to a token stays |
 | slot of the KV cache | a position from the prefix cache has the row of the request that computed it |
 
 So a row exists exactly for positions that vLLM computed or found in the cache.
@@ -31,7 +30,7 @@ from mrl.routes import expert_dtype
 
 
 @dataclasses.dataclass(slots=True)
-class _Filed:
+class _StoredRows:
     """Rows by position or slot, and which of them exist."""
 
     rows: np.ndarray
@@ -40,7 +39,7 @@ class _Filed:
     """[n] bool: the row exists."""
 
     @classmethod
-    def of(cls, count: int, shape: tuple[int, int], kind: type) -> _Filed:
+    def of(cls, count: int, shape: tuple[int, int], kind: type) -> _StoredRows:
         return cls(np.zeros((count, *shape), kind), np.zeros(count, bool))
 
     def put(self, places: np.ndarray, rows: np.ndarray) -> None:
@@ -73,8 +72,8 @@ class CapturedRoutes:
         self._kind = expert_dtype(vllm_config.model_config.get_num_experts())
         self._table = _attention_blocks(runner)
         slots = runner.kv_cache_config.num_blocks * self._table.block_size
-        self._by_slot = _Filed.of(slots, self._shape, self._kind)
-        self._by_request: dict[str, _Filed] = {}
+        self._by_slot = _StoredRows.of(slots, self._shape, self._kind)
+        self._by_request: dict[str, _StoredRows] = {}
 
     def end_step(self, num_tokens: int) -> None:
         """Store the rows of a step's tokens; drop requests that left the runner without being taken."""
@@ -84,7 +83,7 @@ class CapturedRoutes:
         for number, (_, positions, request_rows) in enumerate(batch):
             self._by_slot.put(self._slots(number, positions), request_rows)
         for number, (name, positions, request_rows) in enumerate(batch):
-            self._file(name, number, positions, request_rows)
+            self._store(name, number, positions, request_rows)
         for name in self._by_request.keys() - self._runner.requests.keys():
             del self._by_request[name]
 
@@ -93,8 +92,8 @@ class CapturedRoutes:
         contains (request, first position, stop)."""
         routes = []
         for name, first, stop in asked:
-            filed = self._by_request.pop(name, None) or self._nothing()
-            routes.append((filed.rows[first:stop].copy(), int((~filed.there[first:stop]).sum())))
+            stored = self._by_request.pop(name, None) or self._no_rows()
+            routes.append((stored.rows[first:stop].copy(), int((~stored.there[first:stop]).sum())))
         return routes
 
     def _of_requests(self, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -104,16 +103,16 @@ class CapturedRoutes:
             span = slice(int(starts[number]), int(starts[number + 1]))
             yield name, self._runner.positions[span].numpy(), rows[span]
 
-    def _file(self, name: str, number: int, positions: np.ndarray, rows: np.ndarray) -> None:
+    def _store(self, name: str, number: int, positions: np.ndarray, rows: np.ndarray) -> None:
         """Store the rows that a request lacks: the step's, and earlier positions' from the cache."""
-        filed = self._by_request.get(name) or self._nothing()
-        self._by_request[name] = filed
-        earlier = np.flatnonzero(~filed.there[: positions[0]])
+        stored = self._by_request.get(name) or self._no_rows()
+        self._by_request[name] = stored
+        earlier = np.flatnonzero(~stored.there[: positions[0]])
         slots = self._slots(number, earlier)
         cached = self._by_slot.there[slots]
-        filed.put(earlier[cached], self._by_slot.rows[slots[cached]])
-        new = ~filed.there[positions]
-        filed.put(positions[new], rows[new])
+        stored.put(earlier[cached], self._by_slot.rows[slots[cached]])
+        new = ~stored.there[positions]
+        stored.put(positions[new], rows[new])
 
     def _slots(self, number: int, positions: np.ndarray) -> np.ndarray:
         """Return the KV-cache slots of these positions of the batch's request."""
@@ -122,8 +121,8 @@ class CapturedRoutes:
             self._table.block_table.np[number, positions // size].astype(np.int64) * size + positions % size
         )
 
-    def _nothing(self) -> _Filed:
-        return _Filed.of(self._max_length, self._shape, self._kind)
+    def _no_rows(self) -> _StoredRows:
+        return _StoredRows.of(self._max_length, self._shape, self._kind)
 
 
 def _attention_blocks(runner: Any) -> Any:

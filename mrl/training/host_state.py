@@ -31,7 +31,7 @@ class HostState:
     def __init__(
         self, part: Any, fraction: float, *, device: torch.device, prime: Callable[[Any, Tensor], None]
     ) -> None:
-        """Create the moments and move them and the master weights to the host, up to `fraction` of the bytes.
+        """Create the moments; move them and the master weights to the host, at least `fraction` of the bytes.
         `prime` creates a parameter's moments."""
         self._part = part
         masters = [p for group in part.optimizer.param_groups for p in group["params"]]

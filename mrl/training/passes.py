@@ -99,9 +99,8 @@ class Passes:
         *,
         reference: InPlace | None = None,
     ) -> dict[str, np.ndarray] | None:
-        """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, and the
-        options' extras. With `reference` also return `ref_logprobs` [N]. Return None on ranks without
-        outputs."""
+        """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, the options'
+        extras, and with `reference` also `ref_logprobs` [N]; None on ranks without outputs."""
         prepared = self._prepare(batch, all_tokens=True)
         ref = {} if reference is None else self._ref_logprobs(reference, batch, prepared, options.temperature)
         margins = self._infinite_margins(prepared) if options.with_router_margins else []

@@ -81,8 +81,7 @@ class ShardedWrite:
         self._staged = True
 
     def write(self) -> Written:
-        """Write this rank's file without collectives, one piece in memory at a time. Raise CheckpointError on
-        a fault."""
+        """Write this rank's file alone, one piece in memory at a time. Raise CheckpointError on a fault."""
         written = Written([], {})
         if not self._items:
             return written

@@ -44,8 +44,7 @@ _OF_OTHER_WEIGHTS = {
     "quantize_config.json",
     "trainer_state.json",
 }
-"""Settings of adapters or quantisation, which readers would apply to the exported weights, and of earlier
-training."""
+"""Settings of adapters and quantisation, which readers would apply to the export, and of training."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,8 +51,7 @@ def load_pieces(
     files: Mapping[str, Path],
     expected: Iterable[CheckpointTensor],
 ) -> None:
-    """Copy every piece to its place, dequantised if needed; set padding to 0. The files must have the
-    config's shapes."""
+    """Copy every piece to its place, dequantised if needed; padding becomes 0. Shapes must match."""
     pieces: list[tuple[Piece, Tensor]] = []
     for local, tensor in targets:
         covered = sum(math.prod(piece.shape) for piece in local.pieces)
