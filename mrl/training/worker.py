@@ -124,7 +124,7 @@ class MegatronWorker:
     @torch.no_grad()
     def snapshot_reference(self, path: str | Path | None = None) -> None:
         """Keep a frozen reference policy in host memory: the current parameters, or a Hugging Face folder's.
-        Without a folder adapters need no copy: they already keep the parameters without them there."""
+        Without a folder adapters need no copy, because they already keep the base weights there."""
         memory, adapters = self.policy.memory, self.policy.adapters
         if path is not None:
             self._frozen[_REFERENCE] = self._kept(path, _REFERENCE)
