@@ -37,7 +37,7 @@ class Breakage:
 
 BREAKAGES = (
     Breakage("clip", "mrl/algorithms/losses.py",
-        "loss=torch.maximum(free,", "loss=torch.minimum(free,",
+        "loss=torch.maximum(unclipped,", "loss=torch.minimum(unclipped,",
         ("tests/mrl/algorithms/test_policy_losses.py",)),
     Breakage("mask", "mrl/training/batch.py",
         "loss_mask=_after_prompts(samples, [s.loss_mask for s in samples], np.bool_),",
@@ -62,7 +62,7 @@ BREAKAGES = (
         "        logits = logits.div_(temperature)", "        pass",
         ("tests/mrl/training/test_logprobs.py",)),
     Breakage("stale-reference", "mrl/algorithms/objective.py",
-        "return torch.where(age > 0, rollout.detach(), own)", "return own",
+        "return torch.where(age > 0, rollout.detach(), trainer)", "return trainer",
         ("tests/mrl/algorithms/test_ages.py",)),
     Breakage("warmup", "mrl/training/optimizer.py",
         "return section.lr * (step + 1) / section.warmup_steps",

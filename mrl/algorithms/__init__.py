@@ -1,6 +1,6 @@
-"""Estimators, losses and reward shaping as pure functions of tensors, and the two entry points the loop calls.
+"""Estimators, losses and reward shaping as pure functions of tensors, and the loop's two entry points.
 
-Owns the mathematics only: no configuration files, no processes, no engines. `recipe` (driver: rewards to advantages) and
-`objective` (worker: one microbatch to a loss) put the blocks together as the configuration names them. Tensors are
+Contains the mathematics only: no configuration files, processes or engines. `recipe` (driver: rewards to
+advantages) and `objective` (worker: one micro-batch to a loss) combine the blocks as configured. Tensors are
 packed: [N] tokens of whole sequences side by side, with `tokens.Segments`.
 """

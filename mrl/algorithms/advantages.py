@@ -1,12 +1,13 @@
-"""From token rewards to advantages: every estimator, and the whitening that some papers put behind theirs.
+"""Advantage estimators over token rewards, and the whitening that some papers apply after theirs.
 
-Owns the formulas and their registry, all in float64 on checked packed tokens. An outcome estimator turns the sum of a
-sample's token rewards into one number that all its policy tokens get; a process estimator keeps each token's reward.
-In both, a degenerate group (see groups) gives exactly 0. Estimators do not whiten by themselves.
+Owns the formulas and their registry, all in float64 on checked packed tokens. An outcome estimator turns the
+sum of a sample's token rewards into one number for all its policy tokens; a process estimator keeps each
+token's reward. In both, a degenerate group (see groups) gives exactly 0. Estimators do not whiten.
 
-Choices where frameworks differ: standard deviations have DDOF 1 and EPS 1e-6 (OpenRLHF 1e-9, TRL 1e-4, its asynchronous
-form ddof 0 and 1e-8); a degenerate group is found by max - min and gives exactly 0; tokens the policy did not produce are
-skipped, also by GAE and by the discount. Whitening: variance with ddof 1 and eps added to it (ROLL, TRL, verl).
+Choices where frameworks differ: standard deviations use DDOF 1 and EPS 1e-6 (OpenRLHF 1e-9; TRL 1e-4, its
+asynchronous trainer ddof 0 and 1e-8). A group is degenerate by max - min and gives exactly 0. GAE and the
+discount skip tokens that the policy did not generate. Whitening uses the variance with ddof 1 and adds eps to
+it (ROLL, TRL, verl).
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ DDOF = 1
 EPS = 1e-6
 """Added to a standard deviation before dividing by it."""
 TOLERANCE = 1e-6
-"""A group whose rewards differ by no more than this share of the largest is degenerate: advantage exactly 0."""
+"""A group is degenerate (advantage exactly 0) if its rewards differ by at most this share of the largest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What an estimator sees; tensors of tokens are [N] float64 with 0 off the mask.
+    """Input of an estimator; token tensors are [N] float64 with 0 off the mask.
 
-    For OUTCOME_ESTIMATORS a sample may stand as one token, which carries its outcome (reward_rows.py): what they give is the same.
+    For OUTCOME_ESTIMATORS one token that carries the outcome may represent a sample (reward_rows.py); the
+    result is equal.
     """
 
     rewards: Tensor
@@ -45,7 +47,7 @@ class Rollouts:
     """[N] bool: positions that carry a process reward."""
     values: Tensor | None = None
     reward_parts: Tensor | None = None
-    """[B, K] outcome rewards that are normalised on their own."""
+    """[B, K] outcome rewards, each normalised separately."""
     outcomes: Tensor | None = None
     """[B] outcome rewards kept apart from the token rewards."""
 
@@ -62,18 +64,23 @@ class Rollouts:
         reward_parts: Tensor | None = None,
         outcomes: Tensor | None = None,
     ) -> Rollouts:
-        """From checked inputs: ValueError or TypeError naming the argument (and sample) for shapes, dtypes, NaN, infinity.
+        """Build from checked inputs.
 
-        token_rewards, values [N]: an outcome reward stands on a sample's last policy token. group_ids: [B] integers, equal
-        for the samples of one prompt, in any order; groups may have any sizes. A sample without a masked-in token enters
-        no statistic, whatever its rewards are. reward_mask: [N] bool (default: all policy tokens). outcomes: [B].
+        Args:
+            token_rewards: [N]; an outcome reward is on its sample's last policy token.
+            group_ids: [B] integers, equal for the samples of one prompt, in any order. A sample without a
+                masked-in token enters no statistic, whatever its rewards.
+            values: [N]; reward_mask: [N] bool (default: all policy tokens); outcomes: [B].
+
+        Raises:
+            ValueError, TypeError: Shape, dtype, NaN or infinity; the message names the argument (and sample).
         """
         if group_ids.shape != (segments.count,):
             raise ValueError(
                 f"group_ids: shape {tuple(group_ids.shape)}, expected [{segments.count}], one per sample"
             )
         arrays = {"token_rewards": token_rewards} | ({} if values is None else {"values": values})
-        tokens = {name: each.double() for name, each in checked(arrays, mask, segments).items()}
+        tokens = {name: array.double() for name, array in checked(arrays, mask, segments).items()}
         active = segments.sum(mask.double()) > 0
         return cls(
             rewards=tokens["token_rewards"],
@@ -87,7 +94,7 @@ class Rollouts:
         )
 
     def scores(self) -> Tensor:
-        """[B] sum of each sample's token rewards."""
+        """Return the [B] sum of each sample's token rewards."""
         return self.segments.sum(self.rewards)
 
 
@@ -107,51 +114,51 @@ def _outcomes(outcomes: Tensor, active: Tensor) -> Tensor:
 
 
 def estimate_advantages(section: EstimatorSection, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """(advantages, returns), both [N] float64 with 0 off the mask; not whitened.
+    """Return (advantages, returns), both [N] float64 with 0 off the mask; not whitened.
 
-    Returns: gae: advantages + values. reinforce_pp and the process estimators: the advantages themselves (sums before
-    whitening). Outcome estimators: undiscounted rewards-to-go.
+    Returns are advantages + values for gae, the advantages (sums before whitening) for reinforce_pp and the
+    process estimators, and undiscounted rewards-to-go for outcome estimators.
     """
     advantages, returns = ESTIMATORS[section.name](rollouts, section)
     return advantages.masked_fill(~rollouts.mask, 0.0), returns.masked_fill(~rollouts.mask, 0.0)
 
 
 def gae(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, eq. 16); returns are advantages + values, the critic's targets.
+    """Compute generalised advantage estimation (arXiv 1506.02438, eq. 16); returns are advantages + values.
 
-    The value after a sequence's last policy token is 0.
+    The returns are the critic's targets. The value after a sequence's last policy token is 0.
     """
     if rollouts.values is None:
-        raise ValueError("values: required by the estimator 'gae' and not given")
+        raise ValueError("values: required by the estimator 'gae' but missing; run the critic first")
     compact = _Compact.of(rollouts.mask, rollouts.segments)
     rewards, values = compact.gather(rollouts.rewards), compact.gather(rollouts.values)
     advantages = torch.zeros_like(rewards)
-    running, after = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards))
+    running, next_values = rewards.new_zeros(len(rewards)), rewards.new_zeros(len(rewards))
     gamma, lam = section.gamma, section.lam
     for t in range(rewards.shape[1] - 1, -1, -1):
-        running = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * running
-        after = values[:, t]
+        running = rewards[:, t] + gamma * next_values - values[:, t] + gamma * lam * running
+        next_values = values[:, t]
         advantages[:, t] = running
     flat = compact.scatter(advantages)
     return flat, flat + rollouts.values
 
 
 def reinforce_pp(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """REINFORCE++ (arXiv 2501.03262) before its whitening: discounted rewards-to-go of each token.
+    """Compute REINFORCE++ (arXiv 2501.03262) before its whitening: discounted rewards-to-go of each token.
 
-    The sum runs through the environment's tokens, which do not discount.
+    The sum continues across environment tokens, which do not discount.
     """
     returns = rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=section.gamma)
     return returns, returns
 
 
 def reinforce_pp_baseline(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """REINFORCE++-baseline before its whitening: score minus group mean."""
+    """Compute REINFORCE++-baseline before its whitening: score minus group mean."""
     return _spread(rollouts, _scaled(rollouts, section, default="none"))
 
 
 def rloo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Score minus the mean of the other samples (arXiv 2402.14740); a lone sample gets 0."""
+    """Compute score minus the mean of the other samples (arXiv 2402.14740); a lone sample gets 0."""
     groups, scores = rollouts.groups, rollouts.scores()
     centred = (scores - groups.mean_of_others(scores)).masked_fill(~groups.active, 0.0)
     if section.scale not in (None, "none"):
@@ -160,19 +167,19 @@ def rloo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]
 
 
 def grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """(score - group mean) / (group std + eps) (arXiv 2402.03300, outcome supervision)."""
+    """Compute (score - group mean) / (group std + eps) (arXiv 2402.03300, outcome supervision)."""
     return _spread(rollouts, _scaled(rollouts, section, default="group"))
 
 
 def dr_grpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Score minus group mean, not divided (arXiv 2503.20783); belongs with aggregation 'constant'."""
+    """Compute score minus group mean, not divided (arXiv 2503.20783); use it with aggregation 'constant'."""
     return _spread(rollouts, _scaled(rollouts, section, default="none"))
 
 
 def gdpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Each reward part normalised in its group, weighted sum, normalised over the batch (GDPO, arXiv 2601.05242).
+    """Normalise each reward part in its group, sum by weight, normalise over the batch (arXiv 2601.05242).
 
-    Without reward parts the score is the only part. Groups in which every part is degenerate stay 0.
+    Without reward parts the score is the only part. Groups whose parts are all degenerate stay 0.
     """
     groups = rollouts.groups
     parts = rollouts.scores()[:, None] if rollouts.reward_parts is None else rollouts.reward_parts
@@ -192,21 +199,22 @@ def gdpo(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]
 
 
 def grpo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Process supervision of DeepSeekMath (arXiv 2402.03300, 4.1.3): rewards normalised over all those of the group,
-    then summed from the right. The pool is the positions of `reward_mask` (all policy tokens by default).
+    """Sum normalised rewards from the right, DeepSeekMath's process supervision (arXiv 2402.03300, 4.1.3).
+
+    Each reward is normalised over all positions of `reward_mask` (default: all policy tokens) in its group.
     """
-    pool = Groups.of(rollouts.groups.index[rollouts.segments.ids], rollouts.reward_mask)
-    normal = pool.centred(rollouts.rewards) / (pool.std(rollouts.rewards, DDOF) + EPS)
-    normal = normal.masked_fill(pool.degenerate(rollouts.rewards, TOLERANCE), 0.0)
+    pooled = Groups.of(rollouts.groups.index[rollouts.segments.ids], rollouts.reward_mask)
+    normal = pooled.centred(rollouts.rewards) / (pooled.std(rollouts.rewards, DDOF) + EPS)
+    normal = normal.masked_fill(pooled.degenerate(rollouts.rewards, TOLERANCE), 0.0)
     sums = rewards_to_go(normal, rollouts.mask, rollouts.segments, gamma=section.gamma)
     return sums, sums
 
 
 def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor, Tensor]:
-    """Token rewards of PRIME (arXiv 2502.01456, eq. 5) before its whitening.
+    """Compute token rewards of PRIME (arXiv 2502.01456, eq. 5) before its whitening.
 
-    n / (n - 1) r_t - sum_j mean_j / (n - 1), mean_j over sample j's reward positions; plus, where `outcomes` are
-    given, their leave-one-out value on the last policy token; summed from the right.
+    n / (n - 1) r_t - sum_j mean_j / (n - 1), with mean_j over sample j's reward positions. Given `outcomes`,
+    add their leave-one-out value on the last policy token. Then sum from the right.
     """
     r, groups = rollouts, rollouts.groups
     means = r.segments.mean(r.rewards, r.reward_mask)
@@ -214,8 +222,8 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
     others = (size - 1).clamp(min=1)
     baseline = groups.total(means)[groups.index] / others
     shaped = r.rewards * r.segments.spread(size / others) - r.segments.spread(baseline)
-    pool = Groups.of(groups.index[r.segments.ids], r.reward_mask)
-    flat = pool.degenerate(r.rewards, TOLERANCE) | r.segments.spread(size < 2)
+    pooled = Groups.of(groups.index[r.segments.ids], r.reward_mask)
+    flat = pooled.degenerate(r.rewards, TOLERANCE) | r.segments.spread(size < 2)
     shaped = shaped.masked_fill(flat | ~r.reward_mask, 0.0)
     if r.outcomes is not None:
         centred = r.outcomes - groups.mean_of_others(r.outcomes)
@@ -226,7 +234,7 @@ def rloo_process(rollouts: Rollouts, section: EstimatorSection) -> tuple[Tensor,
 
 
 OUTCOME_ESTIMATORS = frozenset({"reinforce_pp_baseline", "rloo", "grpo", "dr_grpo", "gdpo"})
-"""Those that see a sample's sum of rewards alone, and give all its tokens one advantage."""
+"""Estimators that use only a sample's sum of rewards and give all its tokens one advantage."""
 
 ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tensor]]] = {
     "gae": gae,
@@ -239,7 +247,7 @@ ESTIMATORS: dict[str, Callable[[Rollouts, EstimatorSection], tuple[Tensor, Tenso
     "grpo_process": grpo_process,
     "rloo_process": rloo_process,
 }
-"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]); `estimate_advantages` clears both off the mask."""
+"""Name to estimator: (rollouts, section) -> (advantages [N], returns [N]), not yet cleared off the mask."""
 
 
 def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> Tensor:
@@ -251,7 +259,7 @@ def _scaled(rollouts: Rollouts, section: EstimatorSection, *, default: str) -> T
 
 
 def _deviation(rollouts: Rollouts, scores: Tensor, scale: str) -> Tensor:
-    """[B] or scalar standard deviation + eps; "batch" is over raw scores, differences between groups included."""
+    """Return the standard deviation + eps, [B] or scalar; "batch" includes differences between groups."""
     if scale == "group":
         return rollouts.groups.std(scores, DDOF) + EPS
     chosen = scores[rollouts.groups.active]
@@ -260,19 +268,19 @@ def _deviation(rollouts: Rollouts, scores: Tensor, scale: str) -> Tensor:
 
 
 def _zero_degenerate_groups(rollouts: Rollouts, scores: Tensor, values: Tensor) -> Tensor:
-    """Exactly 0 where the group is degenerate or the sample does not take part."""
+    """Set values to exactly 0 for degenerate groups and inactive samples."""
     groups = rollouts.groups
     return values.masked_fill(groups.degenerate(scores, TOLERANCE) | ~groups.active, 0.0)
 
 
 def _spread(rollouts: Rollouts, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """(advantage of its sample on every token, undiscounted rewards-to-go)."""
+    """Return (each sample's advantage on all its tokens, undiscounted rewards-to-go)."""
     returns = rewards_to_go(rollouts.rewards, rollouts.mask, rollouts.segments, gamma=1.0)
     return rollouts.segments.spread(advantages), returns
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, segments: Segments, *, gamma: float) -> Tensor:
-    """[N]: sum of gamma^k times the reward k policy tokens later; 0 off the mask.
+    """Return [N] sums of gamma^k times the reward k policy tokens later; 0 off the mask.
 
     >>> rewards_to_go of [1, x, 2] with mask [1, 0, 1] and gamma 0.5 is [2, 0, 2]
     """
@@ -289,16 +297,15 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, segments: Segments, *, gamma: f
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Compact:
-    """Masked-in tokens of each sequence side by side: [B, L], left-aligned, 0 after the end.
+    """Masked-in tokens of each sequence: [B, L], left-aligned, 0 after the end.
 
-    So sums along the tokens skip those the policy did not produce: the result is that of deleting them, computing, and
-    putting the values back.
+    Sums along tokens therefore skip tokens that the policy did not generate, as if they were deleted.
     """
 
     rows: Tensor
     """[K] int64 sequence of each masked-in token."""
     columns: Tensor
-    """[K] int64 its position among its sequence's masked-in tokens."""
+    """[K] int64 position among its sequence's masked-in tokens."""
     mask: Tensor
     """[N] bool."""
     shape: tuple[int, int]
@@ -312,13 +319,13 @@ class _Compact:
         return cls(rows=rows, columns=columns, mask=mask, shape=(segments.count, longest))
 
     def gather(self, values: Tensor) -> Tensor:
-        """[N] to [B, L]."""
+        """Convert [N] to [B, L]."""
         padded = values.new_zeros(self.shape)
         padded[self.rows, self.columns] = values[self.mask]
         return padded
 
     def scatter(self, padded: Tensor) -> Tensor:
-        """[B, L] to [N], 0 off the mask."""
+        """Convert [B, L] to [N], 0 off the mask."""
         flat = padded.new_zeros(len(self.mask))
         flat[self.mask] = padded[self.rows, self.columns]
         return flat
@@ -327,9 +334,9 @@ class _Compact:
 def whiten(
     values: Tensor, mask: Tensor, *, weights: Tensor | None = None, ddof: int = 1, eps: float = 1e-8
 ) -> Tensor:
-    """[K] (values - mean) / sqrt(variance + eps), 0 off the mask; with fewer than two entries nothing changes.
+    """Return [K] (values - mean) / sqrt(variance + eps), 0 off the mask; keep fewer than two entries as is.
 
-    Every masked-in row counts as often as it stands for tokens (`weights` [K]; once by default). Values are 0 off the mask.
+    `weights` [K] count how many tokens a masked-in row represents (default 1).
     """
     entries = values[mask]
     counts = torch.ones_like(entries) if weights is None else weights[mask]

@@ -1,14 +1,14 @@
-"""Weights against the difference between the trainer's and the engine's log-probs of the same tokens.
+"""Correction weights for the mismatch between trainer and engine log-probs of the same tokens.
 
-Owns w = exp(old_logprobs - rollout_logprobs) at token and sequence level, its truncations and its measurement. Always
-measured (`correction_metrics`), applied only where the configuration says so; what the applied ones leave of a step is measured where
-they are multiplied (losses.policy_loss). Weights carry no gradient and do not change any
-denominator: a token with weight 0 still counts.
+Owns w = exp(old_logprobs - rollout_logprobs) at token and sequence level, its truncations and its metrics.
+The mismatch is always measured (`correction_metrics`) and corrected only if configured; losses.policy_loss
+measures the effect of the weights on a step. Weights carry no gradient and change no denominator: a token
+with weight 0 still counts.
 
 Choices where frameworks differ:
 1. sequence_mask measures a sequence by the geometric mean of w, as OpenRLHF does; TRL takes the product.
-2. Kept sequences of sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" bounds them above.
-3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated bounds w above (TIS).
+2. Sequences kept by sequence_mask have weight 1; token_weights="raw" gives OpenRLHF's, "truncated" caps them.
+3. icepop drops tokens outside [low, high] (arXiv 2510.18855); truncated caps w (TIS).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mrl.algorithms.tokens import MAX_LOG_RATIO
 from mrl.config.sections.correction import Correction
 
 TOKEN_HIGH = 2.0
-"""Of sequence_mask with truncated token weights: the largest, TIS's."""
+"""Cap of truncated token weights under sequence_mask, as in TIS."""
 
 
 def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Tensor:
-    """[N] weight of each token's loss, detached, 0 off the mask; rollout_logprobs [N] are checked like the tokens.
+    """Return the [N] weight of each token's loss, detached, 0 off the mask; inputs are already checked.
 
     With w_t per token and W = exp(mean of log w) over a sequence's tokens. off: 1. truncated: min(w_t, high).
     icepop: w_t inside [low, high], else 0. sequence_mask: W inside [low, high] keeps the sequence, with
@@ -55,10 +55,11 @@ def weights(section: Correction, tokens: Tokens, rollout_logprobs: Tensor) -> Te
 
 
 def correction_metrics(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Tensor]:
-    """The difference at every granularity over the tokens of the mask, as metrics that add up (see tokens).
+    """Measure the mismatch at every granularity over the masked-in tokens, as metrics that add up.
 
-    policy/rollout_mismatch_kl: k3 of KL(engine || trainer) per token, nats. policy/rollout_difference: mean |log w|.
-    policy/rollout_weight_<token|geometric>: means over tokens. policy/rollout_difference_max: largest |log w|.
+    policy/rollout_mismatch_kl: k3 of KL(engine || trainer) per token, nats. policy/rollout_difference: mean
+    |log w|. policy/rollout_weight_<token|geometric>: means over tokens. policy/rollout_difference_max:
+    largest |log w|.
     """
     log_ratios = _log_ratios(tokens, rollout_logprobs)
     means = {
@@ -72,7 +73,7 @@ def correction_metrics(tokens: Tokens, rollout_logprobs: Tensor) -> dict[str, Te
 
 
 def _log_ratios(tokens: Tokens, rollout_logprobs: Tensor) -> Tensor:
-    """[N] log w, bounded; 0 off the mask."""
+    """Return [N] log w, clamped; 0 off the mask."""
     difference = (tokens.old_logprobs - rollout_logprobs).detach().masked_fill(~tokens.mask, 0.0)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 

@@ -1,6 +1,6 @@
-"""Dynamic sampling's decision: which groups carry a signal, and how many were decided which way.
+"""Dynamic sampling's decision: which groups carry a signal, counted by decision.
 
-Owns the tests on raw rewards. Who samples again, and within which budget, is the loop's.
+Owns the tests on raw rewards. The loop owns resampling and its budget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mrl.config.sections.shaping import FilterSection
 
 
 class Decision(enum.Enum):
-    """What became of a group."""
+    """Outcome of a group's tests."""
 
     KEPT = "kept"
     """All tests passed."""
@@ -29,14 +29,15 @@ class Decision(enum.Enum):
     MEAN_OUTSIDE = "mean_outside"
     """Spread, but the mean is outside the open interval."""
     NO_REWARD = "no_reward"
-    """No sample of it has a reward."""
+    """No sample has a reward."""
 
 
 def keep(section: FilterSection, rewards: Sequence[np.ndarray], *, tolerance: float = 1e-6) -> list[Decision]:
-    """One decision per group from its raw rewards [G] (any sizes; NaN marks samples without a reward).
+    """Decide each group from its raw rewards [G] (any sizes; NaN marks samples without a reward).
 
-    Spread is max - min, compared with section.min_reward_range plus `tolerance` times the largest absolute reward, so that
-    equal rewards in different roundings have none. The interval of the mean is open. A group of one has no spread.
+    Spread is max - min, compared with section.min_reward_range plus `tolerance` times the largest absolute
+    reward, so that equal rewards with different rounding have none. The interval of the mean is open. A group
+    of one has no spread.
     """
     return [_decide(section, np.asarray(group, dtype=np.float64), tolerance) for group in rewards]
 
@@ -47,7 +48,8 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
         return Decision.NO_REWARD
     if not np.isfinite(present).all():
         raise ValueError(
-            f"rewards: {present[~np.isfinite(present)][0]} in a group; rewards are finite, or NaN where there is none"
+            f"rewards: {present[~np.isfinite(present)][0]} in a group; "
+            "rewards must be finite, or NaN if there is none"
         )
     low, high = present.min(), present.max()
     if section.min_reward_range is not None and high - low <= section.min_reward_range + tolerance * max(
@@ -60,17 +62,17 @@ def _decide(section: FilterSection, rewards: np.ndarray, tolerance: float) -> De
 
 @dataclasses.dataclass
 class Account:
-    """Groups by decision and domain over a step (or a run); every rate divides groups by groups."""
+    """Groups by decision and domain over a step (or a run); every rate is groups over groups."""
 
     counts: Counter[tuple[str, Decision]] = dataclasses.field(default_factory=Counter)
 
     def add(self, decisions: Sequence[Decision], domains: Sequence[str] | None = None) -> None:
-        """Count the decisions of one round; `domains` are those of the groups."""
+        """Count the decisions of one round; `domains` has one entry per group."""
         names = domains if domains is not None else ["all"] * len(decisions)
         self.counts.update(zip(names, decisions, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """group/generated, group/kept, group/kept_frac and group/<decision>_frac; kept_frac by domain if several."""
+        """Return group/generated, kept, kept_frac and <decision>_frac; kept_frac per domain if several."""
         total = sum(self.counts.values())
         metrics = {"group/generated": float(total)}
         if not total:

@@ -1,7 +1,7 @@
 """Statistics over the samples of one prompt: mean, standard deviation, leave-one-out, degeneracy.
 
-Owns group arithmetic on [B] tensors in float64. Two-pass variances: E[x^2] - E[x]^2 leaves residues that turn a
-degenerate group into huge advantages. Samples that do not take part (not scored, without tokens) enter nothing.
+Owns group arithmetic on [B] tensors in float64. Variances take two passes: the residues of E[x^2] - E[x]^2
+turn a degenerate group into huge advantages. Inactive samples (not scored, without tokens) enter nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Groups:
-    """B samples in G groups of any size; `active` samples are the ones that count."""
+    """B samples in G groups of any size; only `active` samples count."""
 
     index: Tensor
     """[B] int64 group position 0..G-1."""
@@ -24,28 +24,28 @@ class Groups:
 
     @classmethod
     def of(cls, group_ids: Tensor, active: Tensor) -> Groups:
-        """From [B] ids of any values; equal ids are one group, wherever they stand."""
+        """Build from [B] ids of any values; samples with equal ids form a group, in any order."""
         names, index = torch.unique(group_ids, return_inverse=True)
         return cls(index=index, count=len(names), active=active)
 
     def total(self, values: Tensor) -> Tensor:
-        """[B] to [G]: sums over active samples."""
+        """Sum over active samples, [B] to [G]."""
         return values.new_zeros(self.count).index_add(0, self.index, values * self.active)
 
     def size(self) -> Tensor:
-        """[G] float64: active samples."""
+        """Return the [G] float64 number of active samples."""
         return self.total(torch.ones(len(self.index), dtype=torch.float64, device=self.index.device))
 
     def mean(self, values: Tensor) -> Tensor:
-        """[B] to [B]: each sample's group mean, 0 for a group without active samples."""
+        """Return each sample's group mean, [B] to [B]; 0 for a group without active samples."""
         return (self.total(values) / self.size().clamp(min=1))[self.index]
 
     def centred(self, values: Tensor) -> Tensor:
-        """[B] minus the group mean; 0 for samples that are not active."""
+        """Subtract the group mean from [B] values; 0 for inactive samples."""
         return (values - self.mean(values)) * self.active
 
     def std(self, values: Tensor, ddof: int) -> Tensor:
-        """[B] group standard deviation, 0 where it is undefined (no more than `ddof` samples)."""
+        """Return the [B] group standard deviation, 0 if undefined (at most `ddof` samples)."""
         squares = self.total(self.centred(values).square())
         freedom = self.size() - ddof
         return torch.where(freedom > 0, squares / freedom.clamp(min=1), torch.zeros_like(squares)).sqrt()[
@@ -53,14 +53,14 @@ class Groups:
         ]
 
     def mean_of_others(self, values: Tensor) -> Tensor:
-        """[B] mean over the other active samples of the group; 0 where there is none."""
+        """Return the [B] mean over the other active samples of the group; 0 if there are none."""
         others = self.size()[self.index] - 1
         return torch.where(others > 0, (self.total(values)[self.index] - values) / others.clamp(min=1), 0.0)
 
     def degenerate(self, values: Tensor, tolerance: float) -> Tensor:
-        """[B] bool: the group has no signal; max - min <= tolerance * max |value| over its active samples.
+        """Return [B] bool: the group has no signal, as max - min <= tolerance * max |value| if active.
 
-        Also true for groups of one and of none.
+        Also true for groups with one active sample or none.
         """
         infinite = torch.full((self.count,), float("inf"), dtype=values.dtype, device=values.device)
         active = values[self.active], self.index[self.active]

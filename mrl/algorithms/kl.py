@@ -1,11 +1,13 @@
 """Per-token estimates of KL(policy || reference) from the log-probs of sampled tokens.
 
-Owns the estimators and their clamp. Not the coefficient and not where the term goes (reward: recipe,
-loss: objective). Source: Schulman, "Approximating KL divergence" (2020); k3 as in DeepSeekMath, arXiv 2402.03300.
+Owns the estimators and their clamp. The coefficient and the term's place (reward: recipe, loss: objective)
+are elsewhere. Source: Schulman, "Approximating KL divergence" (2020); k3 as in DeepSeekMath, arXiv
+2402.03300.
 
 Choices where frameworks differ:
-1. The CLAMP of 10 nats is for every kind.
-2. The exponent of k3 is bounded at 80, so that an extreme token gives a huge finite value instead of NaN gradients.
+1. The CLAMP of 10 nats applies to every kind.
+2. The exponent of k3 is at most 80, so that an extreme token gives a huge finite value instead of NaN
+   gradients.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ CLAMP = 10.0
 
 
 def estimate_kl(kind: str, difference: Tensor) -> tuple[Tensor, Tensor]:
-    """([N] KL estimates per token in nats, [N] bool which of them the clamp changed).
+    """Return ([N] KL estimates per token in nats, [N] bool: changed by the clamp).
 
-    With d = difference = logprobs - ref_logprobs: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. The
-    estimate is limited to [-CLAMP, CLAMP] and passes no gradient outside.
+    With d = difference = logprobs - ref_logprobs: k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
+    Estimates are clamped to [-CLAMP, CLAMP] and have no gradient outside.
     """
     values = KINDS[kind](difference)
     return values.clamp(-CLAMP, CLAMP), values.detach().abs() > CLAMP
@@ -41,4 +43,4 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda d: d.square() / 2,
     "k3": _k3,
 }
-"""Name to the estimator as a function of logprobs - ref_logprobs."""
+"""Name to estimator of logprobs - ref_logprobs."""

@@ -1,11 +1,12 @@
-"""What one microbatch is asked to minimise, as the configuration names it.
+"""Objectives: the loss of one micro-batch, as configured.
 
-Consumes: a microbatch's new log-probs and entropies (or values), its arrays, and the step-wide denominators. Produces:
-this microbatch's share of the step's loss (shares are added over microbatches and ranks) and metrics of the same kind.
-Not its business: forward passes, gradients, optimizer, a coefficient's movement (entropy_coefficient.py).
+Consumes: a micro-batch's new log-probs and entropies (or values), its arrays, and the step-wide denominators.
+Produces: this micro-batch's share of the step's loss and metrics; shares add up over micro-batches and ranks.
+Forward passes, gradients, the optimizer and the coefficient's schedule (entropy_coefficient.py) are
+elsewhere.
 
-Every objective is called with [N] tensors of one packed microbatch and its Segments. Its inputs are checked where
-they enter, all at once, so that the host waits for the device one single time; it raises NotFiniteError there.
+Every objective takes [N] tensors of one packed micro-batch and its Segments. It checks all inputs together on
+entry, so that the host waits for the device only once, and raises NotFiniteError there.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _READ = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "scor
 
 
 class Objective:
-    """The policy's: policy loss times correction weights, plus KL loss and distance to teachers, minus entropy bonus."""
+    """The policy's: policy loss times correction weights, plus KL and distillation, minus entropy bonus."""
 
     def __init__(self, config: AlgorithmSection) -> None:
-        """ConfigError for a loss of the user's own that cannot be imported or called."""
+        """Raise ConfigError if a user-defined loss cannot be imported or called."""
         self._config = config
         self._loss = loss_of(config.loss)
 
@@ -44,21 +45,24 @@ class Objective:
         denominators: Mapping[str, Any],
         divergence: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch.
+        """Return (loss, metrics) of one packed micro-batch, both already divided by the step's denominators.
 
-        logprobs, entropy: [N], gradients flow through them; divergence: the same, from teachers. arrays: [N] each: loss_mask (bool), advantages,
-        rollout_logprobs; old_logprobs (may be missing with one update per step: the new ones, detached, stand in);
-        age (versions between the weights that sampled a token and those trained; missing means 0 everywhere);
-        ref_logprobs for kl.location = loss; scores for a loss of the user's own. denominators: num_tokens and num_sequences of the whole
-        optimizer step, num_fresh_tokens (of age 0) where there is an age, entropy_coefficient where it
-        moves, num_taught_tokens where there are teachers. The loss is divided by the step's denominators already, and so are the metrics.
+        Args:
+            logprobs, entropy: [N] with gradient.
+            arrays: [N] each: loss_mask (bool), advantages, rollout_logprobs; old_logprobs (with one update
+                per step the detached new ones replace them); age (staleness: versions between the weights
+                that sampled a token and those trained; missing means 0); ref_logprobs for kl.location = loss;
+                scores for a user-defined loss.
+            denominators: Step-wide num_tokens, num_sequences; num_fresh_tokens (staleness 0) with age;
+                entropy_coefficient if it moves; num_taught_tokens with teachers.
+            divergence: [N] with gradient, from the teachers.
         """
         mask = arrays["loss_mask"]
-        read = {name: arrays[name] for name in _READ if name in arrays}
+        present = {name: arrays[name] for name in _READ if name in arrays}
         outputs = {"logprobs": logprobs, "entropy": entropy}
         if divergence is not None:
             outputs["divergence"] = divergence
-        inputs = checked(outputs | read, mask, segments)
+        inputs = checked(outputs | present, mask, segments)
         tokens = Tokens(
             **_packed(inputs["logprobs"], mask, segments, denominators),
             logprobs=inputs["logprobs"],
@@ -73,42 +77,42 @@ class Objective:
         )
         metrics |= {"policy/loss": loss.detach()}
         metrics |= self._measured(tokens, inputs, arrays.get("age"), denominators)
-        own_branch = dataclasses.replace(
-            tokens, logprobs=logprobs.masked_fill(~mask, 0.0)
-        )  # sums its gradient apart
-        for term, more in (
+        # a separate branch, so that autograd sums its gradient separately
+        own_branch = dataclasses.replace(tokens, logprobs=logprobs.masked_fill(~mask, 0.0))
+        for term, term_metrics in (
             self._kl_loss(own_branch, inputs, denominators),
             self._distillation_loss(tokens, inputs.get("divergence"), denominators),
             self._entropy_loss(tokens, inputs["entropy"], denominators),
         ):
             loss = loss + term
-            metrics |= more
+            metrics |= term_metrics
         return loss, metrics
 
     def _old_logprobs(self, inputs: Mapping[str, Tensor], age: Tensor | None) -> Tensor:
-        """[N] what the ratio is taken against, detached.
+        """Return the [N] detached log-probs that the ratio is taken against.
 
-        A token of an earlier version was sampled by weights that are gone: only the engine's log-prob tells what they
-        gave it, and against that ratio and clip see how far the policy has moved since. Decoupled, the ratio sees the
-        step's own movement alone, and the correction's weight all that went before.
+        The weights that sampled a stale token are gone. Only the engine's log-prob preserves their value, so
+        ratio and clip measure against it how far the policy has moved since. Decoupled: the ratio sees only
+        the movement within the step, and the correction weight all earlier movement.
         """
         if self._config.old_logprobs == "rollout":
             return _array(inputs, "rollout_logprobs", "the rollout (old_logprobs = rollout)").detach()
-        own = self._own_logprobs(inputs).detach()
+        trainer = self._own_logprobs(inputs).detach()
         if age is None or self._config.old_logprobs == "decoupled":
-            return own
-        rollout = _array(inputs, "rollout_logprobs", "the rollout (some tokens are of an earlier version)")
-        return torch.where(age > 0, rollout.detach(), own)
+            return trainer
+        rollout = _array(inputs, "rollout_logprobs", "the rollout (some tokens are stale)")
+        return torch.where(age > 0, rollout.detach(), trainer)
 
     def _own_logprobs(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N] by the weights before the step's first update."""
+        """Return the [N] log-probs under the weights before the step's first update."""
         config = self._config
         if "old_logprobs" in inputs:
             return inputs["old_logprobs"]
         if config.epochs * config.minibatches > 1:
             raise ValueError(
-                f"arrays: no old_logprobs, but epochs = {config.epochs} and minibatches = {config.minibatches} make "
-                "several updates a step; recompute them before the first update"
+                f"arrays: no old_logprobs, but epochs = {config.epochs} and "
+                f"minibatches = {config.minibatches} make several updates per step; "
+                "recompute old_logprobs before the first update"
             )
         return inputs["logprobs"]
 
@@ -126,7 +130,7 @@ class Objective:
         age: Tensor | None,
         denominators: Mapping[str, Any],
     ) -> dict[str, Tensor]:
-        """How far the engine is from the trainer, over the tokens of the version that is trained; nothing without any."""
+        """Measure the distance between engine and trainer on tokens of staleness 0; empty without any."""
         fresh = tokens
         if age is not None:
             if denominators["num_fresh_tokens"] == 0:
@@ -162,7 +166,7 @@ class Objective:
         if section is None:
             return 0.0, {}
         if divergence is None:
-            raise ValueError("divergence: missing, which algorithm.distillation needs of the teachers")
+            raise ValueError("divergence: missing, but algorithm.distillation needs it from the teachers")
         taught = tokens.segments.spread(tokens.segments.values[TEACHER]) >= 0
         term = section.coefficient * aggregate(divergence, tokens, self._config.aggregation)
         mean = tokens.token_mean(divergence) * (
@@ -185,7 +189,7 @@ class Objective:
 
 
 class ValueObjective:
-    """The critic's."""
+    """The critic's objective."""
 
     def __init__(self, config: AlgorithmSection) -> None:
         self._clip = config.value_clip
@@ -199,7 +203,7 @@ class ValueObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics); values [N] with gradient, arrays: loss_mask, returns, and `values` (the old ones)."""
+        """Return (loss, metrics); values [N] with gradient, arrays: loss_mask, returns, values (old)."""
         mask = arrays["loss_mask"]
         inputs = {
             "values": values,
@@ -220,8 +224,11 @@ def cross_entropy(
     denominators: Mapping[str, Any],
     by_sequence: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Of demonstrations: -sum(logprobs over the mask) / num_tokens, the step's masked tokens over all ranks; or by sequence, each of
-    which counts alike: the mean over its masked tokens, summed / num_rows."""
+    """Return (loss, metrics); the loss is -sum(logprobs over the mask) / num_tokens, the step's trained
+    tokens on all ranks.
+
+    `by_sequence` weighs sequences equally: the sum of the means over their masked-in tokens / num_rows.
+    """
     mask = arrays["loss_mask"]
     inputs = checked({"logprobs": logprobs, "entropy": entropy}, mask, segments)
     if by_sequence:
@@ -235,7 +242,7 @@ def cross_entropy(
 def _packed(
     values: Tensor, mask: Tensor, segments: Segments, denominators: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields of Packed; the denominators are filled in on the device, which needs no copy from the host."""
+    """Build fields of Packed; denominators are filled on the device, which avoids a copy from the host."""
     counts = {n: values.new_full((), max(1.0, denominators[n])) for n in ("num_tokens", "num_sequences")}
     return {"mask": mask, "segments": segments, **counts}
 
@@ -243,6 +250,6 @@ def _packed(
 def _array(arrays: Mapping[str, Tensor], name: str, source: str) -> Tensor:
     if name not in arrays:
         raise ValueError(
-            f"arrays: no {name}, which comes from {source}; there are: {', '.join(sorted(arrays))}"
+            f"arrays: no {name}, which comes from {source}; present: {', '.join(sorted(arrays))}"
         )
     return arrays[name]

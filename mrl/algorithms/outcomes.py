@@ -1,6 +1,7 @@
-"""From outcomes to shaped rewards: what rollout and reward workers said about a batch's samples, and what is made of it.
+"""From outcomes to shaped rewards: facts that workers report about samples, and the shaping of rewards.
 
-Owns the reading of groups into arrays [B] in the batch's order, the shaping formulas, and their order. Lengths are counts of policy tokens (the mask's sum), never spans that include the environment's tokens.
+Owns the reading of groups into [B] arrays in the batch's order, the shaping formulas, and their order.
+Lengths count policy tokens (the mask's sum), never spans that include environment tokens.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from mrl.samples import Group, Sample, Status, TrainBatch, VerdictKind
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Per-sample facts that rewards are shaped with."""
+    """Per-sample facts that shape rewards."""
 
     rewards: np.ndarray
-    """[B] float64 raw rewards; NaN where there is no reward."""
+    """[B] float64 raw rewards; NaN if there is none."""
     finished: np.ndarray
     """[B] bool: the policy produced the end-of-text token."""
     truncated: np.ndarray
-    """[B] bool: the response limit was reached first."""
+    """[B] bool: the response reached its token limit first."""
     domains: tuple[str, ...]
     """B names."""
     parts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    """[B] float64 components of the reward, 0 where a sample lacks one."""
+    """[B] float64 components of the reward by name, 0 if a sample lacks one."""
     token_rewards: np.ndarray | None = None
-    """[N] float64 process rewards aligned with the batch's tokens; NaN where there is none."""
+    """[N] float64 process rewards aligned with the batch's tokens; NaN if there is none."""
     are_returns: np.ndarray | None = None
-    """[B] bool: the sample's reward is the sum of its process rewards; None where none is."""
+    """[B] bool: the sample's reward is the sum of its process rewards; None if that holds for no sample."""
 
     def __post_init__(self) -> None:
         count = len(self.rewards)
@@ -56,7 +57,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Outcomes:
-        """From groups in the order in which they were packed."""
+        """Read groups in the order in which they were packed."""
         samples = [sample for group in groups for sample in group.samples]
         names = sorted({name for s in samples if s.verdict for name in s.verdict.parts})
         return cls(
@@ -71,7 +72,7 @@ class Outcomes:
 
     @classmethod
     def plain(cls, rewards: np.ndarray) -> Outcomes:
-        """Rewards alone: every sample finished, one domain."""
+        """Build from rewards alone: every sample finished, one domain."""
         count = len(rewards)
         return cls(
             rewards=np.asarray(rewards, dtype=np.float64),
@@ -82,7 +83,7 @@ class Outcomes:
 
 
 def policy_lengths(batch: TrainBatch) -> np.ndarray:
-    """[B] float64 policy tokens per sample (the mask's sum, not the span)."""
+    """Return [B] float64 policy tokens per sample (the mask's sum, not the span)."""
     spans = batch.spans(np.arange(batch.num_samples))
     return np.array([np.count_nonzero(batch.loss_mask[span]) for span in spans], dtype=np.float64)
 
@@ -99,8 +100,8 @@ def _part(sample: Sample, name: str) -> float:
 
 
 def _are_returns(samples: Sequence[Sample]) -> np.ndarray | None:
-    found = np.array([s.verdict is not None and s.verdict.is_return for s in samples], dtype=np.bool_)
-    return found if found.any() else None
+    flags = np.array([s.verdict is not None and s.verdict.is_return for s in samples], dtype=np.bool_)
+    return flags if flags.any() else None
 
 
 def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
@@ -114,7 +115,8 @@ def _token_rewards(samples: Sequence[Sample]) -> np.ndarray | None:
         )
         if len(response) != len(sample.response_tokens):
             raise ValueError(
-                f"sample {sample.sample_id}: {len(response)} token_values for {len(sample.response_tokens)} tokens"
+                f"sample {sample.sample_id}: {len(response)} token_values "
+                f"for {len(sample.response_tokens)} tokens"
             )
         pieces += [np.full(len(sample.prompt_tokens), np.nan), response]
     return np.concatenate(pieces)
@@ -126,9 +128,9 @@ def shape_by_domain(
     *,
     lengths: Tensor,
 ) -> tuple[Tensor, dict[str, float]]:
-    """([B] float64 shaped rewards, 0 for samples without a reward; metrics over the scored samples).
+    """Return ([B] float64 shaped rewards, 0 without a reward; metrics over the scored samples).
 
-    lengths [B] in policy tokens. ValueError for an infinite reward, with its sample.
+    `lengths` [B] in policy tokens. Raise ValueError for an infinite reward, with its sample.
     """
     rewards, has_reward = torch.from_numpy(outcomes.rewards), torch.from_numpy(outcomes.has_reward)
     check_samples("rewards", rewards.masked_fill(~has_reward, 0.0), len(has_reward))
@@ -151,13 +153,13 @@ def shape_by_domain(
 
 
 def truncated_away(config: AlgorithmSection, outcomes: Outcomes) -> np.ndarray:
-    """[B] bool: truncated samples of domains that mask them."""
+    """Return [B] bool: truncated samples whose domain masks them."""
     masks = [config.shaping_by_domain.get(d, config.shaping).mask_truncated for d in outcomes.domains]
     return outcomes.truncated & np.array(masks, dtype=np.bool_)
 
 
 def clip(rewards: Tensor, bounds: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
-    """([B] rewards within the bounds, [B] bool which were changed)."""
+    """Return ([B] rewards clipped to the bounds, [B] bool: changed)."""
     clipped = rewards if bounds is None else rewards.clamp(*bounds)
     return clipped, clipped != rewards
 
@@ -165,7 +167,7 @@ def clip(rewards: Tensor, bounds: tuple[float, float] | None) -> tuple[Tensor, T
 def shape(
     section: ShapingSection, rewards: Tensor, lengths: Tensor, finished: Tensor, truncated: Tensor
 ) -> Tensor:
-    """[B] clipped rewards of one domain after what depends on the sample's length and end, in the section's order."""
+    """Apply one domain's penalties for length and end to clipped rewards [B], in the section's order."""
     if section.overlong is not None:
         rewards = rewards + overlong_penalty(section.overlong, lengths)
     if section.stop_properly is not None:
@@ -176,21 +178,21 @@ def shape(
 
 
 def overlong_penalty(section: OverlongSection, lengths: Tensor) -> Tensor:
-    """[B] numbers <= 0 to add: 0 up to max_tokens - buffer_tokens, then linearly to -factor at max_tokens.
+    """Return [B] penalties: 0 up to max_tokens - buffer_tokens, then linearly to -factor at max_tokens.
 
-    DAPO (arXiv 2503.14476, eq. 13); verl's keeps growing beyond max_tokens. Lengths in policy tokens.
-    Worked example: max 100, buffer 20, lengths 80, 90, 120 give 0, -0.5, -1.
+    DAPO (arXiv 2503.14476, eq. 13); verl's keeps growing beyond max_tokens. Lengths in policy tokens. Worked
+    example: max 100, buffer 20, lengths 80, 90, 120 give 0, -0.5, -1.
     """
-    free = section.max_tokens - section.buffer_tokens
-    share = (lengths.to(torch.float64) - free) / section.buffer_tokens
+    threshold = section.max_tokens - section.buffer_tokens
+    share = (lengths.to(torch.float64) - threshold) / section.buffer_tokens
     return -section.factor * share.clamp(min=0.0, max=1.0)
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, *, coefficient: float) -> Tensor:
-    """[B] rewards with truncated samples punished (ProRL): in [0, 1] multiplies, below 0 replaces the reward.
+    """Penalise truncated samples (ProRL): a coefficient in [0, 1] multiplies the reward, below 0 replaces it.
 
-    Deviation: only positive rewards are multiplied (OpenRLHF: all), because a factor below 1 would make a truncated
-    wrong answer better than a finished one.
+    Deviation: only positive rewards are multiplied (OpenRLHF: all), because a factor below 1 would make a
+    truncated incorrect answer better than a finished one.
     """
     if coefficient < 0:
         return torch.where(truncated, rewards.new_tensor(coefficient), rewards)

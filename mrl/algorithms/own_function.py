@@ -1,6 +1,7 @@
-"""Losses of the user's own: found by name, and tried on made-up numbers before a run starts.
+"""User-defined losses: import them by name, and try them on made-up numbers before a run starts.
 
-Their modules may do anything while they are read, and their mistakes would otherwise show after a whole generation.
+Importing their modules may do anything, and their mistakes would otherwise appear only after a whole
+generation.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from mrl.own_code import find_callable
 def own_function(
     path: str, options: Mapping[str, Any], *, setting: str, takes: Sequence[str]
 ) -> Callable[..., Any]:
-    """The function with its options. ConfigError where its module cannot be read or has no such function, and where that cannot
-    be called with what it `takes`, by position, and the options."""
+    """Return the function with its options bound. Raise ConfigError if it cannot be imported, or called with
+    the positional arguments that it `takes` and the options."""
     _, function = find_callable(path, setting=setting, what="function")
     try:
         inspect.signature(function).bind(*takes, **options)
     except TypeError as error:
         name = path.rpartition(":")[2]
-        words = ", ".join([*takes, *(f"{key}=..." for key in options)])
+        arguments = ", ".join([*takes, *(f"{key}=..." for key in options)])
         raise ConfigError(
-            f"{setting} = {path!r}: it is called as {name}({words}), and has the signature {inspect.signature(function)}: {error}"
+            f"{setting} = {path!r}: it is called as {name}({arguments}), but has the signature "
+            f"{inspect.signature(function)}: {error}"
         ) from error
     return functools.partial(function, **options)
 
 
 def tried(path: str, call: Callable[[], str], *, setting: str) -> None:
-    """ConfigError where the call of a user's function raises, or says with its text what is wrong with what came back."""
+    """Raise ConfigError if the call raises or returns a text, which is the fault in its result."""
     try:
         fault = call()
     except Exception as error:  # whatever the user's function raises
         fault = f"it raised {type(error).__name__}: {error}"
     if fault:
-        raise ConfigError(f"{setting} = {path!r}: tried on made-up numbers before the start, {fault}")
+        raise ConfigError(
+            f"{setting} = {path!r}: a trial on made-up numbers before the start failed: {fault}"
+        )

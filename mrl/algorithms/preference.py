@@ -1,13 +1,13 @@
-"""Losses over pairs of a chosen and a rejected response, and over single responses with a label.
+"""Losses over pairs of a chosen and a rejected response, and over single labelled responses.
 
-Consumes: a microbatch's log-probs, and what its batch knows of each response: its side (1 chosen, 0 rejected)
-and its log-prob under the reference (float64). Produces: this microbatch's share of the step's loss, and metrics of the same
-kind (shares are added). A pair always lies in one microbatch, its chosen response first.
+Consumes: a micro-batch's log-probs, and for each response its side (1 chosen, 0 rejected) and reference
+log-prob (float64). Produces: this micro-batch's share of the step's loss and metrics; shares add up. A pair
+is always in one micro-batch, its chosen response first.
 
-With s the log-ratio of a response to the reference (its sum over the response's tokens, or with length mean their mean), the
-loss of a pair is a function of s_w and s_l. Formulas: DPO arXiv 2305.18290 with smoothing as in its cDPO note, robust
-2403.00409, IPO 2310.12036, SimPO 2405.14734, ORPO 2403.07691, KTO 2402.01306, SLiC hinge 2305.10425, APO 2408.06266, EXO
-2402.00856.
+With s the log-ratio of a response to the reference (summed over its tokens, or averaged with length mean),
+the loss of a pair is a function of s_w and s_l. Formulas: DPO arXiv 2305.18290 with smoothing as in its cDPO
+note, robust 2403.00409, IPO 2310.12036, SimPO 2405.14734, ORPO 2403.07691, KTO 2402.01306, SLiC hinge
+2305.10425, APO 2408.06266, EXO 2402.00856.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mrl.algorithms.tokens import Segments, checked
 from mrl.config.sections.tune import ObjectiveSection
 
 CHOSEN, REJECTED = slice(0, None, 2), slice(1, None, 2)
-"""The sequences of a microbatch of pairs; a mask of them would have the host wait for the device."""
+"""Sequences of a micro-batch of pairs, as slices: a mask would make the host wait for the device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Side:
     logprob: Tensor
     """[P] float64: sum over the response's tokens."""
     ref_logprob: Tensor
-    """[P] float64: the same under the reference; 0 where the objective has none."""
+    """[P] float64: the same under the reference; 0 if the objective has none."""
     length: Tensor
     """[P] float64: tokens, at least 1."""
 
     def mean(self) -> Tensor:
-        """[P] log-prob per token."""
+        """Return the [P] log-prob per token."""
         return self.logprob / self.length
 
     def ratio(self, section: ObjectiveSection) -> Tensor:
-        """[P] what the reference is compared by: the log-ratio, or its mean over tokens."""
+        """Return the [P] log-ratio to the reference, or its mean over tokens."""
         ratio = self.logprob - self.ref_logprob
         return ratio / self.length if section.length == "mean" else ratio
 
@@ -59,8 +59,8 @@ def _dpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
 
 
 def _smoothed(section: ObjectiveSection, logits: Tensor) -> Tensor:
-    kept, turned = logsigmoid(logits), logsigmoid(-logits)
-    return -(1 - section.smoothing) * kept - section.smoothing * turned
+    kept, flipped = logsigmoid(logits), logsigmoid(-logits)
+    return -(1 - section.smoothing) * kept - section.smoothing * flipped
 
 
 def _robust(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
@@ -83,7 +83,7 @@ def _orpo(section: ObjectiveSection, chosen: Side, rejected: Side) -> Tensor:
 
 
 def _log_odds(mean: Tensor) -> Tensor:
-    """log(p / (1 - p)) of p = exp(mean); the bound keeps a response of probability 1 finite."""
+    """Return log(p / (1 - p)) for p = exp(mean); the clamp keeps a response of probability 1 finite."""
     mean = mean.clamp(max=-1e-12)
     return mean - torch.log(-torch.expm1(mean))
 
@@ -122,7 +122,7 @@ PAIR_LOSSES: dict[str, PairLoss] = {
 
 
 def pair_loss_of(section: ObjectiveSection) -> PairLoss:
-    """The configured loss of each pair; ConfigError for a user's function that cannot be imported or called."""
+    """Return the configured pair loss; raise ConfigError if a user-defined one cannot be called."""
     if section.function is None:
         return PAIR_LOSSES[section.name]
     takes = ["section", "chosen", "rejected"]
@@ -130,31 +130,33 @@ def pair_loss_of(section: ObjectiveSection) -> PairLoss:
 
 
 def try_pair_loss(section: ObjectiveSection) -> None:
-    """Calls a loss of the user's own with two made-up pairs; ConfigError where it fails, or gives something else than [P] with a
-    gradient to the log-probs."""
+    """Call a user-defined loss with two made-up pairs.
+
+    Raise ConfigError if it fails or does not return a [P] tensor with a gradient to the log-probs.
+    """
     if section.function is not None:
         loss = pair_loss_of(section)
         tried(section.function, lambda: _fault(loss, section), setting=_FUNCTION)
 
 
 def _fault(loss: PairLoss, section: ObjectiveSection) -> str:
-    """What is wrong with what a loss gives; empty where nothing is."""
+    """Return the error in a loss's result; empty if there is none."""
 
     def side(*logprobs: float) -> Side:
-        of = torch.tensor(logprobs, dtype=torch.float64)
-        return Side(of.clone().requires_grad_(), of - 0.5, torch.full_like(of, 4.0))
+        values = torch.tensor(logprobs, dtype=torch.float64)
+        return Side(values.clone().requires_grad_(), values - 0.5, torch.full_like(values, 4.0))
 
-    found: object = loss(section, side(-3.0, -9.0), side(-5.0, -6.0))
-    if not torch.is_tensor(found) or found.shape != (2,):
-        shape = list(found.shape) if torch.is_tensor(found) else type(found).__name__
-        return f"it gave {shape}, not a tensor of one value a pair, [2]"
-    if not found.requires_grad:
+    result: object = loss(section, side(-3.0, -9.0), side(-5.0, -6.0))
+    if not torch.is_tensor(result) or result.shape != (2,):
+        shape = list(result.shape) if torch.is_tensor(result) else type(result).__name__
+        return f"it returned {shape}, not a tensor with one value per pair, [2]"
+    if not result.requires_grad:
         return "it has no gradient to the log-probs"
-    return "" if bool(torch.isfinite(found).all()) else f"it gave {found.tolist()}"
+    return "" if bool(torch.isfinite(result).all()) else f"it returned {result.tolist()}"
 
 
 def kto_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tensor) -> Tensor:
-    """KTO's [P] losses; `z` is the mean log-ratio of mismatched responses, at least 0, over the whole step."""
+    """Return KTO's [P] losses; `z` is the step's mean log-ratio of mismatched responses, at least 0."""
     ratio = side.ratio(section)
     wanted = section.wanted_weight * (1 - torch.sigmoid(section.beta * (ratio - z)))
     unwanted = section.unwanted_weight * (1 - torch.sigmoid(section.beta * (z - ratio)))
@@ -162,16 +164,16 @@ def kto_losses(section: ObjectiveSection, side: Side, is_wanted: Tensor, z: Tens
 
 
 def rewards(section: ObjectiveSection, side: Side) -> Tensor:
-    """[P] the reward that the objective implies of a response: beta times what its loss compares."""
+    """Return the objective's implicit [P] rewards: beta times the quantity that its loss compares."""
     compared = side.ratio(section) if section.needs_reference else side.mean()
     return section.beta * compared
 
 
 class PreferenceObjective:
-    """What a tuning step minimises over pairs, or over labelled responses (kto)."""
+    """Objective of a tuning step over pairs, or over labelled responses (kto)."""
 
     def __init__(self, section: ObjectiveSection) -> None:
-        """ConfigError for a loss of the user's own that cannot be imported."""
+        """Raise ConfigError if a user-defined loss cannot be imported."""
         self._section = section
         self._loss = pair_loss_of(section) if section.takes_pairs else None
 
@@ -184,10 +186,10 @@ class PreferenceObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; logprobs [N] with gradient, arrays: loss_mask [N].
+        """Return (loss, metrics) of one packed micro-batch; logprobs [N] with gradient, arrays: loss_mask.
 
-        segments.values: ref_logprob, and for kto side, [B] float64. denominators: num_rows, all pairs or labelled responses of the
-        step; kto_z for kto, and num_chosen, num_rejected.
+        segments.values, [B] float64: ref_logprob, and side for kto. denominators: num_rows, the pairs or
+        labelled responses of the step; for kto also kto_z, num_chosen, num_rejected.
         """
         del entropy
         mask, known = arrays["loss_mask"], segments.values
@@ -228,12 +230,12 @@ class PreferenceObjective:
 
 
 def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share: float) -> dict[str, Tensor]:
-    """Means over pairs, `share` being each one's part of 1; to be added over microbatches."""
+    """Return means over pairs, to be added over micro-batches; `share` is 1 / pairs of the step."""
     with torch.no_grad():
         up, down = rewards(section, chosen), rewards(section, rejected)
-        right = (up > down).double() + 0.5 * (up == down)
-        found = {
-            "accuracy": right,
+        correct = (up > down).double() + 0.5 * (up == down)
+        means = {
+            "accuracy": correct,
             "margin_mean": up - down,
             "margin_square": (up - down) ** 2,
             "reward_chosen": up,
@@ -241,8 +243,8 @@ def pair_metrics(section: ObjectiveSection, chosen: Side, rejected: Side, share:
             "logp_chosen_per_token": chosen.mean(),
         }
         if section.needs_reference:
-            found["chosen_down_frac"] = (chosen.logprob < chosen.ref_logprob).double()
-        return {f"preference/{name}": (values * share).sum() for name, values in found.items()}
+            means["chosen_down_frac"] = (chosen.logprob < chosen.ref_logprob).double()
+        return {f"preference/{name}": (values * share).sum() for name, values in means.items()}
 
 
 def _of(side: Side, rows: slice) -> Side:

@@ -1,15 +1,15 @@
-"""From rewards to advantages as the configuration names it: the one call the loop makes between scoring and update.
+"""From rewards to advantages as configured: the one call of the loop between scoring and update.
 
-Consumes: a packed batch (with old_logprobs and ref_logprobs where KL is in the reward, values for gae) and the samples'
-outcomes. Produces: the batch with `advantages` and `returns` (and `scores` for a loss of the user's own),
+Consumes: a packed batch (with old_logprobs and ref_logprobs for KL in the reward, values for gae) and the
+samples' outcomes. Produces: the batch with `advantages` and `returns` (and `scores` for a user-defined loss),
 and metrics. Runs in the driver on the CPU, in float64.
 
-Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus KL per
-token -> estimator -> whitening -> truncated samples leave the loss mask.
-The last are in every statistic before it (DAPO, arXiv 2503.14476, section 3.4, masks their loss alone), and neither in a
-loss (policy, KL, entropy, critic) nor in its denominators. TRL's mask_truncated_completions keeps counting them there.
+Order: shaping per domain (clip, overlong, truncation) -> reward on each sample's last policy token -> minus
+KL per token -> estimator -> whitening -> truncated samples leave the loss mask. They enter every statistic
+before that (DAPO, arXiv 2503.14476, section 3.4, masks only their loss), but no loss (policy, KL, entropy,
+critic) and no denominator. TRL's mask_truncated_completions counts them in denominators.
 
-What is the same for all tokens of a sample is computed once for it (reward_rows.py), and spread over them at the end.
+Values equal for all tokens of a sample are computed once per sample (reward_rows.py) and spread at the end.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def shape_and_estimate(
     batch: TrainBatch,
     outcomes: Outcomes | Sequence[Group] | np.ndarray,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """(the batch with float32 arrays advantages and, where a critic learns them, returns; metrics).
+    """Return (the batch with float32 arrays advantages and, if a critic learns them, returns; metrics).
 
-    `outcomes`: the samples' facts, or the groups they are read from, or raw rewards [B] alone; in the batch's order.
-    A sample without a reward (NaN) enters no statistic, gets advantage 0 and loses its loss mask; one that
-    shaping.mask_truncated names gets the same after the statistics.
+    `outcomes`: Outcomes, the groups to read them from, or raw rewards [B], in the batch's order. A sample
+    without a reward (NaN) enters no statistic, gets advantage 0 and leaves the loss mask.
+    shaping.mask_truncated takes truncated samples out of the loss mask in the same way, after the statistics.
     """
     outcomes = _outcomes(outcomes)
     if len(outcomes.rewards) != batch.num_samples:
@@ -51,10 +51,10 @@ def shape_and_estimate(
     advantages, returns = estimate_advantages(config.estimator, rollouts)
     metrics |= kl_metrics | _degenerate(work, rollouts.groups, shaped)
     advantages, advantage_metrics = _finish(config, work, advantages)
-    cut = torch.from_numpy(truncated_away(config, outcomes))
-    metrics |= advantage_metrics | {"reward/masked_truncated": float((cut & work.has_reward).sum())}
-    left = work.rows.mask & ~work.rows.segments.spread(cut)
-    trained = batch.loss_mask if left.all() else batch.loss_mask & work.rows.on_tokens(left)
+    masked = torch.from_numpy(truncated_away(config, outcomes))
+    metrics |= advantage_metrics | {"reward/masked_truncated": float((masked & work.has_reward).sum())}
+    remaining = work.rows.mask & ~work.rows.segments.spread(masked)
+    trained = batch.loss_mask if remaining.all() else batch.loss_mask & work.rows.on_tokens(remaining)
     arrays = {"advantages": advantages} | ({"returns": returns} if config.needs_values else {})
     if config.loss.name == "custom":
         rewards = torch.nan_to_num(torch.from_numpy(outcomes.rewards))
@@ -66,7 +66,7 @@ def shape_and_estimate(
 
 
 def _on_trained(rows: AdvantageRows, values: Tensor, trained: np.ndarray) -> np.ndarray:
-    """[K] on the batch's tokens, 0 where they are not trained on: [N] float32."""
+    """Spread [K] values to the batch's tokens as [N] float32, 0 on untrained tokens."""
     spread = rows.on_tokens(values.to(torch.float32, copy=True))
     np.copyto(spread, 0, where=~trained)
     return spread
@@ -84,7 +84,7 @@ class _Work:
 
     @classmethod
     def of(cls, config: AlgorithmSection, batch: TrainBatch, outcomes: Outcomes) -> _Work:
-        """A row a sample where rewards and advantages are of whole samples, else a row a token."""
+        """Use one row per sample if rewards and advantages are per sample, else one row per token."""
         whole = config.estimator.name in OUTCOME_ESTIMATORS and config.kl.location != "reward"
         return cls(
             rows=(AdvantageRows.of_samples if whole else AdvantageRows.of_tokens)(batch, outcomes.has_reward),
@@ -102,14 +102,14 @@ def _outcomes(outcomes: Outcomes | Sequence[Group] | np.ndarray) -> Outcomes:
 def _kl_penalty(
     config: AlgorithmSection, batch: TrainBatch, work: _Work
 ) -> tuple[Tensor | None, dict[str, float]]:
-    """[N] what is subtracted from the token rewards, and how far the reference is."""
+    """Return what to subtract from the token rewards, [N], and the distance to the reference as metrics."""
     section = config.kl
     if section.location != "reward":
         return None, {}
     for name in ("old_logprobs", "ref_logprobs"):
         if name not in batch.arrays:
             raise ValueError(
-                f"batch.arrays: no {name}, which kl.location = reward needs; recompute it before this call"
+                f"batch.arrays: no {name}, but kl.location = reward needs it; recompute it before this call"
             )
     old, reference = (torch.from_numpy(batch.arrays[n]).double() for n in ("old_logprobs", "ref_logprobs"))
     difference = (old - reference).masked_fill(~work.rows.mask, 0.0)
@@ -129,7 +129,7 @@ def _rollouts(
     shaped: Tensor,
     penalty: Tensor | None,
 ) -> Rollouts:
-    """What the estimator sees: the shaped reward stands on each sample's last row with policy tokens."""
+    """Build the estimator's input, with the shaped reward on each sample's last row with policy tokens."""
     section, rows = config.estimator, work.rows
     on_last = rows.segments.on_last_token(shaped, rows.mask)
     inputs = {"token_rewards": on_last} | _process_rewards(section.name, outcomes, on_last, shaped, rows)
@@ -138,7 +138,7 @@ def _rollouts(
     if section.name == "gae":
         if "values" not in batch.arrays:
             raise ValueError(
-                "batch.arrays: no values, which gae needs; run the critic's forward pass before this call"
+                "batch.arrays: no values, but gae needs them; run the critic's forward pass before this call"
             )
         inputs["values"] = torch.from_numpy(batch.arrays["values"]).double()
     if section.name == "gdpo" and section.part_weights:
@@ -149,8 +149,10 @@ def _rollouts(
 def _process_rewards(
     name: str, outcomes: Outcomes, on_last: Tensor, shaped: Tensor, rows: AdvantageRows
 ) -> dict[str, Tensor]:
-    """Outcome estimators ignore them; gae and reinforce_pp add the outcome, unless it is their sum; process estimators keep them
-    apart. Without any, the outcome is a process estimator's only one.
+    """Return the estimator's inputs of process rewards; outcome estimators ignore them.
+
+    gae and reinforce_pp add the outcome, unless it is their sum. Process estimators keep both separate;
+    without process rewards they use the outcome alone.
     """
     if name in OUTCOME_ESTIMATORS:
         return {}
@@ -164,27 +166,27 @@ def _process_rewards(
     present = ~torch.isnan(values) & rows.mask
     process = values.masked_fill(~present, 0.0)
     if name in ("gae", "reinforce_pp"):
-        if outcomes.are_returns is not None:  # of the sums what shaping made of them stays
+        if outcomes.are_returns is not None:  # subtract the raw sums; what shaping added stays
             sums = torch.nan_to_num(torch.from_numpy(outcomes.rewards * outcomes.are_returns))
             on_last = on_last - rows.segments.on_last_token(sums, rows.mask)
         return {"token_rewards": on_last + process}
-    apart = {"outcomes": shaped} if name == "rloo_process" else {}
-    return {"token_rewards": process, "reward_mask": present} | apart if keeps_apart else {}
+    separate = {"outcomes": shaped} if name == "rloo_process" else {}
+    return {"token_rewards": process, "reward_mask": present} | separate if keeps_apart else {}
 
 
 def _parts(weights: Mapping[str, float], outcomes: Outcomes) -> Tensor:
-    """[B, K] the parts that have weights."""
+    """Return [B, K] the parts that have weights."""
     missing = sorted(set(weights) - set(outcomes.parts))
     if missing:
         offered = ", ".join(sorted(outcomes.parts)) or "none"
         raise ValueError(
-            f"estimator.part_weights names {', '.join(missing)}, but the verifiers gave the parts: {offered}"
+            f"estimator.part_weights names {', '.join(missing)}, but the verifiers return parts: {offered}"
         )
     return torch.from_numpy(np.stack([outcomes.parts[name] for name in weights], axis=1))
 
 
 def _finish(config: AlgorithmSection, work: _Work, advantages: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Whiten the advantages, and report about them."""
+    """Whiten the advantages and compute their metrics."""
     rows = work.rows
     if config.estimator.whitens:
         white = whiten(advantages, rows.mask, weights=rows.weights)

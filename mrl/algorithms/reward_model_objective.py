@@ -1,13 +1,14 @@
-"""The loss of a reward model over pairs of a chosen and a rejected response.
+"""Loss of a reward model over pairs of a chosen and a rejected response.
 
-Consumes: the scores of a microbatch's responses, and what its batch knows of each pair: margin, probability that the
-chosen response is the better one. Produces: this microbatch's share of the step's loss, and metrics of the same kind (shares
-are added). A pair always lies in one microbatch, its chosen response first.
+Consumes: the scores of a micro-batch's responses, and each pair's margin and probability that the chosen
+response is better. Produces: this micro-batch's share of the step's loss and metrics; shares add up. A pair
+is always in one micro-batch, its chosen response first.
 
-With d = r_w - r_l - m, the score of the chosen less that of the rejected response less the margin, and e the smoothing, a pair
-costs -q log sig(d) - (1 - q) log sig(-d), q = (1 - e) p + e (1 - p), p its probability: Bradley and Terry (1952), margins as in
-Llama 2 (arXiv 2307.09288). Differences leave the scores' height free; `center` fixes it: the mean over pairs of (r_w + r_l)^2
-(2312.09244), or the square of the sum, or of the mean, of all scores of the step (batch-sum regularisation, 2505.07271).
+With d = r_w - r_l - m (score difference minus margin), e the smoothing and p the pair's probability, a pair
+costs -q log sig(d) - (1 - q) log sig(-d), q = (1 - e) p + e (1 - p): Bradley and Terry (1952), margins as in
+Llama 2 (arXiv 2307.09288). Differences leave the level of the scores free. `center` fixes it: the mean over
+pairs of (r_w + r_l)^2 (2312.09244), or the square of the sum or mean of all scores of the step (batch-sum
+regularisation, 2505.07271).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def pair_losses(
     margin: Tensor,
     probability: Tensor,
 ) -> Tensor:
-    """[P] what each pair costs; chosen and rejected [P] scores, margin [P], probability [P] of the chosen one being better."""
+    """Return the [P] loss of each pair; all tensors [P], `probability` that the chosen response is better."""
     difference = chosen - rejected - margin
     believed = (1 - section.smoothing) * probability + section.smoothing * (1 - probability)
     return -believed * logsigmoid(difference) - (1 - believed) * logsigmoid(-difference)
 
 
 class RewardModelObjective:
-    """What a tuning step of a reward model minimises."""
+    """Objective of a reward model's tuning step."""
 
     def __init__(self, section: ObjectiveSection) -> None:
         self._section = section
@@ -51,10 +52,11 @@ class RewardModelObjective:
         segments: Segments,
         denominators: Mapping[str, Any],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss, metrics) of one packed microbatch; values [N] with gradient, arrays: loss_mask [N], one token a response.
+        """Return (loss, metrics) of one packed micro-batch.
 
-        segments.values: margin, probability, [B] float64. denominators: num_rows, the pairs of the step; score_sum, the sum of all
-        scores of the step, where the centring couples them.
+        values [N] with gradient; arrays: loss_mask [N], one token per response. segments.values: margin,
+        probability, [B] float64. denominators: num_rows, pairs of the step; score_sum over the step, if
+        `center` needs it.
         """
         scores, known = _scores(values, arrays["loss_mask"], segments), segments.values
         margin, probability = (known[name][CHOSEN] for name in ("margin", "probability"))
@@ -67,10 +69,10 @@ class RewardModelObjective:
         return pair_loss + center, metrics
 
     def _center(self, total: Tensor, denominators: Mapping[str, Any]) -> Tensor:
-        """This microbatch's share of the centring term; total [P] = r_w + r_l.
+        """Return this micro-batch's share of the centring term; total [P] = r_w + r_l.
 
-        The square of a sum over the step has the gradient of a linear form whose factor is known from a pass before the
-        update; so no microbatch and no layout changes it.
+        The square of a sum over the step has the gradient of a linear form, whose factor a pass before the
+        update computes. So the result does not depend on micro-batches or layout.
         """
         center, num_rows = self._section.center, denominators["num_rows"]
         if center is None:
@@ -85,14 +87,14 @@ class RewardModelObjective:
 
 
 def _scores(values: Tensor, mask: Tensor, segments: Segments) -> Tensor:
-    """[B] float64: the score of each response, by its values [N]."""
+    """Return the [B] float64 score of each response from values [N]."""
     return segments.sum(checked({"values": values}, mask, segments)["values"].double())
 
 
 def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: float) -> dict[str, Tensor]:
-    """Means over pairs, `share` being each one's part of 1; to be added over microbatches."""
+    """Return means over pairs, to be added over micro-batches; `share` is 1 / pairs of the step."""
     difference = chosen - rejected
-    found = {
+    metrics = {
         "accuracy": torch.where(  # the probability of the side that scores higher, ties half
             difference > 0, probability, torch.where(difference < 0, 1 - probability, 0.5)
         ),
@@ -101,4 +103,4 @@ def score_metrics(chosen: Tensor, rejected: Tensor, probability: Tensor, share: 
         "reward_chosen": chosen,
         "reward_rejected": rejected,
     }
-    return {f"preference/{name}": (values * share).sum() for name, values in found.items()}
+    return {f"preference/{name}": (values * share).sum() for name, values in metrics.items()}

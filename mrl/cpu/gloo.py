@@ -1,7 +1,7 @@
-"""gloo's groups of one process, over one device.
+"""One device for all gloo groups of a process.
 
-torch 2.13 gives every group that is made by name a device of its own, whose thread looks for messages a hundred
-times a second, whether the group is used or not. A trainer rank of Megatron has twenty of them and an engine of vLLM
+torch 2.13 gives every group that is created by name its own device, whose thread polls for messages a hundred
+times per second, even if the group is unused. A Megatron trainer rank has twenty groups and a vLLM engine
 fifteen, most of one rank.
 """
 
@@ -15,20 +15,20 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 
 _THREADS = 2
-"""Of each group, for its collectives: what torch takes."""
+"""Collective threads per group: torch's number."""
 
 
 @functools.cache
 def _devices() -> list[Any]:
-    """As torch makes them: one for each interface that GLOO_SOCKET_IFNAME names, else that of the host's name."""
+    """Create devices as torch does: one per interface in GLOO_SOCKET_IFNAME, else the host name's."""
     group: Any = c10d.ProcessGroupGloo
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     return [group.create_device(interface=name) for name in names] or [group.create_default_device()]
 
 
 def share_device() -> None:
-    """Let the gloo groups that this process makes from now on have one device between them, which the first of them makes: it has
-    a thread, which a process that is forked before would not have."""
+    """Let this process's future gloo groups share one device. The first group creates it, because its thread
+    would not survive an earlier fork."""
     base: Any = c10d.ProcessGroupGloo
     if base.__name__ == "OneDeviceGloo":
         return

@@ -1,6 +1,6 @@
-"""Replaces what megatron-core expects of CUDA, so that the same code runs without a GPU.
+"""Replace what megatron-core expects of CUDA, so that the same code runs without a GPU.
 
-`run_on_cpu()` refuses to run where CUDA exists. It changes torch and megatron for the whole process: call it only in
+`run_on_cpu()` fails if CUDA exists. It changes torch and megatron for the whole process: call it only in
 processes that train.
 """
 
@@ -44,7 +44,7 @@ _TENSOR_TYPES = (
 
 
 class NullStream:
-    """Stands in for torch.cuda.Stream and torch.cuda.Event: on a CPU everything is already in order."""
+    """Replaces torch.cuda.Stream and torch.cuda.Event: on a CPU everything is already in order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -71,17 +71,17 @@ class NullStream:
 
 
 def run_on_cpu() -> None:
-    """Makes Megatron run on this process's CPU, once. RuntimeError where CUDA is available."""
+    """Make Megatron run on this process's CPU, once; raise RuntimeError if CUDA is available."""
     global _installed
     if _installed:
         return
     if torch.cuda.is_available():
         raise RuntimeError(
-            "CUDA is available on this machine; the CPU platform must not be installed beside it"
+            "CUDA is available on this machine, so the CPU platform must not be installed; use the GPU"
         )
     # megatron compiles small fusions; dynamo cannot trace through the replacements below.
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # for what is decorated from now on
-    torch.compiler.set_stance("force_eager")  # for what has been already
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # for later decorations
+    torch.compiler.set_stance("force_eager")  # for earlier ones
     _replace_cuda_calls()
     _replace_cuda_types()
     _redirect_factories()
@@ -110,7 +110,8 @@ def _replace_cuda_calls() -> None:
 
 
 def _replace_cuda_types() -> None:
-    """The optimizer and the gradient clipping compare Tensor.type() with "torch.cuda.FloatTensor"."""
+    """Report CUDA types: the optimizer and gradient clipping compare Tensor.type() with
+    "torch.cuda.FloatTensor"."""
     cuda: Any = torch.cuda
     for name in _TENSOR_TYPES:
         setattr(cuda, name, getattr(torch, name))
@@ -126,7 +127,7 @@ def _replace_cuda_types() -> None:
 
 
 def _redirect_factories() -> None:
-    """schedules.py and others say device="cuda" literally."""
+    """Redirect device="cuda", which schedules.py and others pass literally."""
 
     def on_cpu(factory: Callable) -> Callable:
         @functools.wraps(factory)
@@ -156,14 +157,14 @@ def _patch_megatron() -> None:
     rng_._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 
     def splits_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        """The original converts only CUDA tensors; all_to_all needs numbers."""
+        """Convert CPU tensors too, because all_to_all needs numbers."""
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
     moe_utils_.maybe_move_tensor_to_cpu = dispatcher_.maybe_move_tensor_to_cpu = splits_to_host
 
 
 def _patch_uneven_collectives() -> None:
-    """gloo gathers and scatters only equal sizes; expert tensor parallelism needs uneven ones."""
+    """Add uneven collectives for expert tensor parallelism; gloo gathers and scatters only equal sizes."""
     import megatron.core.tensor_parallel.mappings as mappings
     import torch.distributed as dist
 

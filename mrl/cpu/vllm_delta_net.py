@@ -1,8 +1,8 @@
-"""The delta nets of a vLLM engine on CPU in float32. Owns nothing else of vLLM.
+"""Delta nets of a vLLM engine on CPU in float32. Changes nothing else of vLLM.
 
-vLLM 0.32 computes them on CPU in bfloat16 alone, and in widths that its C++ kernels know
-(vllm/model_executor/layers/mamba/ops/cpu/gdn_attention.py). Here a float32 engine has the rule in torch, the
-same that a trainer without flash-linear-attention has; bfloat16 engines are left as they are.
+vLLM 0.32 computes them on CPU only in bfloat16, and in the widths of its C++ kernels
+(vllm/model_executor/layers/mamba/ops/cpu/gdn_attention.py). Here a float32 engine runs the rule in torch, as
+a trainer without flash-linear-attention does; bfloat16 engines are unchanged.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _bfloat16_core = gdn_attention.cpu_gdn_attention_core
 
 
 def serve_float32() -> None:
-    """Let delta nets take float32; called before a model is built."""
+    """Let delta nets take float32; call before a model is built."""
     gdn_attention.cpu_gdn_attention_core = delta_net_core
 
 
@@ -38,9 +38,11 @@ def delta_net_core(
     core_attn_out: torch.Tensor,
     layer_name: LayerNameType,
 ) -> None:
-    """What lies between a delta net's projections, for the tokens of all requests of a step: mixed_qkv
-    [n, channels], b, a [n, H] -> core_attn_out [n, H, V]. Convolution and rule go on from the states in the
-    layer's cache, which are written back."""
+    """Compute between a delta net's projections, for all requests' tokens of a step.
+
+    mixed_qkv [n, channels], b, a [n, H] -> core_attn_out [n, H, V]. Convolution and rule continue from the
+    states in the layer's cache, which are updated.
+    """
     context: Any = get_forward_context()
     if mixed_qkv.dtype == torch.bfloat16:
         return _bfloat16_core(mixed_qkv, b, a, core_attn_out, layer_name)
@@ -71,13 +73,13 @@ def delta_net_core(
 
 
 def _forget(caches: tuple[torch.Tensor, ...], slots: torch.Tensor) -> None:
-    """Sets both states of requests that begin to 0; their slots have those of earlier requests."""
+    """Zero both states of new requests; their slots contain those of earlier requests."""
     for cache in caches:
         cache[slots] = 0
 
 
 def _convolved(layer: Any, mixed: torch.Tensor, lengths: np.ndarray, slots: torch.Tensor) -> torch.Tensor:
-    """[n, channels] after the short convolution: each request's tokens behind the last ones of its steps before."""
+    """Apply the short convolution, [n, channels]: requests' tokens follow the last ones of earlier steps."""
     cache = layer.kv_cache[0].mT if is_conv_state_dim_first() else layer.kv_cache[0]
     width = cache.shape[1]
     parts = mixed.split(lengths.tolist())

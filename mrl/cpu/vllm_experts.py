@@ -1,10 +1,10 @@
-"""vLLM's experts on CPU, also where each rank has some of them whole. Owns nothing else of vLLM.
+"""vLLM's experts on CPU, also spread over ranks. Changes nothing else of vLLM.
 
-vLLM 0.32 deals experts out over ranks on every device, and on CPU two pieces are missing. Its expert kernels are
-handed the map from an expert's number to its place among the rank's own, and do not look at it. And the exchange
-around them under data parallel (`AgRsAll2AllManager`: all tokens to all ranks, each rank's part of the sums back)
-asks the communicator for two collectives that the one for CPUs lacks. Here both are added; where an engine's experts
-are not dealt out nothing changes.
+vLLM 0.32 spreads experts over ranks on every device, but on CPU two pieces are missing. Its expert kernels
+receive the map from an expert's number to its place among the rank's own, and ignore it. And the exchange
+around them under data parallelism (`AgRsAll2AllManager`: all tokens to all ranks, each rank's part of the
+sums back) needs two collectives that the CPU communicator lacks. Both are added here; engines whose experts
+are not spread are unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def deal_out() -> None:
-    """Let workers serve experts that are dealt out over ranks; a second call does nothing."""
+    """Let workers serve experts spread over ranks; a second call does nothing."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8, CPUUnquantizedExperts
 
@@ -30,7 +30,7 @@ def deal_out() -> None:
 
 
 def _by_own_numbers(apply: Callable[..., None]) -> Callable[..., None]:
-    """The kernel on the rank's own experts: a token's choice of another rank's counts nothing here (weight 0)."""
+    """Run the kernel on the rank's own experts: choices of other ranks' experts get weight 0."""
 
     @functools.wraps(apply)
     def own(
@@ -44,7 +44,7 @@ def _by_own_numbers(apply: Callable[..., None]) -> Callable[..., None]:
         activation: Any,
         global_num_experts: int,
         expert_map: torch.Tensor | None,
-        *rest: Any,
+        *args: Any,
         **named: Any,
     ) -> None:
         if expert_map is not None:
@@ -52,14 +52,14 @@ def _by_own_numbers(apply: Callable[..., None]) -> Callable[..., None]:
             topk_weights = topk_weights.masked_fill(place < 0, 0.0)
             topk_ids = place.clamp(min=0)
         chosen = (topk_weights, topk_ids, activation, global_num_experts, expert_map)
-        apply(self, output, hidden_states, w1, w2, *chosen, *rest, **named)
+        apply(self, output, hidden_states, w1, w2, *chosen, *args, **named)
 
     return own
 
 
 def _all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: Sequence[int] | None = None) -> Any:
-    """The rows of all ranks of the group, rank after rank: [n_r, ...] of each to [sum of n, ...]; of every tensor
-    where a list is given."""
+    """Gather the rows of all ranks of the group in rank order, each [n_r, ...], into [sum of n, ...]; for a
+    list, of every tensor."""
     if isinstance(input_, list | tuple):
         return [_all_gatherv(self, tensor, dim, sizes) for tensor in input_]
     _require_rows(dim)
@@ -73,7 +73,7 @@ def _all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: Sequence[int] | No
 def _reduce_scatterv(
     self: Any, input_: torch.Tensor, dim: int = 0, sizes: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The sum over the group's ranks of [sum of n, ...], of which each keeps its own rows: [n_r, ...]."""
+    """Sum [sum of n, ...] over the group's ranks, and return this rank's rows: [n_r, ...]."""
     _require_rows(dim)
     sizes = list(sizes or [len(input_) // self.world_size] * self.world_size)
     total = self.all_reduce(input_.clone(memory_format=torch.contiguous_format))
@@ -82,4 +82,4 @@ def _reduce_scatterv(
 
 def _require_rows(dim: int) -> None:
     if dim != 0:
-        raise NotImplementedError(f"on CPU rows alone are exchanged (dim 0), not dim {dim}")
+        raise NotImplementedError(f"dim {dim}: on CPU only rows can be exchanged (dim 0)")

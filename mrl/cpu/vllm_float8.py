@@ -1,9 +1,10 @@
-"""vLLM's block-wise float8 weights on any CPU. Owns nothing else of vLLM.
+"""vLLM's block-wise float8 weights on any CPU. Changes nothing else of vLLM.
 
-vLLM 0.32 offers its kernels (csrc/cpu/sgl-kernels/{gemm_fp8,moe_fp8}.cpp: bfloat16 activations) to CPUs with AMX only. The
-same functions have a way for AVX512-BF16, slower and as right, as a test shows by log-probs: there vLLM's questions
-get that answer. A CPU with neither has no such function in its build: there the same is computed in torch, where each use makes
-the values wide again, so that weights take their narrow bytes on every machine.
+vLLM 0.32 offers its kernels (csrc/cpu/sgl-kernels/{gemm_fp8,moe_fp8}.cpp: bfloat16 activations) only to CPUs
+with AMX. The same functions have an AVX512-BF16 path, slower but equally correct, as a test shows by
+log-probs; vLLM is made to use it there. A CPU with neither lacks such functions in its build. There torch
+computes the same and dequantises the weights at each use, so that weights take their narrow bytes on every
+machine.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def allow_everywhere() -> None:
 
 
 def _keep(self: Any, layer: torch.nn.Module) -> None:
-    """As a folder or a weight sync has them, scales of bare exponents in float32; plain parameters, whose loaders nobody
-    asks again."""
+    """Keep weights as in a folder or a weight sync, with exponent-only scales as float32. They become plain
+    parameters: their loaders are not called again."""
     from vllm.model_executor.layers.quantization.utils.fp8_utils import _upcast_e8m0_to_fp32
 
     params = self._get_layer_params(layer)
@@ -48,7 +49,7 @@ def _keep(self: Any, layer: torch.nn.Module) -> None:
 def _linear(
     self: Any, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
 ) -> torch.Tensor:
-    """x [..., cols] -> [..., rows] in x's dtype, summed in float32."""
+    """Map x [..., cols] to [..., rows] in x's dtype, summed in float32."""
     params = self._get_layer_params(layer)
     weight = dequantise_float8(params.weight, params.block_scale)
     return F.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
@@ -62,11 +63,11 @@ def _experts(
     w2: torch.Tensor,
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
-    *rest: Any,
+    *args: Any,
     **named: Any,
 ) -> None:
-    """output [n, H] = for each token the weighted sum of its experts, each silu(gate) * up, then down: w1 [E, 2I, H],
-    w2 [E, H, I]; hidden_states [n, H] bfloat16, topk_weights and topk_ids [n, k]."""
+    """Write the weighted sum of each token's experts to output [n, H]: silu(gate) * up, then down. w1 [E, 2I,
+    H], w2 [E, H, I]; hidden_states [n, H] bfloat16, topk_weights and topk_ids [n, k]."""
     total = torch.zeros(hidden_states.shape, dtype=torch.float32)
     for expert in topk_ids.unique().tolist():
         token, place = (topk_ids == expert).nonzero(as_tuple=True)

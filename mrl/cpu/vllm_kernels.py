@@ -1,4 +1,4 @@
-"""Kernels and collectives that vLLM lacks on CPU; its workers install them by resharding/vllm/plugin.py."""
+"""Kernels and collectives that vLLM lacks on CPU; workers install them through resharding/vllm/plugin.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vllm.platforms import current_platform
 
 
 def install_kernels() -> None:
-    """Add them to vLLM's classes in this process, before a model is built. Does nothing on other devices."""
+    """Add them to vLLM's classes in this process, before a model is built; does nothing on other devices."""
     if not current_platform.is_cpu():
         return
     from mrl.cpu import vllm_delta_net, vllm_experts, vllm_float8, vllm_router
@@ -20,9 +20,9 @@ def install_kernels() -> None:
 
 
 def ask_for_tiles() -> None:
-    """Ask the kernel for AMX tiles, which it gives to processes that ask.
+    """Request AMX tiles from the kernel, which grants them to processes that ask.
 
-    vLLM 0.32's attention in bfloat16 uses them and leaves the asking to oneDNN. A model of small weights
-    (below 1 MiB) never calls oneDNN: its workers died of SIGILL.
+    vLLM 0.32's bfloat16 attention uses them and relies on oneDNN's request. A model of small weights (below 1
+    MiB) never calls oneDNN: its workers died of SIGILL.
     """
     torch.cpu._init_amx()  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""What vLLM's CPU kernels cannot run, and what they run right in another form, found from config.json before an
-engine starts. Pure."""
+"""Limits of vLLM's CPU kernels, and overrides for shapes that they run only in another form, from config.json
+before an engine starts. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from mrl.models.family import Family
 from mrl.models.hf_config import field, language_model
 
 _CPU_MULTIPLE = 32
-"""vLLM 0.32: width of a head in its CPU attention, and of both sides of its CPU expert kernel."""
+"""vLLM 0.32: head width in CPU attention and both sides of the CPU expert kernel are multiples of it."""
 _CPU_LATENT = 576
-"""vLLM 0.32: width of latent attention's cache on CPU, compressed part and rotary part together."""
+"""vLLM 0.32: width of latent attention's cache on CPU, compressed plus rotary part."""
 
 
 def cpu_overrides(model_path: str) -> dict[str, Any]:
-    """What vLLM's reading of a folder's config.json is overridden with on CPU: latent attention's plain rotary
-    embedding as YaRN of factor 1, which is the same angles.
+    """Return overrides of a folder's config.json for vLLM on CPU.
 
-    vLLM 0.32 turns latent attention's parts wrongly in its plain CPU kernel (log-probs 2e-3 off and more), and
-    rightly in YaRN's.
+    Plain rotary embeddings of latent attention become YaRN of factor 1, which has the same angles: vLLM
+    0.32's plain CPU kernel rotates incorrectly (log-probs off by 2e-3 and more), YaRN's correctly.
     """
     config = _config(model_path)
     if not config.get("kv_lora_rank") or rope.kind(config) != "default":
@@ -35,13 +34,13 @@ def cpu_overrides(model_path: str) -> dict[str, Any]:
 
 
 def attention_override(model_path: str) -> dict[str, Any]:
-    """The field of vLLM's EngineArgs by which latent attention is the same on every CPU: where there is AMX, vLLM 0.32 takes
-    kernels for it that know bfloat16 and widths of 32 alone."""
+    """Return the EngineArgs field that makes latent attention equal on every CPU: with AMX, vLLM 0.32 uses
+    kernels for it that support only bfloat16 and widths of 32."""
     return {"attention_backend": "CPU_MLA"} if _config(model_path).get("kv_lora_rank") else {}
 
 
 def check_cpu(model_path: str, *, tp: int, expert_parallel: bool = False) -> None:
-    """ConfigError when the shapes of a model's folder do not fit vLLM's CPU kernels at this tensor-parallel size."""
+    """Raise ConfigError if a model folder's shapes do not fit vLLM's CPU kernels at this `tp`."""
     config = _config(model_path)
     check_cpu_shapes(config, tp=tp, expert_parallel=expert_parallel, name=model_path)
 
@@ -51,7 +50,7 @@ def _config(model_path: str) -> dict[str, Any]:
 
 
 def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, name: str) -> None:
-    """ConfigError when a config.json asks for shapes that vLLM's CPU kernels lack; `name` says which model it is."""
+    """Raise ConfigError if a config.json has shapes that vLLM's CPU kernels lack; `name` is the model's."""
     family = FAMILIES.get(config.get("model_type", ""))
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size", 0)
     head_dim = config.get("head_dim") or hidden // heads
@@ -59,7 +58,8 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
     if latent := config.get("kv_lora_rank"):
         if latent + config["qk_rope_head_dim"] != _CPU_LATENT:
             problems.append(
-                f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} (only {_CPU_LATENT})"
+                f"kv_lora_rank + qk_rope_head_dim = {latent} + {config['qk_rope_head_dim']} "
+                f"(only {_CPU_LATENT})"
             )
     elif head_dim % _CPU_MULTIPLE:
         problems.append(f"head_dim = {head_dim}")
@@ -67,9 +67,9 @@ def check_cpu_shapes(config: dict[str, Any], *, tp: int, expert_parallel: bool, 
     if expert_size := config.get(size_key):
         slices = 1 if expert_parallel else tp
         if expert_size % (_CPU_MULTIPLE * slices):
-            # vLLM pads narrower experts at the first load, and a reload no longer fits the padded kernel weights.
+            # vLLM pads narrower experts at the first load; a reload then does not fit the padded weights.
             problems.append(
-                f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / slices:g} a rank)"
+                f"{size_key} = {expert_size} at rollout.tp = {tp} ({expert_size / slices:g} per rank)"
             )
         if hidden % _CPU_MULTIPLE:
             problems.append(f"hidden_size = {hidden}")

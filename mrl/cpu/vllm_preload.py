@@ -1,7 +1,8 @@
-"""The libraries that vLLM's CPU platform has its workers preload, by paths that ld.so reads.
+"""Preload vLLM's CPU libraries in its workers by paths that ld.so can read.
 
-ld.so takes a space in LD_PRELOAD for the end of a name, so that in an environment under a path with one every process that vLLM starts
-says twice that something cannot be preloaded, and nothing is. vLLM adds no library whose name is in the list.
+ld.so ends a name in LD_PRELOAD at a space. So in an environment under a path with a space, every process of
+vLLM prints twice that it cannot preload something, and preloads nothing. vLLM adds no library whose name is
+already in the list.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _FOLDERS = {
     "libgomp": (("torch", "../torch.libs"), ("torch", "lib")),
     "libtcmalloc": (("vllm", "libs"),),
 }
-"""Where vLLM looks for each: in a folder beside or in a package."""
+"""Folders in or beside packages where vLLM looks for each library."""
 
 
 def preload_by_short_paths() -> None:
-    """Name the libraries by an open folder of this process where their own paths have a space; before vLLM makes its configuration."""
+    """Replace library paths with a space by an open folder of this process; call before vLLM's config."""
     before = os.environ.get("LD_PRELOAD", "")
     added = [_short(file) for name, file in _libraries() if name not in before and " " in str(file)]
     if added:
@@ -28,12 +29,12 @@ def preload_by_short_paths() -> None:
 
 def _libraries() -> Iterator[tuple[str, Path]]:
     for name, folders in _FOLDERS.items():
-        found = (
+        files = (
             file
             for package, folder in folders
             for file in sorted((_package(package) / folder).glob(f"{name}*.so*"))
         )
-        if (first := next(found, None)) is not None:
+        if (first := next(files, None)) is not None:
             yield name, first
 
 
@@ -43,6 +44,6 @@ def _package(name: str) -> Path:
 
 
 def _short(file: Path) -> str:
-    """The folder stays open as long as this process lives, and its children are its own user's."""
+    """Return the file's path in a folder kept open; children, of the same user, can read it."""
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     return f"/proc/{os.getpid()}/fd/{folder}/{file.name}"

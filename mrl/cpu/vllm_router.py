@@ -1,8 +1,8 @@
-"""vLLM's routing on CPU for sigmoid scores without groups (MiniMax-M2). Owns nothing else of vLLM.
+"""vLLM's routing on CPU for sigmoid scores without groups (MiniMax-M2). Changes nothing else of vLLM.
 
-vLLM 0.32 routes sigmoid scores on CPU only where experts are in groups, and stops at an assertion elsewhere
-(layers/fused_moe/router/cpu_router.py). All experts in one group, of which one is chosen, is the same. Its float8 experts
-name the ways of routing that they serve and leave this one out, though they take the router's choice as it is.
+vLLM 0.32 routes sigmoid scores on CPU only for grouped experts, and fails an assertion otherwise
+(layers/fused_moe/router/cpu_router.py). One group of all experts, which is always chosen, is equivalent. Its
+float8 experts list their routing methods without this one, although they take the router's choice as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def allow_sigmoid_without_groups() -> None:
-    """Let workers route so, float8 experts too."""
+    """Let workers, also with float8 experts, use this routing."""
     from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter

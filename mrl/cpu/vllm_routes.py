@@ -1,14 +1,14 @@
-"""Which experts an engine on CPU sends each position to, by request.
+"""Experts that an engine on CPU chose for each position, by request.
 
-vLLM 0.32 returns them itself on GPUs alone (`enable_return_routed_experts` asks for its second model runner, which needs Triton).
-Here what listens to its routers there (`RoutedExpertsCapturer`) does so too, and after a step the rows are filed twice:
+vLLM 0.32 returns them only on GPUs (`enable_return_routed_experts` needs its second model runner and Triton).
+Here its `RoutedExpertsCapturer` listens to the routers on CPU, and after a step the rows are stored twice:
 
-| filed by | because |
+| stored by | because |
 |---|---|
-| request and position | a request that is preempted computes its positions again; the row that led to a token stays |
-| slot of the KV cache | a position whose keys and values another request computed (prefix cache) has the row that computed them |
+| request and position | a preempted request recomputes its positions; the row that led to a token stays |
+| slot of the KV cache | a position from the prefix cache has the row of the request that computed it |
 
-So a row is there exactly where vLLM had to compute or find a position.
+So a row exists exactly for positions that vLLM computed or found in the cache.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from mrl.routes import expert_dtype
 
 
 @dataclasses.dataclass(slots=True)
-class _Filed:
-    """Rows by position or slot, and which of them are there."""
+class _StoredRows:
+    """Rows by position or slot, and which of them exist."""
 
     rows: np.ndarray
     """[n, layers, k]."""
     there: np.ndarray
-    """[n] bool."""
+    """[n] bool: the row exists."""
 
     @classmethod
-    def of(cls, count: int, shape: tuple[int, int], kind: type) -> _Filed:
+    def of(cls, count: int, shape: tuple[int, int], kind: type) -> _StoredRows:
         return cls(np.zeros((count, *shape), kind), np.zeros(count, bool))
 
     def put(self, places: np.ndarray, rows: np.ndarray) -> None:
@@ -48,23 +48,23 @@ class _Filed:
 
 
 class _Capturer(RoutedExpertsCapturer):
-    """Gathers experts' numbers as floats, which hold them exactly: vLLM's all-gather over a CPU's shared memory knows no integers."""
+    """Gathers expert numbers as exact floats: vLLM's all-gather over CPU shared memory lacks integers."""
 
     def capture(self, layer_id: int, topk_ids: Any) -> None:
         super().capture(layer_id, topk_ids.float())
 
 
 class CapturedRoutes:
-    """The routes of the requests that a model runner has, until they are taken; the first rank's of an engine."""
+    """Routes of a model runner's requests until they are taken; on an engine's first rank."""
 
     def __init__(self, runner: Any, max_length: int) -> None:
-        """Begins to listen to the routers of a runner whose KV cache is made."""
+        """Start listening to the routers of a runner whose KV cache exists."""
         self._runner, self._max_length = runner, max_length
         model, vllm_config = runner.get_model(), runner.vllm_config
         self._layers = sorted(m.layer_id for m in model.modules() if isinstance(m, MoERunner))
-        """Those with experts."""
+        """Layers with experts."""
         if not self._layers:
-            raise RolloutError("routing.replay = engine: the model has no experts to choose from")
+            raise RolloutError("routing.replay = engine: the model has no experts; set it to off")
         batched = vllm_config.scheduler_config.max_num_batched_tokens
         self._capturer = _Capturer(batched, vllm_config)
         bind_routed_experts_capturer(model, self._capturer)
@@ -72,66 +72,66 @@ class CapturedRoutes:
         self._kind = expert_dtype(vllm_config.model_config.get_num_experts())
         self._table = _attention_blocks(runner)
         slots = runner.kv_cache_config.num_blocks * self._table.block_size
-        self._by_slot = _Filed.of(slots, self._shape, self._kind)
-        self._by_request: dict[str, _Filed] = {}
+        self._by_slot = _StoredRows.of(slots, self._shape, self._kind)
+        self._by_request: dict[str, _StoredRows] = {}
 
     def end_step(self, num_tokens: int) -> None:
-        """Files the rows of a step's tokens; requests that left the runner unasked for are forgotten."""
+        """Store the rows of a step's tokens; drop requests that left the runner without being taken."""
         rows = self._capturer.device_buffer[:num_tokens, self._layers].numpy().astype(self._kind)
         batch = list(self._of_requests(rows))
-        # First the slots: a request may find there what another one computed in this very step.
-        for number, (_, positions, own) in enumerate(batch):
-            self._by_slot.put(self._slots(number, positions), own)
-        for number, (name, positions, own) in enumerate(batch):
-            self._file(name, number, positions, own)
+        # Slots first: a request may find there what another computed in this step.
+        for number, (_, positions, request_rows) in enumerate(batch):
+            self._by_slot.put(self._slots(number, positions), request_rows)
+        for number, (name, positions, request_rows) in enumerate(batch):
+            self._store(name, number, positions, request_rows)
         for name in self._by_request.keys() - self._runner.requests.keys():
             del self._by_request[name]
 
     def take(self, asked: Iterable[tuple[str, int, int]]) -> list[tuple[np.ndarray, int]]:
-        """(rows [stop - first, layers, k], how many of them are not there) of each (request, first position, stop), which is
-        forgotten."""
-        found = []
+        """Return (rows [stop - first, layers, k], number missing) per request; drop the requests. `asked`
+        contains (request, first position, stop)."""
+        routes = []
         for name, first, stop in asked:
-            filed = self._by_request.pop(name, None) or self._nothing()
-            found.append((filed.rows[first:stop].copy(), int((~filed.there[first:stop]).sum())))
-        return found
+            stored = self._by_request.pop(name, None) or self._no_rows()
+            routes.append((stored.rows[first:stop].copy(), int((~stored.there[first:stop]).sum())))
+        return routes
 
     def _of_requests(self, rows: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """(name, positions, their rows) of the step's requests, in the order of the batch."""
+        """Yield (name, positions, their rows) of the step's requests, in the order of the batch."""
         starts = self._runner.query_start_loc.np
         for number, name in enumerate(self._runner.input_batch.req_ids):
-            own = slice(int(starts[number]), int(starts[number + 1]))
-            yield name, self._runner.positions[own].numpy(), rows[own]
+            span = slice(int(starts[number]), int(starts[number + 1]))
+            yield name, self._runner.positions[span].numpy(), rows[span]
 
-    def _file(self, name: str, number: int, positions: np.ndarray, rows: np.ndarray) -> None:
-        """The rows that a request does not have yet: those of the step, and those of the positions before that the cache
-        had."""
-        filed = self._by_request.get(name) or self._nothing()
-        self._by_request[name] = filed
-        before = np.flatnonzero(~filed.there[: positions[0]])
-        slots = self._slots(number, before)
+    def _store(self, name: str, number: int, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Store the rows that a request lacks: the step's, and earlier positions' from the cache."""
+        stored = self._by_request.get(name) or self._no_rows()
+        self._by_request[name] = stored
+        earlier = np.flatnonzero(~stored.there[: positions[0]])
+        slots = self._slots(number, earlier)
         cached = self._by_slot.there[slots]
-        filed.put(before[cached], self._by_slot.rows[slots[cached]])
-        new = ~filed.there[positions]
-        filed.put(positions[new], rows[new])
+        stored.put(earlier[cached], self._by_slot.rows[slots[cached]])
+        new = ~stored.there[positions]
+        stored.put(positions[new], rows[new])
 
     def _slots(self, number: int, positions: np.ndarray) -> np.ndarray:
-        """Where the KV cache has these positions of the batch's request."""
+        """Return the KV-cache slots of these positions of the batch's request."""
         size = self._table.block_size
         return (
             self._table.block_table.np[number, positions // size].astype(np.int64) * size + positions % size
         )
 
-    def _nothing(self) -> _Filed:
-        return _Filed.of(self._max_length, self._shape, self._kind)
+    def _no_rows(self) -> _StoredRows:
+        return _StoredRows.of(self._max_length, self._shape, self._kind)
 
 
 def _attention_blocks(runner: Any) -> Any:
-    """The block table of the layers that keep every position's keys and values."""
+    """Return the block table of the layers that keep every position's keys and values."""
     groups = runner.kv_cache_config.kv_cache_groups
     for group, table in zip(groups, runner.input_batch.block_table.block_tables, strict=True):
         if isinstance(group.kv_cache_spec, FullAttentionSpec):
             return table
     raise RolloutError(
-        "routing.replay = engine: no layer of the model keeps all positions, so that rows have no place to be filed by"
+        "routing.replay = engine: no layer of the model caches all positions, so routes cannot be stored by "
+        "slot; set it to trainer or off"
     )

@@ -1,10 +1,11 @@
-"""vLLM's worker on CPU, which leaves the seeds of responses alone until they have a token to draw.
+"""vLLM's worker on CPU, which does not touch a response's seed until it has a token to draw.
 
-vLLM 0.32 samples every scheduled request, also those whose prompt is not yet computed to its end (it is longer than what
-is left of the batch, or the request was preempted and starts over), throws such tokens away and winds the request's random
-stream back with `Generator.set_offset`, which only CUDA's generators have. Here those streams are out of reach while the
-sampler runs: nothing is drawn from them, so nothing has to be wound back, and a response's tokens do not depend on how its
-prompt was split. vLLM takes a worker class by name (`worker_cls`), so that it is not patched.
+vLLM 0.32 samples every scheduled request, even if its prompt is not fully computed (it exceeds the batch's
+remaining budget, or the request was preempted and starts over). It discards such tokens and rewinds the
+request's random stream with `Generator.set_offset`, which only CUDA's generators have. Here the sampler
+cannot reach those streams: nothing is drawn from them, so nothing needs rewinding, and a response's tokens do
+not depend on how its prompt was split. vLLM takes a worker class by name (`worker_cls`), so it needs no
+patch.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class SeededCpuWorker(CPUWorker):
     def init_device(self) -> None:
         gloo.share_device()
         if self.parallel_config.nnodes_within_dp > 1:
-            # By the devices that a node is said to have vLLM tells which workers share one; it believes in one on a CPU.
+            # vLLM finds workers of one node by the node's device count, which it takes as one on CPU.
             set_assigned_physical_gpu_ids(list(range(self.parallel_config.local_world_size)))
         super().init_device()
 
     def mrl_capture_routes(self) -> dict[str, Any]:
-        """From now on the first rank of the engine keeps the routes of its requests, for mrl_take_routes; so do the others where each
-        routes a part of the tokens only, because what listens gathers these."""
+        """Start recording routes of requests on the engine's first rank, for mrl_take_routes. Other ranks
+        record too if each routes only a part of the tokens, because the capturer gathers these."""
         try:
             if self.rank == 0 or self.parallel_config.use_sequence_parallel_moe:
                 self._routes = CapturedRoutes(self.model_runner, self.model_config.max_model_len)
@@ -45,7 +46,7 @@ class SeededCpuWorker(CPUWorker):
             return {"error": traceback.format_exc()}
 
     def mrl_take_routes(self, asked: list[tuple[str, int, int]]) -> dict[str, Any]:
-        """{routes}: CapturedRoutes.take() on the first rank."""
+        """Return {routes}: CapturedRoutes.take() on the first rank."""
         taken = self._routes.take(asked) if self._routes is not None else None
         return {"routes": taken} if self.rank == 0 else {}
 
@@ -56,17 +57,17 @@ class SeededCpuWorker(CPUWorker):
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        with _streams_of_unfinished_prompts_put_away(self.model_runner):
+        with _without_unfinished_prompts(self.model_runner):
             return super().sample_tokens(grammar_output)
 
 
 @contextlib.contextmanager
-def _streams_of_unfinished_prompts_put_away(runner: Any) -> Iterator[None]:
-    """The batch's generators (row to generator) lack the rows whose token is thrown away."""
+def _without_unfinished_prompts(runner: Any) -> Iterator[None]:
+    """Remove the batch's generators (row to generator) of rows whose token is discarded."""
     generators = runner.input_batch.generators
-    thrown_away = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])
-    put_away = {int(row): generators.pop(row) for row in thrown_away if row in generators}
+    discarded = np.flatnonzero(runner.discard_request_mask.np[: runner.input_batch.num_reqs])
+    removed = {int(row): generators.pop(row) for row in discarded if row in generators}
     try:
         yield
     finally:
-        generators.update(put_away)
+        generators.update(removed)

@@ -1,4 +1,4 @@
-"""The adapters of one rank's policy: merged into its weights after every step, taken off for the reference."""
+"""Adapters of one rank's policy: merged into its weights after every step, removed for the reference."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from mrl.training.platform.parameter_memory import ParameterMemory
 
 
 class Adapters:
-    """Adapters, and the weights that they change as they were loaded (the base), in the host's memory.
-
-    The device has one copy of the weights, and whoever reads them (passes, leases, digests, exports) finds them
-    merged.
-    """
+    """Adapters, and a host copy of the loaded weights that they change (the base). The device has one copy of
+    the weights, merged, for all readers (passes, leases, digests, exports)."""
 
     def __init__(
         self,
@@ -27,8 +24,8 @@ class Adapters:
         device: torch.device,
         taken: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """To be called once the optimizer is made: the changed weights ask for gradients from now on. `taken` hears of each A
-        and B that got its gradient of a microbatch."""
+        """Call after making the optimizer: from now on the changed weights require gradients. `taken` is
+        called with each A and B that received its gradient of a micro-batch."""
         self._pairs, self._memory = pairs, memory
         self._bases = [pair.base for pair in pairs]
         self._loaded = HostCopies(device, keep=True)
@@ -36,20 +33,20 @@ class Adapters:
             pair.follow_gradients(taken)
 
     def keep_base(self) -> None:
-        """Takes today's weights for the base, and merges."""
+        """Make the current weights the base, and merge."""
         self._loaded.start(self._bases)
         self._loaded.wait()
         self.merge()
 
     def merge(self) -> None:
-        """Makes the weights what the base and today's A and B say; the same bits for the same of both."""
+        """Compute the weights from the base and the current A and B; deterministic to the bit."""
         self._loaded.restore(self._bases)
         for pair in self._pairs:
             pair.merge()
 
     @contextlib.contextmanager
     def taken_off(self, action: str) -> Iterator[None]:
-        """Inside, the weights are the base. WeightSyncError when leased."""
+        """Restore the base weights for the block. Raise WeightSyncError while leased."""
         self._memory.require_own(action)
         self._loaded.restore(self._bases)
         try:

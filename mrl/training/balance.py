@@ -1,9 +1,10 @@
-"""Deals a batch's samples over data-parallel ranks and microbatches, so that ranks wait little for each other. Pure.
+"""Assign a batch's samples to data-parallel ranks and micro-batches so that ranks wait little. Pure.
 
-Ranks that share experts meet in every layer of every microbatch, so the time of a pass is the sum over microbatches of the
-slowest rank's, and equal sums over ranks are not enough. Therefore all ranks' microbatches are filled alike by cost, the costliest
-sample first into the cheapest microbatch (LPT: Graham 1969, SIAM J. Appl. Math. 17), and those of nearly the same cost are then
-computed side by side: pairing them in order of their cost gives the smallest sum of maxima.
+Ranks that share experts meet in every layer of every micro-batch, so a pass takes the sum over micro-batches
+of the slowest rank's time; equal sums over ranks are not enough. Therefore all ranks' micro-batches are
+filled evenly by cost, the costliest sample first into the cheapest (LPT: Graham 1969, SIAM J. Appl. Math.
+17). Micro-batches of similar cost then run side by side: pairing them in order of cost gives the smallest sum
+of maxima.
 """
 
 from __future__ import annotations
@@ -21,45 +22,44 @@ from mrl.samples import TrainBatch
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleCost:
-    """Operations of a pass over one sample: some for each token, and some for each pair of tokens that meet in attention."""
+    """Operations of a pass over one sample: per token, and per pair of tokens in attention."""
 
     token: float
     pair: float
 
     @classmethod
     def of_model(cls, facts: Facts) -> SampleCost:
-        """By the model's own counts (Facts.forward_flops)."""
+        """Use the model's own counts (Facts.forward_flops)."""
         return cls(token=facts.forward_flops(1, 0), pair=facts.forward_flops(0, 1))
 
     def __call__(self, lengths: np.ndarray) -> np.ndarray:
-        """[B] costs of samples of [B] tokens, whose attention is causal.
+        """Return [B] costs of samples with [B] tokens and causal attention.
 
-        >>> SampleCost(token=10, pair=2)(np.array([1, 10])).tolist()
-        [11.0, 200.0]
+        >>> SampleCost(token=10, pair=2)(np.array([1, 10])).tolist() [11.0, 200.0]
         """
         return lengths * (self.token + self.pair * 0.5 * lengths)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dealer:
-    """How the batches of a run are dealt out."""
+    """Assigns the batches of a run to ranks."""
 
     ranks: int
     """Data-parallel ranks."""
     max_tokens: int
-    """Of a microbatch; a longer sample is one of its own."""
+    """Tokens per micro-batch; a longer sample gets its own."""
     cost: SampleCost
     cp: int = 1
-    """Context parallel size: samples are padded to chunks."""
+    """Context-parallel size: samples are padded to chunks."""
     multiple: int = 1
-    """What the number of microbatches must be a multiple of."""
+    """The number of micro-batches is a multiple of this."""
 
     def __call__(self, batch: TrainBatch) -> tuple[TrainBatch, list[np.ndarray]]:
-        """The batch with the microbatch of each sample, and the sample positions of each rank, in order.
+        """Return the batch with each sample's micro-batch, and the sample positions of each rank, in order.
 
-        Every sample lies in exactly one rank's part; parts may be empty. Deterministic.
+        Every sample is in exactly one rank's part; parts may be empty. Deterministic.
         """
-        assert not batch.whole_groups, "groups that stay whole are dealt out by who made them"
+        assert not batch.whole_groups, "whole groups are assigned by their maker"
         lengths = padded(batch.lengths(), self.cp).astype(np.int64)
         rank, microbatch = deal(
             lengths,
@@ -75,10 +75,10 @@ class Dealer:
 def deal(
     lengths: np.ndarray, costs: np.ndarray, *, ranks: int, max_tokens: int, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[B] rank and [B] microbatch of samples with [B] tokens and costs; as few microbatches as hold them.
+    """Return [B] rank and [B] micro-batch for [B] tokens and costs, in the fewest micro-batches that fit.
 
-    >>> [x.tolist() for x in deal(np.array([9, 5, 4, 4]), np.array([9, 5, 4, 4]), ranks=2, max_tokens=9)]
-    [[0, 1, 1, 0], [0, 0, 0, 1]]
+    >>> [x.tolist() for x in deal(np.array([9, 5, 4, 4]), np.array([9, 5, 4, 4]), ranks=2, max_tokens=9)] [[0,
+    1, 1, 0], [0, 0, 0, 1]]
     """
     if not len(lengths):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -86,56 +86,56 @@ def deal(
         places = _fill(lengths, costs, count, ranks, max_tokens)
         if places is not None:
             return _even(places, costs, ranks, count)
-    raise AssertionError("a microbatch for each sample holds them all")
+    raise AssertionError("one micro-batch per sample always suffices")
 
 
 def _fewest(lengths: np.ndarray, ranks: int, max_tokens: int, multiple: int) -> int:
-    """Microbatches that are needed at least: by all tokens, and by samples of which no two fit together."""
+    """Return a lower bound on micro-batches, by all tokens, and by samples of which no two fit together."""
     alone = int((lengths > max_tokens / 2).sum())
-    held = int(np.minimum(lengths, max_tokens).sum())
-    needed = max(1, -(-held // (ranks * max_tokens)), -(-alone // ranks))
+    counted = int(np.minimum(lengths, max_tokens).sum())
+    needed = max(1, -(-counted // (ranks * max_tokens)), -(-alone // ranks))
     return -(-needed // multiple) * multiple
 
 
 def _fill(
     lengths: np.ndarray, costs: np.ndarray, count: int, ranks: int, max_tokens: int
 ) -> np.ndarray | None:
-    """[B] place (microbatch x ranks + rank) of each sample; None where so many microbatches do not hold them.
+    """Return each sample's [B] place (micro-batch x ranks + rank); None if `count` micro-batches are too few.
 
-    The costliest goes first, each where most is left to the microbatch's height, which is where it makes the pass least longer:
-    the first of the heap of places with room. Its entries are dropped where what is left has changed, and moved to the heap
-    of tight places where the sample does not fit, until one comes that does.
+    The costliest goes first, to the place with room that is furthest below its micro-batch's height: it
+    lengthens the pass least. Heap entries whose remainder changed are dropped. Entries without room for the
+    sample move to the heap of tight places, until a sample fits.
     """
-    left, room = [0.0] * (count * ranks), [max(max_tokens, int(lengths.max()))] * (count * ranks)
+    remaining, room = [0.0] * (count * ranks), [max(max_tokens, int(lengths.max()))] * (count * ranks)
     chosen = np.zeros(len(lengths), np.int64)
     roomy, tight = [(-0.0, place) for place in range(count * ranks)], list[tuple[int, int]]()
     for sample in np.argsort(-costs, kind="stable").tolist():
         size, cost = int(lengths[sample]), float(costs[sample])
         while tight and -tight[0][0] >= size:
             place = heapq.heappop(tight)[1]
-            heapq.heappush(roomy, (-left[place], place))
-        while roomy and (-roomy[0][0] != left[roomy[0][1]] or room[roomy[0][1]] < size):
+            heapq.heappush(roomy, (-remaining[place], place))
+        while roomy and (-roomy[0][0] != remaining[roomy[0][1]] or room[roomy[0][1]] < size):
             key, place = heapq.heappop(roomy)
-            if -key == left[place]:
+            if -key == remaining[place]:
                 heapq.heappush(tight, (-room[place], place))
         if not roomy:
             return None
         place = heapq.heappop(roomy)[1]
         chosen[sample] = place
         room[place] = min(room[place], max_tokens) - size
-        first, raised = place - place % ranks, cost - left[place]
+        first, raised = place - place % ranks, cost - remaining[place]
         if raised > 0.0:
             for other in range(first, first + ranks):
-                left[other] += raised
+                remaining[other] += raised
                 if other != place:
-                    heapq.heappush(roomy, (-left[other], other))
-        left[place] -= cost
-        heapq.heappush(roomy, (-left[place], place))
+                    heapq.heappush(roomy, (-remaining[other], other))
+        remaining[place] -= cost
+        heapq.heappush(roomy, (-remaining[place], place))
     return chosen
 
 
 def _even(places: np.ndarray, costs: np.ndarray, ranks: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """[B] rank and [B] microbatch of places: in each microbatch the costliest part goes to the rank that has least so far."""
+    """Return [B] rank and [B] micro-batch of places: the costliest parts go to the least loaded ranks."""
     loads = np.bincount(places, weights=costs, minlength=ranks * count).reshape(count, ranks)
     rank_of, sums = np.zeros((count, ranks), np.int64), np.zeros(ranks)
     for microbatch, load in enumerate(loads):

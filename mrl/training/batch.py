@@ -1,4 +1,4 @@
-"""From groups to packed training batches, their minibatches, and the results of ranks put together again. Pure."""
+"""Pure functions between groups, packed training batches, minibatches and per-rank results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from mrl.samples import Group, Sample, TrainBatch
 
 
 def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
-    """All samples of the groups, in order, as one flat batch with `rollout_logprobs`; prompts carry mask False.
+    """Pack all samples, in order, into a flat batch with `rollout_logprobs`; prompts have mask False.
 
-    `with_routes`: those that the engines told, for every pass to take; a sample without any has no rows, which none accepts.
+    `with_routes` adds the engines' routes for every pass; a sample without any has no rows, which passes
+    reject.
     """
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
@@ -31,27 +32,27 @@ def pack(groups: Sequence[Group], *, with_routes: bool = False) -> TrainBatch:
 
 
 def ages(groups: Sequence[Group], *, version: int) -> np.ndarray:
-    """[N] float32, aligned with `pack(groups)`: how many versions before `version` the weights were that sampled each policy
-    token; 0 for others."""
+    """Return each policy token's staleness in versions before `version`, aligned with `pack(groups)`: [N]
+    float32, 0 for other tokens."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
-    found, after = np.zeros(sum(lengths), np.float32), 0
+    staleness, end_of_sample = np.zeros(sum(lengths), np.float32), 0
     for sample, length in zip(samples, lengths, strict=True):
-        response, after = after + len(sample.prompt_tokens), after + length
+        response, end_of_sample = end_of_sample + len(sample.prompt_tokens), end_of_sample + length
         for start, end, sampled in sample.version_runs():
-            found[response + start : response + end] = version - sampled
-    return found
+            staleness[response + start : response + end] = version - sampled
+    return staleness
 
 
 def first_versions(groups: Sequence[Group]) -> np.ndarray:
-    """[N] the version that sampled the first token of the response that each token of `pack(groups)` belongs to."""
+    """Return [N] the version that sampled the first response token of the token's sample in pack(groups)."""
     samples = [sample for group in groups for sample in group.samples]
     lengths = [len(s.prompt_tokens) + len(s.response_tokens) for s in samples]
     return np.repeat([int(s.policy_versions[0]) if len(s.policy_versions) else 0 for s in samples], lengths)
 
 
 def merge_parts(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Per-token results of the ranks' parts (balance.py), back in the batch's order: [N]."""
+    """Put per-token results of the ranks' parts (balance.py) back into the batch's order: [N]."""
     merged = np.zeros(batch.num_tokens, dtype=values[0].dtype if len(values) else np.float32)
     for positions, part in zip(parts, values, strict=True):
         done = 0
@@ -63,7 +64,7 @@ def merge_parts(batch: TrainBatch, parts: Sequence[np.ndarray], values: Sequence
 
 
 def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
-    """Sample positions of each minibatch: whole groups, in order, as even as groups allow; never an empty one."""
+    """Split sample positions into minibatches of whole groups, in order, nearly even, none empty."""
     starts = [i for i in range(batch.num_samples) if i == 0 or batch.group_ids[i] != batch.group_ids[i - 1]]
     count = max(1, min(count, len(starts)))
     pieces = np.array_split(np.arange(len(starts)), count)
@@ -72,10 +73,10 @@ def minibatches(batch: TrainBatch, count: int) -> list[np.ndarray]:
 
 
 def _after_prompts(samples: Sequence[Sample], values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    """Responses' values with zeros for the prompts before them: [N]."""
+    """Join responses' values with zeros for the prompts before them: [N]."""
     zeros = np.zeros(max((len(s.prompt_tokens) for s in samples), default=0), dtype)
     pairs = zip(samples, values, strict=True)
-    return _join([part for s, own in pairs for part in (zeros[: len(s.prompt_tokens)], own)], dtype)
+    return _join([part for s, value in pairs for part in (zeros[: len(s.prompt_tokens)], value)], dtype)
 
 
 def _join(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""Divergence of policy and teacher over the whole vocabulary from hidden states, vocabulary-parallel and in chunks of tokens.
+"""Divergence of policy and teacher over the whole vocabulary, vocabulary-parallel and in chunks of tokens.
 
-Neither one's logits are ever held: they are computed for a chunk of tokens, each rank its columns, and again in the backward
-pass. What is kept of the teacher is one hidden state a token, and its output layer.
+Whole logits are never stored: each rank computes its columns per chunk of tokens, and again in the backward
+pass. Of the teacher, one hidden state per token and its output layer are kept.
 
-With p and q the policy's and the teacher's distributions after one prefix, s the teacher's share and M = s q + (1 - s) p:
+With p the policy's and q the teacher's distribution, s the teacher's share and M = s q + (1 - s) p:
 
 | divergence | D | g = dD/dp, up to a constant |
 |---|---|---|
@@ -11,8 +11,9 @@ With p and q the policy's and the teacher's distributions after one prefix, s th
 | forward | sum q (log q - log p) | -q / p |
 | jsd | s sum q (log q - log M) + (1 - s) sum p (log p - log M) | (1 - s) (log p - log M) |
 
-By the policy's logits z it is dD/dz = p (g - sum p g): p (g - D) for the reverse and p - q for the forward one. Sources:
-on-policy distillation as the policy gradient of the reverse KL (arXiv 2306.08543); jsd as in GKD (arXiv 2306.13649), whose beta is s.
+By the policy's logits z: dD/dz = p (g - sum p g), which is p (g - D) for reverse and p - q for forward.
+Sources: on-policy distillation as the policy gradient of the reverse KL (arXiv 2306.08543); jsd as in GKD
+(arXiv 2306.13649), whose beta is s.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from mrl.training.logprobs import SMALLEST, chunks, local_logits, through_output
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """How logits are made, and cut over ranks."""
+    """Vocabulary settings: how to compute logits, and their split over ranks."""
 
     size: int
-    """Tokens of the vocabulary, on all ranks; rows of the output layer behind them are padding."""
+    """Tokens of the vocabulary, on all ranks; later rows of the output layer are padding."""
     temperature: float
     chunk: int
-    """Tokens of a chunk."""
+    """Tokens per chunk."""
     group: Any = None
-    """The ranks that share the vocabulary; None for one."""
+    """Ranks that share the vocabulary; None for one."""
     rank: int = 0
-    """This rank's place among them: which rows of the output layer it has."""
+    """This rank's place in the group, which selects its rows of the output layer."""
 
     def log_probs(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """This rank's columns [c, V'] of the log-probs after hidden states [c, D]; SMALLEST for padding."""
+        """Return this rank's columns [c, V'] of the log-probs after states [c, D]; SMALLEST for padding."""
         rows = weight.shape[0]
         valid = max(0, min(rows, self.size - self.rank * rows))
         logits = local_logits(hidden, weight, valid, self.temperature)
@@ -53,16 +54,16 @@ class Vocabulary:
         return logits.sub_(total.log_()[:, None]).clamp_(min=SMALLEST)
 
     def summed(self, values: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Sum over all ranks, in place."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Take the maximum over all ranks, in place."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     @property
     def is_split(self) -> bool:
-        """Whether other ranks have columns too."""
+        """True if other ranks also have columns."""
         return self.group is not None and dist.get_world_size(self.group) > 1
 
     def _reduced(self, values: Tensor, how: Any) -> Tensor:
@@ -85,15 +86,15 @@ class _ChunkedDivergence(torch.autograd.Function):
         share: float,
         vocabulary: Vocabulary,
     ) -> Tensor:
-        found = []
+        parts = []
         for rows in chunks(hidden.shape[0], vocabulary.chunk):
             log_p = vocabulary.log_probs(hidden[rows], weight)
             log_q = vocabulary.log_probs(taught_hidden[rows], taught_weight)
-            found.append(vocabulary.summed(summed_over(kind, share, log_p, log_q)))
-            del log_p, log_q  # before the next chunk's exist
+            parts.append(vocabulary.summed(summed_over(kind, share, log_p, log_q)))
+            del log_p, log_q  # before the next chunk
         ctx.save_for_backward(hidden, weight, taught_hidden, taught_weight)
         ctx.settings = kind, share, vocabulary
-        return torch.cat(found)
+        return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,7 +113,7 @@ class _ChunkedDivergence(torch.autograd.Function):
 
 
 def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """[c] the divergence's sum over the categories that log-probs [c, V'] are of: with a part of them, that part's share."""
+    """Return the [c] divergence summed over the categories of log-probs [c, V']."""
     if kind == "reverse":
         return torch.einsum("tv,tv->t", log_p.exp(), log_p - log_q)
     if kind == "forward":
@@ -125,7 +126,7 @@ def summed_over(kind: Divergence, share: float, log_p: Tensor, log_q: Tensor) ->
 def _by_logits(
     kind: Divergence, share: float, log_p: Tensor, log_q: Tensor, vocabulary: Vocabulary
 ) -> Tensor:
-    """[c, V'] the divergence's derivatives by the policy's scaled logits."""
+    """Return the [c, V'] derivatives of the divergence by the policy's scaled logits."""
     if kind == "forward":
         return log_p.exp().sub_(log_q.exp())
     if kind == "reverse":
@@ -151,10 +152,11 @@ def divergence(
     share: float,
     vocabulary: Vocabulary,
 ) -> Tensor:
-    """Of the policy's distribution from the teacher's after each of m prefixes, in nats: [m] float32 (float64 of float64).
+    """Return the divergence of policy from teacher after m prefixes, nats: [m] float32 (float64 for float64).
 
-    `hidden` [m, D] and `taught_hidden` [m, D'] are the same on all ranks of the group; the weights [V / tp, D], [V / tp, D']
-    are this rank's rows of the padded output layers. Gradients flow to `hidden` and `weight`; that by `hidden` is this rank's
-    part: the caller sums it over the group. `share`: the teacher's in the mixture of jsd.
+    `hidden` [m, D] and `taught_hidden` [m, D'] are equal on all ranks of the group; the weights [V / tp, D],
+    [V / tp, D'] are this rank's rows of the padded output layers. Gradients flow to `hidden` and `weight`;
+    the one by `hidden` is this rank's part, which the caller sums over the group. `share` is the teacher's in
+    the mixture of jsd.
     """
     return _ChunkedDivergence.apply(hidden, weight, taught_hidden, taught_weight, kind, share, vocabulary)

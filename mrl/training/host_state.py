@@ -1,7 +1,8 @@
-"""Optimizer state that rests in the host's memory and comes to the device piece by piece, for the time of its own update.
+"""Optimizer state that stays in host memory and moves to the device in pieces, each for its own update.
 
-Adam works on each element alone, so that an update in pieces is the update of the whole to the last bit. Megatron's own form
-(`optimizer_cpu_offload`) computes with the CPU's Adam, whose sums differ from the device's, and cannot run without CUDA.
+Adam works on each element separately, so an update in pieces equals the whole update to the last bit.
+Megatron's version (`optimizer_cpu_offload`) computes with the CPU's Adam, whose sums differ from the
+device's, and needs CUDA.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ _SHARDS = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
     ("model_fp32_groups", "shard_fp32_groups"),
 )
-"""Where Megatron's distributed optimizer lists a group's parameters and their master weights; the latter are what it updates."""
+"""Attributes of Megatron's distributed optimizer: groups' parameters, and the master weights it updates."""
 
 
 class HostState:
-    """Stands for one of Megatron's distributed optimizers, with its names; what does not fit `fraction` stays on the device."""
+    """Replaces one of Megatron's distributed optimizers, under its names; some state stays on the device."""
 
     def __init__(
         self, part: Any, fraction: float, *, device: torch.device, prime: Callable[[Any, Tensor], None]
     ) -> None:
-        """Makes the moments and moves them and the master weights to the host. `fraction`: of the bytes; `prime` makes the
-        moments of a parameter."""
+        """Create the moments; move them and the master weights to the host, at least `fraction` of the bytes.
+        `prime` creates a parameter's moments."""
         self._part = part
         masters = [p for group in part.optimizer.param_groups for p in group["params"]]
         sizes = [_state_bytes(master) for master in masters]
-        resting = _first(masters, sizes, fraction * sum(sizes))
-        self._pieces = [OptimizerShard(part, own, device) for own in _cut(resting, sizes[: len(resting)])]
+        resting = _first_bytes(masters, sizes, fraction * sum(sizes))
+        self._pieces = [
+            OptimizerShard(part, shard_masters, device)
+            for shard_masters in _cut(resting, sizes[: len(resting)])
+        ]
         for piece in self._pieces:
             for master in piece.masters:
                 prime(part, master)
@@ -45,44 +49,44 @@ class HostState:
             self._pieces.append(OptimizerShard(part, stays, None))
 
     def resting(self, tensor: Tensor) -> Tensor | None:
-        """The copy of a master weight or a moment that is in the host's memory, to be read and written; None for all else."""
+        """Return the host copy of a master weight or moment, to read and write; None for other tensors."""
         return next((c for piece in self._pieces if (c := piece.copy_of(tensor)) is not None), None)
 
     def reload_model_params(self) -> None:
-        """Copies model parameters into the master weights."""
+        """Copy model parameters into the master weights."""
         self._each(self._part.reload_model_params)
 
     def step_with_ready_grads(self) -> None:
-        """One update, without the gathering of parameters."""
+        """Take one update, without gathering parameters."""
         self._each(self._part.step_with_ready_grads)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what is not a tensor of a state whose tensors were loaded."""
+        """Take the non-tensors of a state whose tensors are loaded."""
         self._each(lambda: self._part.load_state_dict(state))
 
     def _each(self, action: Callable[[], object]) -> None:
-        """Does something with one piece after the other. All of them find the groups' settings as they were before: Transformer
-        Engine counts its steps there, once for each call."""
-        groups, left = self._part.optimizer.param_groups, []
+        """Run an action with one piece after the other. Every piece starts from the same group settings,
+        because Transformer Engine counts its steps there, once per call."""
+        groups, results = self._part.optimizer.param_groups, []
         for piece in self._pieces:
             with piece.alone():
                 action()
-                left += zip(groups, self._part.optimizer.param_groups, strict=True)
-        for group, own in left:
-            if own["params"]:
-                group |= {name: value for name, value in own.items() if name != "params"}
+                results += zip(groups, self._part.optimizer.param_groups, strict=True)
+        for group, result in results:
+            if result["params"]:
+                group |= {name: value for name, value in result.items() if name != "params"}
 
 
 class OptimizerShard:
-    """Some master weights of a distributed optimizer with their moments, which are on the device or in the host's memory."""
+    """Some master weights of a distributed optimizer with their moments, on the device or in host memory."""
 
     def __init__(self, part: Any, masters: list[Tensor], device: torch.device | None) -> None:
-        """On the device, where without `device` it stays."""
+        """Start on the device; without `device` the piece stays there."""
         self._part, self.masters, chosen = part, masters, set(masters)
         self._params = [[m for m in group["params"] if m in chosen] for group in part.optimizer.param_groups]
-        """Of each of the optimizer's groups."""
+        """One list per group of the optimizer."""
         self._lists: dict[str, list[list[Tensor]]] = {}
-        """Megatron's lists of this piece alone, by their attribute."""
+        """Megatron's lists restricted to this piece, by their attribute."""
         for models, shards in _SHARDS:
             whole = getattr(part, shards)
             pairs = zip(getattr(part, models), whole, strict=True)
@@ -92,21 +96,23 @@ class OptimizerShard:
         self._away: list[Tensor] = []
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
-        """The host's copy of one of this piece's tensors, where the piece is away."""
+        """Return the host copy of one of this piece's tensors, if the piece is on the host."""
         return self._copies.copy_of(tensor) if self._copies is not None and self._away else None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """The piece on the device, and its optimizer as if it had no other, with copies of the groups; what changed is in the
-        host's memory afterwards."""
+        """Bring the piece to the device, as its optimizer's only one, with copies of the groups; move it to
+        the host afterwards."""
         self._come()
         part, optimizer = self._part, self._part.optimizer
         groups, states = optimizer.param_groups, optimizer.state
         lists = {name: getattr(part, name) for name in self._lists}
-        optimizer.param_groups = [g | {"params": own} for g, own in zip(groups, self._params, strict=True)]
+        optimizer.param_groups = [
+            g | {"params": values} for g, values in zip(groups, self._params, strict=True)
+        ]
         optimizer.state = defaultdict(dict, {m: states[m] for m in self.masters if m in states})
-        for name, own in self._lists.items():
-            setattr(part, name, own)
+        for name, values in self._lists.items():
+            setattr(part, name, values)
         try:
             yield
         finally:
@@ -117,7 +123,7 @@ class OptimizerShard:
             self.leave()
 
     def leave(self) -> None:
-        """To the host's memory, where the piece rests there."""
+        """Move to host memory, if the piece stays there."""
         if self._copies is None:
             return
         self._away = [t for master in self.masters for t in own_tensors(self._part.optimizer, master)]
@@ -130,32 +136,32 @@ class OptimizerShard:
 
 
 def own_tensors(optimizer: Any, master: Tensor) -> list[Tensor]:
-    """A master weight and its state, as far as they are on its device in storage of their own: in float32 master weights are
-    parameters and do not count."""
+    """Return a master weight and its state, if on its device in their own storage: float32 master weights are
+    the parameters and do not count."""
     values = [master, *optimizer.state.get(master, {}).values()]
     tensors = [v for v in values if torch.is_tensor(v) and v.dim() and v.device == master.device]
     return [t for t in tensors if t.untyped_storage().size() == t.nbytes]
 
 
 def _state_bytes(master: Tensor) -> int:
-    """With two moments in float32, whether they are there yet or not."""
+    """Count the bytes of two float32 moments, present or not, and of a separate master weight."""
     owns = master.untyped_storage().size() == master.nbytes
     return 8 * master.numel() + owns * master.nbytes
 
 
-def _first(masters: list[Tensor], sizes: list[int], wanted: float) -> list[Tensor]:
-    """The first of them that have so many bytes together, or a little more."""
-    taken, total = [], 0
+def _first_bytes(masters: list[Tensor], sizes: list[int], wanted: float) -> list[Tensor]:
+    """Return the first master weights that reach `wanted` bytes together."""
+    first, total = [], 0
     for master, size in zip(masters, sizes, strict=True):
         if total >= wanted:
             break
-        taken.append(master)
+        first.append(master)
         total += size
-    return taken
+    return first
 
 
 def _cut(masters: list[Tensor], sizes: list[int]) -> Iterator[list[Tensor]]:
-    """In runs of PIECE_BYTES at most, or of one."""
+    """Split into runs of at most PIECE_BYTES, or of one tensor."""
     run, total = [], 0
     for master, size in zip(masters, sizes, strict=True):
         if run and total + size > PIECE_BYTES:

@@ -1,4 +1,4 @@
-"""What teachers leave on a rank for one update, in the place of logits; and how far the policy is from it."""
+"""Teacher targets that stay on a rank for one update instead of logits, and the divergence from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mrl.training.divergence import Vocabulary, divergence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class States:
-    """What a teacher knows of the next token at n places: from these its whole distributions are computed again."""
+    """A teacher's states at n places, from which its whole next-token distributions are recomputed."""
 
     hidden: Tensor
     """[n, D] hidden states before the output layer."""
@@ -25,16 +25,16 @@ class States:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lesson:
-    """What one teacher has to say at some places of a batch; a rank has it of what it computes itself."""
+    """One teacher's targets at some tokens of a batch, for the tokens that this rank computes."""
 
     rows: np.ndarray
-    """[N] int64 which place of `states` predicts each token of the batch; -1 where the teacher says nothing."""
+    """[N] int64 row of `states` that predicts each token of the batch; -1 without a target."""
     states: States
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lessons:
-    """Of all teachers of a batch, and how far the policy is said to be from them; empty off the last pipeline stage."""
+    """Targets of all teachers of a batch; empty off the last pipeline stage."""
 
     section: DistillationSection
     lessons: Sequence[Lesson]
@@ -42,16 +42,16 @@ class Lessons:
     def divergence(
         self, places: np.ndarray, hidden: Tensor, weight: Tensor, vocabulary: Vocabulary
     ) -> Tensor:
-        """[j] at the batch's tokens `places` [j], from the policy's hidden states [j, D] before them; 0 where no teacher says
-        anything."""
+        """Return the [j] divergence at the batch's tokens `places` [j], 0 without a teacher. `hidden` [j, D]
+        are the policy's states before these tokens."""
         whole = torch.zeros(len(places), dtype=_value_type(hidden), device=hidden.device)
         for lesson in self.lessons:
             rows = lesson.rows[places]
             index, taught = (
-                torch.from_numpy(each).to(hidden.device)
-                for each in (np.flatnonzero(rows >= 0), rows[rows >= 0])
+                torch.from_numpy(array).to(hidden.device)
+                for array in (np.flatnonzero(rows >= 0), rows[rows >= 0])
             )
-            found = divergence(
+            values = divergence(
                 hidden.index_select(0, index),
                 weight,
                 lesson.states.hidden.index_select(0, taught),
@@ -60,7 +60,7 @@ class Lessons:
                 share=self.section.teacher_share,
                 vocabulary=vocabulary,
             )
-            whole = whole.index_copy(0, index, found)
+            whole = whole.index_copy(0, index, values)
         return whole
 
 

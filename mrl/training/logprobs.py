@@ -1,7 +1,7 @@
 """Log-probs and entropy of given tokens from hidden states, vocabulary-parallel and in chunks of tokens.
 
-Logits are never gathered over tensor-parallel ranks, and at most two chunks of them exist at a time (the
-logits and one derived array of the same size): they are recomputed in the backward pass.
+Logits are never gathered over tensor-parallel ranks, and at most two chunks exist at a time (the logits and
+one derived array of the same size): the backward pass recomputes them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 SMALLEST = -1e30
-"""Stands in for the -inf of padded columns where it is multiplied by 0."""
+"""Replaces the -inf of padded columns in products with 0."""
 
 
 def local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float) -> Tensor:
-    """[c, D], [V', D] -> float32 (or float64) logits [c, V'] / temperature; padded vocabulary is -inf."""
+    """Compute float32 (or float64) logits [c, V'] / temperature from [c, D], [V', D]; padding is -inf."""
     logits = torch.mm(hidden, weight.t())
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
@@ -29,11 +29,8 @@ def local_logits(hidden: Tensor, weight: Tensor, valid: int, temperature: float)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """(hidden [m, D], weight [V', D], targets [m]) -> logprobs [m], entropy [m].
-
-    With p the softmax of the logits z over the whole vocabulary: d logp[t] / dz = onehot(t) - p, and
-    d H / dz = -p (log p + H).
-    """
+    """(hidden [m, D], weight [V', D], targets [m]) -> logprobs [m], entropy [m]. With p the softmax of the
+    logits z over the whole vocabulary: d logp[t] / dz = onehot(t) - p, and d H / dz = -p (log p + H)."""
 
     @staticmethod
     def forward(
@@ -43,9 +40,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in chunks(hidden.shape[0], settings["chunk"]):
             logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
             chunk = _forward_chunk(logits, targets[rows] - settings["first"], settings["group"])
-            for store, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
-                store.append(value)
-            del logits  # before the next chunk's exist
+            for values_of, value in zip((logprobs, entropy, normaliser), chunk, strict=True):
+                values_of.append(value)
+            del logits  # before the next chunk
         result = [torch.cat(values) for values in (logprobs, entropy, normaliser)]
         ctx.save_for_backward(hidden, weight, targets, result[1], result[2])
         ctx.settings = settings
@@ -57,18 +54,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, targets, entropy, normaliser = ctx.saved_tensors
         settings = ctx.settings
         by_logprob = torch.zeros_like(entropy) if grads[0] is None else grads[0]
-        by_entropy = grads[1]  # None where nothing depends on it
+        by_entropy = grads[1]  # None if nothing depends on it
 
         def by_logits(rows: slice) -> Tensor:
             logits = local_logits(hidden[rows], weight, settings["valid"], settings["temperature"])
-            found = _backward_chunk(
+            grad = _backward_chunk(
                 logits.sub_(normaliser[rows, None]),
                 targets[rows] - settings["first"],
                 by_logprob[rows],
                 entropy[rows],
                 None if by_entropy is None else by_entropy[rows],
             )
-            return found if settings["temperature"] == 1.0 else found.div_(settings["temperature"])
+            return grad if settings["temperature"] == 1.0 else grad.div_(settings["temperature"])
 
         trained = entropy.dtype if ctx.needs_input_grad[1] else None  # None: a frozen output layer
         return *through_output_layer(hidden, weight, by_logits, settings["chunk"], trained), None, None
@@ -81,17 +78,20 @@ def through_output_layer(
     chunk: int,
     trained: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Derivatives by hidden states [m, D] and by weight [V', D], from those by the logits of some rows [c, V'], which are held a
-    chunk at a time. The weight's are summed up in `trained`, and left out where it is None."""
+    """Return derivatives by hidden states [m, D] and by weight [V', D] from those by logits.
+
+    `by_logits` returns the latter for some rows [c, V'], a chunk at a time. The weight's are summed in type
+    `trained`, and omitted if it is None.
+    """
     grad_hidden, grad_weight = torch.empty_like(hidden), None
     if trained is not None:
         grad_weight = torch.zeros(weight.shape, dtype=trained, device=weight.device)
     for rows in chunks(hidden.shape[0], chunk):
-        found = by_logits(rows).to(weight.dtype)
-        torch.mm(found, weight, out=grad_hidden[rows])
+        grad = by_logits(rows).to(weight.dtype)
+        torch.mm(grad, weight, out=grad_hidden[rows])
         if grad_weight is not None:
-            grad_weight += torch.mm(found.t(), hidden[rows])
-        del found
+            grad_weight += torch.mm(grad.t(), hidden[rows])
+        del grad
     return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
 
 
@@ -100,7 +100,7 @@ def chunks(num_rows: int, size: int) -> list[slice]:
 
 
 def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """logprobs, entropy and log-sum-exp of a chunk. Overwrites the logits; one MAX, one SUM."""
+    """Return logprobs, entropy and log-sum-exp of a chunk. Overwrites the logits; one MAX, one SUM."""
     split = group is not None and dist.get_world_size(group) > 1
     largest = logits.max(dim=-1).values
     if split:
@@ -109,7 +109,7 @@ def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[T
     here = (local_targets >= 0) & (local_targets < logits.shape[1])
     target = logits.gather(1, local_targets.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
     weights = logits.exp()
-    # sum p z over the vocabulary; -inf x 0 of padded columns would not be a number.
+    # sum p z over the vocabulary; -inf x 0 of padded columns would be NaN
     weighted = torch.einsum("tv,tv->t", weights, logits.clamp_(min=SMALLEST))
     sums = torch.stack([weights.sum(dim=-1), weighted, torch.where(here, target, torch.zeros_like(target))])
     if split:
@@ -121,7 +121,7 @@ def _forward_chunk(logits: Tensor, local_targets: Tensor, group: Any) -> tuple[T
 def _backward_chunk(
     log_p: Tensor, local_targets: Tensor, grad: Tensor, entropy: Tensor, grad_entropy: Tensor | None
 ) -> Tensor:
-    """Gradient of the loss by the (scaled) logits of a chunk. Overwrites log_p."""
+    """Return the gradient of the loss by the (scaled) logits of a chunk. Overwrites log_p."""
     here = (local_targets >= 0) & (local_targets < log_p.shape[1])
     column = local_targets.clamp(0, log_p.shape[1] - 1)[:, None]
     if grad_entropy is None:
@@ -145,10 +145,10 @@ def logprobs_and_entropy(
     group: Any = None,
     group_rank: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of targets [m] and entropy of the distribution (nats), each [m] float32.
+    """Return the log-prob of targets [m] and the entropy of the distribution (nats), each [m] float32.
 
-    `hidden` is [m, D], the same on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the
-    padded output layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
+    `hidden` [m, D] is equal on all ranks of the group; `weight` [V / tp, D] is this rank's rows of the padded
+    output layer. The gradient by `hidden` is this rank's part: the caller sums it over the group.
     """
     rows = weight.shape[0]
     settings = {

@@ -23,10 +23,9 @@ from mrl.training.platform.host_copies import HostCopies
 
 
 def learning_rate(section: OptimizerSection, step: int) -> float:
-    """The rate of optimizer step `step`, counted from 0; the schedule is in updates (in_updates).
+    """Return the rate of optimizer step `step`, counted from 0; the schedule is in updates (in_updates).
 
-    >>> learning_rate(OptimizerSection(lr=1.0, warmup_steps=4), 1)
-    0.5
+    >>> learning_rate(OptimizerSection(lr=1.0, warmup_steps=4), 1) 0.5
     """
     if step < section.warmup_steps:
         return section.lr * (step + 1) / section.warmup_steps
@@ -34,13 +33,13 @@ def learning_rate(section: OptimizerSection, step: int) -> float:
         return section.lr
     span = max(1, section.decay_steps - section.warmup_steps)
     done = min(1.0, (step - section.warmup_steps) / span)
-    left = 1.0 - done if section.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return section.min_lr + (section.lr - section.min_lr) * left
+    remaining = 1.0 - done if section.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return section.min_lr + (section.lr - section.min_lr) * remaining
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
     """Before clipping."""
@@ -49,17 +48,17 @@ class StepResult:
 
 
 def megatron_config(section: OptimizerSection, dtype: torch.dtype) -> OptimizerConfig:
-    """What Megatron is told of a section; ConfigError where the installed packages cannot do it.
+    """Return Megatron's settings for a section; raise ConfigError if the installed packages lack them.
 
-    With bfloat16 moments Transformer Engine's kernel holds the master weights too: the half of each that the bfloat16
-    parameter does not hold (megatron.core.optimizer.optimizer_config, store_param_remainders).
+    With bfloat16 moments Transformer Engine's kernel also keeps the master weights: the half of each that the
+    bfloat16 parameter lacks (megatron.core.optimizer.optimizer_config, store_param_remainders).
     """
     if section.moments_dtype != "float32" and dtype != torch.bfloat16:
         raise ConfigError("training.optimizer.moments_dtype = bfloat16 needs training.dtype = bfloat16")
     if section.moments_dtype != "float32" and find_spec("transformer_engine") is None:
         raise ConfigError(
-            "training.optimizer.moments_dtype = bfloat16 needs Transformer Engine, which is not installed; install it "
-            "or set float32"
+            "training.optimizer.moments_dtype = bfloat16 needs Transformer Engine, which is not installed; "
+            "install it or set float32"
         )
     moments = getattr(torch, section.moments_dtype)
     return OptimizerConfig(
@@ -92,17 +91,17 @@ class Optimizer:
             )
         self.section = section
         self.steps = 0
-        """Optimizer steps taken (skipped ones not counted)."""
+        """Optimizer steps taken, without skipped ones."""
         self._device = device
         self._copies = HostCopies(device, keep=True)
         self._away: list[torch.Tensor] = []
-        """What offload() moved to the host's memory."""
+        """Tensors that offload() moved to host memory."""
         config = megatron_config(section, dtype)
         self.megatron: Any = get_megatron_optimizer(
             config, models, use_gloo_process_groups=device.type == "cuda"
         )
         self._driven = self.chained()
-        """Megatron's optimizers, or what stands for one whose state rests in the host's memory."""
+        """Megatron's optimizers, or the HostState that replaces one."""
         for part in self._driven:
             part._defer_param_sync = True  # each would gather the parameters of all
         if (fraction := section.offload_fraction) > 0:
@@ -115,13 +114,13 @@ class Optimizer:
         self.megatron.zero_grad()
 
     def take_parameters(self) -> None:
-        """Copies model parameters into the float32 master weights (after loading)."""
+        """Copy model parameters into the float32 master weights (after loading)."""
         for part in self._driven:
             part.reload_model_params()
 
     @torch.no_grad()
     def step(self, *, finite: bool, lr: float | None = None) -> StepResult:
-        """One step of all ranks. `finite` says whether this rank's loss was."""
+        """Take one step on all ranks; `finite`: this rank's loss was finite."""
         rate = learning_rate(self.section, self.steps) if lr is None else lr
         self._set_groups(rate)
         is_bad = self.megatron.prepare_grads()
@@ -145,11 +144,10 @@ class Optimizer:
         return StepResult(grad_norm=norm, skipped=False, lr=rate)
 
     def _set_groups(self, rate: float) -> None:
-        """Every group gets its settings from the section, each step: a checkpoint brings back the saved
-        run's.
+        """Set every group from the section at each step: a checkpoint restores the saved run's settings.
 
-        Megatron says with `wd_mult` (0 for norms and biases) which groups decay; its own scheduler alone acts
-        on it.
+        Megatron marks with `wd_mult` (0 for norms and biases) which groups decay; only its own scheduler
+        applies it.
         """
         section = self.section
         for group in self.megatron.param_groups:
@@ -157,7 +155,7 @@ class Optimizer:
             group["weight_decay"] = section.weight_decay * group.get("wd_mult", 1.0)
             group["betas"] = (section.beta1, section.beta2)
             group["eps"] = section.eps
-            if "foreach" in group:  # torch's Adam: it would hold one more copy of every shard at once
+            if "foreach" in group:  # torch's Adam: it would need another copy of every shard at once
                 group["foreach"] = False
 
     def _clip(self, norm: float) -> None:
@@ -174,51 +172,51 @@ class Optimizer:
                 )
 
     def prime(self) -> None:
-        """Makes the moments exist (as zeros) before the first step: a checkpoint holds them."""
+        """Create the moments (as zeros) before the first step, because a checkpoint contains them."""
         for part in self.parts():
             for parameter in (p for group in part.optimizer.param_groups for p in group["params"]):
                 prime(part, parameter)
 
     def resting(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor with a state's bytes: itself, or its copy where it rests in the host's memory (offload_fraction)."""
+        """Return the tensor with a state's bytes: itself, or its copy in host memory (offload_fraction)."""
         for part in self._driven:
-            if isinstance(part, HostState) and (found := part.resting(tensor)) is not None:
-                return found
+            if isinstance(part, HostState) and (copy := part.resting(tensor)) is not None:
+                return copy
         return tensor
 
     def common(self) -> list[dict[str, Any]]:
-        """What all ranks share of each of Megatron's optimizers: the groups' settings and the step count."""
+        """Return what ranks share of each of Megatron's optimizers: group settings and step count."""
         return [part.state_dict() for part in self.chained()]
 
     def load(self, states: Any) -> None:
-        """Takes loaded common() once the tensors are in place.
+        """Take loaded common() after the tensors are in place.
 
-        Megatron gives all of torch Adam's parameters one and the same step count, which Adam would increase
-        once per parameter: each gets its own. It finds groups by their peak and least rates too
-        (param_group_identifier_keys), which are this run's and may be others than the saved run's.
+        Megatron gives all of torch Adam's parameters one step-count tensor, which Adam would increase once
+        per parameter: each gets its own. Megatron also finds groups by their peak and lowest rates
+        (param_group_identifier_keys), which may differ between this run and the saved one.
         """
-        for part, driven, own in zip(self.chained(), self._driven, states, strict=True):
-            for group in own.get("optimizer", {}).get("param_groups", []):
+        for part, driven, state in zip(self.chained(), self._driven, states, strict=True):
+            for group in state.get("optimizer", {}).get("param_groups", []):
                 group |= {"max_lr": self.section.lr, "min_lr": self.section.min_lr}
-            driven.load_state_dict({key: own[key] for key in own if not key.startswith("param_state")})
+            driven.load_state_dict({key: state[key] for key in state if not key.startswith("param_state")})
             for moments in part.optimizer.state.values():
                 if torch.is_tensor(count := moments.get("step")):
                     moments["step"] = count.clone()
 
     def offload(self) -> None:
-        """Moves master weights and moments from the device to the host's memory, once."""
+        """Move master weights and moments from the device to host memory, once."""
         if self._device.type == "cpu" or self._away:
             return
         self._away = self._own_tensors()
         self._copies.move_out(self._away)
 
     def reload(self) -> None:
-        """Brings back what offload() moved."""
+        """Move back what offload() moved."""
         self._copies.move_back(self._away)
         self._away = []
 
     def _own_tensors(self) -> list[torch.Tensor]:
-        """The master weights and moments that are on the device."""
+        """Return the master weights and moments that are on the device."""
         return [
             tensor
             for part in self.parts()
@@ -228,17 +226,17 @@ class Optimizer:
         ]
 
     def parts(self) -> list[Any]:
-        """Megatron's optimizers that hold something here."""
+        """Return Megatron's optimizers that are not empty on this rank."""
         return [part for part in self.chained() if not getattr(part, "is_stub_optimizer", False)]
 
     def chained(self) -> list[Any]:
-        """Megatron keeps dense and expert parameters in optimizers of their own."""
+        """Return all of Megatron's optimizers: dense and expert parameters have separate ones."""
         return list(getattr(self.megatron, "chained_optimizers", [self.megatron]))
 
 
 def _start_gather(part: Any) -> list[Any]:
-    """Starts to bring the parameters that one of Megatron's optimizers has stepped from each rank to its replicas, while the
-    next one steps; what to wait for."""
+    """Start gathering one optimizer's stepped parameters to their replicas, while the next optimizer steps;
+    return the handles to wait for."""
     return [
         dist.all_gather_single(
             bucket.param_data,
@@ -246,14 +244,14 @@ def _start_gather(part: Any) -> list[Any]:
             group=buffer.data_parallel_group,
             async_op=True,
         )
-        for buffer in getattr(part, "buffers", ())  # none where it holds nothing
+        for buffer in getattr(part, "buffers", ())  # none if it is empty
         if (size := buffer.data_parallel_world_size) > 1
         for bucket in buffer.buckets
     ]
 
 
 def prime(part: Any, parameter: torch.Tensor) -> None:
-    """Makes a parameter's moments exist, as zeros, in one of Megatron's optimizers."""
+    """Create a parameter's moments, as zeros, in one of Megatron's optimizers."""
     if part.optimizer.state.get(parameter):
         return
     if isinstance(part.optimizer, torch.optim.Adam):

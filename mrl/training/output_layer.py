@@ -1,4 +1,4 @@
-"""The way from a microbatch's hidden states to log-probs or values, on ranks of the last pipeline stage."""
+"""From a micro-batch's hidden states to log-probs or values, on ranks of the last pipeline stage."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mrl.training.prepared import Prepared
 
 
 class OutputLayer:
-    """A policy's rows of the output layer, or a critic's value head, and what they make of hidden states."""
+    """A policy's rows of the output layer, or a critic's value head, applied to hidden states."""
 
     def __init__(self, chunks: ModelChunks, layout: Layout, *, chunk_tokens: int) -> None:
-        """`chunk_tokens`: how many tokens' logits are there at a time."""
+        """Compute the logits of `chunk_tokens` tokens at a time."""
         self._chunks, self._layout, self._chunk_tokens = chunks, layout, chunk_tokens
         self._tp_group: Any = parallel_state.get_tensor_model_parallel_group()
         self._cp_group: Any = parallel_state.get_context_parallel_group()
 
     def nothing(self, hidden: Tensor) -> Tensor:
-        """A loss of 0 whose gradients are zeros of the same parameters that a loss of tokens has gradients of: replicas sum them
-        while the backward pass goes on, and a rank must not have them later than the others."""
+        """Return a zero loss that touches every parameter that a loss of tokens would, so that this rank
+        joins the overlapped reduction no later than the others."""
         return hidden.sum() * 0.0 + self.weight[:1].sum() * 0.0
 
     def states(self, item: Prepared, hidden: Tensor) -> Tensor:
-        """[j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
+        """Return [j, D] the hidden states before item.own_rows, from hidden [k / tp, 1, D]."""
         if self._layout.tp > 1:
-            # Backward scatters: the ranks' parts summed for the split output layer, each its own for the value head,
-            # which computes the same on all ranks.
+            # Backward sums the ranks' gradients for the split output layer. For the value head, which
+            # computes the same on all ranks, each takes its own.
             split = not self._chunks.has_value_head
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=split)
         return hidden[:, 0].index_select(0, item.before)
@@ -45,7 +45,7 @@ class OutputLayer:
     def outputs(
         self, item: Prepared, hidden: Tensor, temperature: float, taught: Lessons | None = None
     ) -> dict[str, Tensor]:
-        """[m] log-probs and entropies (and divergence, where it is taught), or values, of item.rows from
+        """Return [m] log-probs and entropies (and divergence with `taught`), or values, of item.rows from
         hidden [k / tp, 1, D]."""
         states = self.states(item, hidden)
         last: PackedModel = self._chunks.models[-1]
@@ -72,20 +72,21 @@ class OutputLayer:
 
     @property
     def weight(self) -> Tensor:
-        """[V / tp, D] this rank's rows of the output layer, of a policy's last stage."""
+        """[V / tp, D] this rank's rows of the output layer, on a policy's last stage."""
         return self._chunks.models[-1].head_weight()
 
     def _vocabulary(self, temperature: float) -> Vocabulary:
-        """As divergences see it, which hold log-probs of two models and what is derived where log-probs hold two arrays."""
+        """Build settings for divergences with a smaller chunk: they need log-probs of two models and derived
+        arrays, where log-probs need two arrays."""
         chunk = max(1, self._chunk_tokens // 3)
         return Vocabulary(self._chunks.vocab_size, temperature, chunk, self._tp_group, self._tp_group.rank())
 
     def _of_all_ranks(self, item: Prepared, values: Tensor) -> Tensor:
-        """Puts together [m] from context-parallel ranks' [j]; backward each takes its own gradient."""
+        """Combine context-parallel ranks' [j] into [m]; backward gives each its own gradient."""
         whole = spread(values, item.own_rows, len(item.rows))
         return reduce_from_tensor_model_parallel_region(whole, group=self._cp_group)
 
 
 def spread(values: Tensor, rows: Tensor, size: int) -> Tensor:
-    """[size, ...] with values [m, ...] at `rows` [m] and 0 elsewhere."""
+    """Return [size, ...] with values [m, ...] at `rows` [m] and 0 elsewhere."""
     return values.new_zeros((size, *values.shape[1:])).index_copy(0, rows, values)

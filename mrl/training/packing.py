@@ -1,10 +1,9 @@
-"""Splits a rank's batch into packed microbatches. Pure: numpy in, numpy out.
+"""Split a rank's batch into packed micro-batches. Pure: numpy in, numpy out.
 
-Segments are never split over microbatches, nor are groups of a batch that keeps them whole. Where the samples' microbatches were agreed
-over ranks (balance.py) they are those. Else longest first, so that a microbatch holds segments of similar
-length (the attention pads them into few buckets). With
-context parallelism segments are padded at their ends, so that each divides into chunks; here a microbatch is
-whole.
+Segments, and groups of a batch that keeps them whole, are never split over micro-batches. Micro-batches
+agreed over ranks (balance.py) are taken as they are. Otherwise the longest samples come first, so that a
+micro-batch contains segments of similar length (the attention pads them into few buckets). With context
+parallelism segments are padded at their ends to divide into chunks; here a micro-batch is whole.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from mrl.samples import TrainBatch
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Some of a batch's samples, packed; padded by one segment of token 0 to a multiple of the split."""
+    """Packed samples of a batch; one segment of token 0 pads them to a multiple of the split."""
 
     samples: np.ndarray
-    """[S] positions in the batch; empty for a dummy microbatch."""
+    """[S] positions in the batch; empty for a dummy micro-batch."""
     token_index: np.ndarray
     """[n] position in the batch's flat arrays of each real token."""
     places: np.ndarray
@@ -34,26 +33,25 @@ class Microbatch:
 
 
 def split_samples(lengths: np.ndarray, *, max_tokens: int) -> list[np.ndarray]:
-    """Deals sample positions out to microbatches: at most max_tokens each, a longer sample alone.
+    """Assign sample positions to micro-batches of at most max_tokens each; a longer sample is alone.
 
-    >>> [m.tolist() for m in split_samples(np.array([5, 2, 4, 9, 3]), max_tokens=8)]
-    [[3], [0], [2, 4], [1]]
+    >>> [m.tolist() for m in split_samples(np.array([5, 2, 4, 9, 3]), max_tokens=8)] [[3], [0], [2, 4], [1]]
     """
     order = np.argsort(-lengths, kind="stable")
     parts: list[list[int]] = []
-    left = 0
+    room = 0
     for position in order.tolist():
         size = int(lengths[position])
-        if not parts or size > left:
+        if not parts or size > room:
             parts.append([])
-            left = max_tokens
+            room = max_tokens
         parts[-1].append(position)
-        left -= size
+        room -= size
     return [np.asarray(part, np.int64) for part in parts]
 
 
 def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
-    """The samples of each microbatch; where the batch keeps groups whole, a group is dealt out as one."""
+    """Return the samples of each micro-batch; a batch that keeps groups whole assigns each group as one."""
     if (agreed := batch.microbatches) is not None:
         return [np.flatnonzero(agreed == number) for number in range(int(agreed.max(initial=-1)) + 1)]
     lengths = padded(batch.lengths(), cp)
@@ -66,12 +64,14 @@ def _parts(batch: TrainBatch, *, max_tokens: int, cp: int) -> list[np.ndarray]:
 
 
 def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int = 1) -> Microbatch:
-    """Packs the given samples; no samples give a dummy microbatch of padding."""
-    own = batch.lengths()[samples].astype(np.int64)
-    lengths = padded(own, cp)
-    inside = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
+    """Pack the given samples; no samples give a dummy micro-batch of padding."""
+    token_counts = batch.lengths()[samples].astype(np.int64)
+    lengths = padded(token_counts, cp)
+    inside = np.arange(int(token_counts.sum())) - np.repeat(
+        np.cumsum(token_counts) - token_counts, token_counts
+    )
     token_index = batch.positions(samples)
-    places = inside + np.repeat(np.cumsum(lengths) - lengths, own)
+    places = inside + np.repeat(np.cumsum(lengths) - lengths, token_counts)
     multiple, size = token_multiple(tp=tp, cp=cp), int(lengths.sum())
     padding = -size % multiple if size else max(multiple, 2)
     tokens = np.zeros(size + padding, np.int64)
@@ -82,15 +82,17 @@ def pack_samples(batch: TrainBatch, samples: np.ndarray, *, tp: int = 1, cp: int
 
 
 def count_microbatches(batch: TrainBatch, *, max_tokens: int, cp: int = 1) -> int:
-    """How many microbatches the batch needs; at least one."""
+    """Return how many micro-batches the batch needs, at least one."""
     return max(1, len(_parts(batch, max_tokens=max_tokens, cp=cp)))
 
 
 def pack_microbatches(
     batch: TrainBatch, *, max_tokens: int, num_microbatches: int, tp: int = 1, cp: int = 1
 ) -> list[Microbatch]:
-    """Packs exactly `num_microbatches`, at least what count_microbatches() gives; the rest are dummies."""
+    """Pack exactly `num_microbatches`, at least count_microbatches(); fill up with dummies."""
     parts = _parts(batch, max_tokens=max_tokens, cp=cp)
-    assert len(parts) <= num_microbatches, f"{len(parts)} microbatches, agreed {num_microbatches}"
+    assert len(parts) <= num_microbatches, (
+        f"{len(parts)} micro-batches, but ranks agreed on {num_microbatches}"
+    )
     parts += [np.zeros(0, np.int64)] * (num_microbatches - len(parts))
     return [pack_samples(batch, part, tp=tp, cp=cp) for part in parts]

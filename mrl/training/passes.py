@@ -1,11 +1,11 @@
 """Forward and forward-backward passes of this rank's model chunks over one data-parallel shard of a batch.
 
-Owns microbatch agreement over ranks and Megatron's schedule. Does not step the optimizer (optimizer.py) and
-knows no loss: the objective is handed in.
+Owns the agreement of ranks on micro-batches, and Megatron's schedule. Does not step the optimizer
+(optimizer.py) and knows no loss: callers pass the objective.
 
-Context-parallel ranks run their chunks of each microbatch and put log-probs or values together; every one of
-them then computes the whole objective, and its gradient flows into what that rank computed. So their
-gradients add up to the objective's, and metrics are those of one of them.
+Context-parallel ranks run their chunks of each micro-batch and combine log-probs or values. Each then
+computes the whole objective, whose gradient flows only into that rank's own outputs. So their gradients add
+up to the objective's, and metrics are taken from one of them.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ log = logging.getLogger(__name__)
 Objective = Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
 """objective(logprobs=[n], entropy=[n], arrays={name: [n]}, segments, denominators) -> (loss, metrics).
 
-A critic's objective takes values=[n] in place of logprobs and entropy; the value of entry t is of the
-state before it.
-Where teachers left lessons it takes divergence=[n] too, 0 where none says anything.
-The loss and the metrics are already divided by step-wide denominators: they are summed over microbatches and ranks.
-The loss is always reported as the metric "loss". Entries where `arrays["loss_mask"]` is False hold 0 in logprobs and
-entropy and no gradient flows through them. An objective raises NotFiniteError for inputs that are not finite: outputs
-are not looked at anywhere else, and every rank then refuses the optimizer step.
+A critic's objective takes values=[n] instead; the value of entry t is that of the state before it. With
+teacher targets it also takes divergence=[n], 0 where no teacher applies. The loss and the metrics are already
+divided by step-wide denominators: they are summed over micro-batches and ranks. The loss is always reported
+as the metric "loss". Entries with a False `arrays["loss_mask"]` are 0 in logprobs and entropy, without
+gradient. An objective raises NotFiniteError for inputs that are not finite; outputs are checked nowhere else.
+Every rank then skips the optimizer step.
 """
 InPlace = Callable[[], contextlib.AbstractContextManager[None]]
-"""What puts other parameters in the policy's place while it is entered; of this rank alone, so that no rank waits for another there."""
+"""Context that swaps other parameters in for the policy's, on this rank only: no rank waits there."""
 
 
 class Passes:
-    """The model chunks of one rank and how to run them."""
+    """Model chunks of one rank, and how to run them."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Passes:
         place: Place,
         device: torch.device,
     ) -> None:
-        """`models` are the chunks wrapped for data parallelism, in chunk order."""
+        """Build from chunks; `models` are the chunks wrapped for data parallelism, in chunk order."""
         self._chunks = chunks
         self._models = models
         self._training = training
@@ -89,9 +88,9 @@ class Passes:
             num_experts=config.num_moe_experts or 0,
             device=device,
         )
-        """How the tokens of the last forward_backward() were spread."""
+        """How the tokens of the last forward_backward() were spread over experts."""
         self.replay = Replay(self._routers(), config, tp=layout.tp, tp_rank=place.tp, device=device)
-        """The routes that passes take from their batch, or record."""
+        """Routes that passes take from their batch, or record."""
 
     def forward(
         self,
@@ -100,25 +99,25 @@ class Passes:
         *,
         reference: InPlace | None = None,
     ) -> dict[str, np.ndarray] | None:
-        """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, and what the
-        options add; None on ranks without. `reference`: `ref_logprobs` [N] too."""
+        """Return log-probs and entropy (critic: values) [N] of all tokens but segments' first, the options'
+        extras, and with `reference` also `ref_logprobs` [N]; None on ranks without outputs."""
         prepared = self._prepare(batch, all_tokens=True)
-        said = {} if reference is None else self._said_by(reference, batch, prepared, options.temperature)
-        margins = self._no_margins(prepared) if options.with_router_margins else []
+        ref = {} if reference is None else self._ref_logprobs(reference, batch, prepared, options.temperature)
+        margins = self._infinite_margins(prepared) if options.with_router_margins else []
         loss = self._forward_loss(options.temperature)
         with torch.no_grad(), self._choices(batch, prepared, record=options.record_routes):
             outputs = self._run(prepared, loss, forward_only=True, margins=margins)
             routes = {"routes": self.replay.rows(batch, prepared)} if options.record_routes else {}
         arrays = self._arrays_of(batch, prepared, outputs, margins)
-        return None if arrays is None else arrays | routes | said
+        return None if arrays is None else arrays | routes | ref
 
-    def _said_by(
+    def _ref_logprobs(
         self, reference: InPlace, batch: TrainBatch, prepared: list[Prepared], temperature: float
     ) -> dict[str, np.ndarray]:
-        """`ref_logprobs` [N] of the microbatches' scored tokens, on ranks of the last stage.
+        """Return `ref_logprobs` [N] of the micro-batches' scored tokens, on ranks of the last stage.
 
-        The pass that follows takes the same microbatches, and nothing lies between the two that ranks do together: a stage that
-        is through puts its own parameters back and goes on, so that the pipeline is filled and drained once.
+        The next pass takes the same micro-batches, without a collective in between. A finished stage restores
+        its own parameters and continues, so the pipeline fills and drains only once.
         """
         with torch.no_grad(), reference(), self._choices(batch, prepared):
             outputs = self._run(prepared, self._forward_loss(temperature), forward_only=True, margins=[])
@@ -127,8 +126,8 @@ class Passes:
         )
 
     def lesson(self, batch: TrainBatch, own: np.ndarray) -> Lesson | None:
-        """Return what today's parameters say of the trained tokens of the batch's samples `own` [S], as a
-        teacher's; None on ranks without an output layer."""
+        """Return teacher targets by the current parameters for the trained tokens of the samples `own` [S] of
+        the batch; None on ranks without an output layer."""
         part = batch.select(own)
         prepared = self._prepare(part, all_tokens=False)
 
@@ -142,15 +141,14 @@ class Passes:
         places = np.concatenate([item.own_index for item in prepared])
         rows = np.full(batch.num_tokens, -1)
         rows[batch.positions(own)[places]] = np.arange(len(places))
-        states = States(
-            torch.cat(outputs), self._head.weight.detach().clone()
-        )  # the layer will be the policy's again
+        # a copy, because the layer becomes the policy's again
+        states = States(torch.cat(outputs), self._head.weight.detach().clone())
         return Lesson(rows, states)
 
     def _choices(
         self, batch: TrainBatch, prepared: list[Prepared], *, record: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """Who chooses experts inside: the routers, or the batch's routes. A critic's routers always do."""
+        """Let routers choose the experts, or take the batch's routes. A critic's routers always choose."""
         if record:
             return self.replay.recorded()
         if batch.routes is None or self._chunks.has_value_head:
@@ -167,24 +165,26 @@ class Passes:
         taught: Lessons | None = None,
         reference: InPlace | None = None,
     ) -> tuple[list[Mapping[str, Tensor]], dict[str, np.ndarray] | None]:
-        """Accumulates gradients of the objective, which sees how far the policy is from what it is `taught`, and what the
-        `reference` says; returns its metrics per microbatch (empty off the last stage), and what forward() returns, by the same
-        weights, with 0 for tokens that are not trained on."""
+        """Accumulate gradients of the objective; return its metrics per micro-batch, and forward()'s arrays.
+
+        Metrics are empty off the last stage. The arrays come from the same weights, with 0 for untrained
+        tokens. The objective also sees the divergence from `taught`, and the log-probs of `reference`.
+        """
         prepared = self._prepare(batch, all_tokens=False)
         self._scale_router_loss(prepared)
-        said = {} if reference is None else self._said_by(reference, batch, prepared, options.temperature)
-        batch = batch.with_arrays(**said)
+        ref = {} if reference is None else self._ref_logprobs(reference, batch, prepared, options.temperature)
+        batch = batch.with_arrays(**ref)
         self.expert_load.clear()
-        margins = self._no_margins(prepared) if options.with_router_margins else []
+        margins = self._infinite_margins(prepared) if options.with_router_margins else []
         outputs: list[dict[str, Tensor]] = []
         loss = self._objective_loss(batch, objective, denominators, options.temperature, outputs, taught)
         with self._choices(batch, prepared):
             metrics = self._run(prepared, loss, forward_only=False, margins=margins)
         arrays = self._arrays_of(batch, prepared, outputs, margins)
-        return metrics, None if arrays is None else arrays | said
+        return metrics, None if arrays is None else arrays | ref
 
     def _prepare(self, batch: TrainBatch, *, all_tokens: bool) -> list[Prepared]:
-        """Packs the same number of microbatches on all ranks: expert parallelism couples them."""
+        """Pack the same number of micro-batches on all ranks, because expert parallelism couples them."""
         self._check_lengths(batch)
         limit, layout = self._training.microbatch_tokens, self._layout
         needed = count_microbatches(batch, max_tokens=limit, cp=layout.cp)
@@ -203,9 +203,9 @@ class Passes:
     def _scale_router_loss(self, prepared: list[Prepared]) -> None:
         """Make the load-balancing loss a mean over the step's tokens.
 
-        Megatron multiplies each microbatch's loss by the tokens of all its tensor and context-parallel ranks
-        (`Router.attach_and_log_load_balancing_loss`). It leaves the division by the step's tokens to its loss
-        normalisation, which is off here: gradients are sums.
+        Megatron multiplies each micro-batch's loss by the tokens of all its tensor- and context-parallel
+        ranks (`Router.attach_and_log_load_balancing_loss`). It leaves the division by the step's tokens to
+        its loss normalisation, which is off here: gradients are sums.
         """
         if not self._training.router_aux_loss:
             return
@@ -221,12 +221,12 @@ class Passes:
         if len(lengths) and lengths.max() > self._chunks.max_length:
             worst = int(lengths.argmax())
             raise DataError(
-                f"sample {batch.sample_ids[worst]} has {lengths[worst]} tokens, model.max_length is "
+                f"sample {batch.sample_ids[worst]} has {lengths[worst]} tokens, but model.max_length is "
                 f"{self._chunks.max_length}; raise it or drop the sample before training"
             )
 
     def _to_device(self, plan: Microbatch, scored: np.ndarray) -> Prepared:
-        """`scored` [N] bool: the batch's tokens whose log-probs are computed."""
+        """Move a micro-batch to the device; log-probs are computed of `scored` [N] bool tokens."""
         cp, rank = self._layout.cp, self._place.cp
         rows = np.flatnonzero(scored[plan.token_index])
         mine = kept_positions(plan.lengths, cp=cp, rank=rank)
@@ -262,7 +262,7 @@ class Passes:
         forward_only: bool,
         margins: list[Tensor],
     ) -> list[Any]:
-        """Runs Megatron's schedule over all microbatches; margins are lowered to what routers saw."""
+        """Run Megatron's schedule over all micro-batches; lower `margins` to the routers' gaps."""
         routers = self._routers() if margins else []
 
         def forward_step(
@@ -304,25 +304,25 @@ class Passes:
         kept: list[dict[str, Tensor]],
         taught: Lessons | None,
     ) -> Callable[..., Any]:
-        """The loss of a microbatch; `kept` takes what the output layer gave for each, in order."""
+        """Return the loss function of a micro-batch; it appends the output layer's arrays to `kept`."""
 
         def loss(item: Prepared, hidden: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
             count = torch.zeros((), dtype=torch.int, device=self._device)
             if not len(item.rows):
                 kept.append({})
                 return self._head.nothing(hidden), count, {}
-            found = self._head.outputs(item, hidden, temperature, taught)
-            kept.append({name: x.detach() for name, x in found.items()})
+            head_outputs = self._head.outputs(item, hidden, temperature, taught)
+            kept.append({name: x.detach() for name, x in head_outputs.items()})
             size = len(item.plan.token_index)
-            outputs = {name: spread(x, item.rows, size) for name, x in found.items()}
+            outputs = {name: spread(x, item.rows, size) for name, x in head_outputs.items()}
             arrays, segments = self._arrays(batch, item.plan)
             try:
                 value, metrics = objective(
                     **outputs, arrays=arrays, segments=segments, denominators=denominators
                 )
             except NotFiniteError as error:
-                # On this rank alone; a loss that is not finite stops all ranks alike.
-                log.warning("nothing is trained on in this optimizer step: %s", error)
+                # Only this rank knows; its NaN loss makes all ranks skip the step.
+                log.warning("optimizer step skipped: %s", error)
                 nothing = self._head.nothing(hidden) * float("nan")
                 return nothing, count, {"loss": nothing.detach()}
             reported = {"loss": value.detach()} | {name: metric.detach() for name, metric in metrics.items()}
@@ -346,7 +346,7 @@ class Passes:
         outputs: list[dict[str, Tensor]],
         margins: list[Tensor],
     ) -> dict[str, np.ndarray] | None:
-        """[N] arrays, in the batch's order, of all microbatches' outputs and margins; None on ranks without."""
+        """Return outputs and margins as [N] arrays in the batch's order; None on ranks without outputs."""
         arrays = self._flat_arrays(batch, prepared, outputs) if self._is_last else {}
         if margins:
             arrays["router_margin"] = self._prefix_margins(batch, prepared, margins)
@@ -367,17 +367,17 @@ class Passes:
         modules: Iterable[Any] = (m for model in self._chunks.models for m in model.modules())
         return [module for module in modules if isinstance(module, RecordingRouter)]
 
-    def _no_margins(self, prepared: list[Prepared]) -> list[Tensor]:
-        """Infinite gaps [k / tp] for each microbatch, one for each token of a router's input."""
+    def _infinite_margins(self, prepared: list[Prepared]) -> list[Tensor]:
+        """Return infinite gaps [k / tp] per micro-batch, one per token of a router's input."""
         sizes = [item.tokens.shape[1] // self._layout.tp for item in prepared]
         return [torch.full((size,), float("inf"), device=self._device) for size in sizes]
 
     def _prefix_margins(
         self, batch: TrainBatch, prepared: list[Prepared], margins: list[Tensor]
     ) -> np.ndarray:
-        """[N] smallest router gap over all layers and the token's prefix (the positions that predicted it)."""
+        """Return [N] smallest router gaps over all layers and the token's prefix, which predicts it."""
         flat = np.full(batch.num_tokens, np.inf, np.float32)
         for item, smallest in zip(prepared, margins, strict=True):
-            own = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
-            flat[item.plan.token_index] = own
+            gap = item.of_all_ranks(smallest, fill=float("inf"), op=dist.ReduceOp.MIN)
+            flat[item.plan.token_index] = gap
         return prefix_minimum(flat, batch.cu_seqlens)

@@ -1,4 +1,4 @@
-"""A microbatch on the device of one rank."""
+"""A micro-batch on the device of one rank."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from mrl.training.packing import Microbatch
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """A microbatch on the device; all of it without context parallelism, this rank's chunks with it."""
+    """A micro-batch on the device; with context parallelism, this rank's chunks of it."""
 
     plan: Microbatch
     tokens: Tensor
-    """[1, k] the tokens of this rank, padding included."""
+    """[1, k] tokens of this rank, with padding."""
     kept: np.ndarray
     """[k] their positions in plan.tokens."""
     packed: PackedSegments
     real: Tensor
-    """[k / tp] bool, of the tokens whose hidden states this rank holds between layers: False for padding."""
+    """[k / tp] bool, False for padding, of the tokens whose hidden states this rank has between layers."""
     own_index: np.ndarray
-    """[j] the batch's tokens whose log-probs are computed on this rank."""
+    """[j] the batch's tokens whose log-probs this rank computes."""
     rows: Tensor
-    """[m] int64 which of the microbatch's n real tokens have their log-probs computed, on whatever rank."""
+    """[m] int64 rows of the micro-batch's n real tokens whose log-probs any rank computes."""
     own_rows: Tensor
-    """[j] int64 positions in `rows` of those computed on this rank: those whose token before is its."""
+    """[j] int64 positions in `rows` that this rank computes, because it has their previous tokens."""
     before: Tensor
-    """[j] int64 positions in `tokens` of the tokens before, whose hidden states predict them."""
+    """[j] int64 positions in `tokens` of the previous tokens, whose hidden states predict."""
     targets: Tensor
-    """[j] int64 the tokens that are predicted."""
+    """[j] int64 predicted tokens."""
 
     def of_all_ranks(self, own: Tensor, *, fill: float, op: dist.ReduceOp.RedOpType) -> np.ndarray:
-        """[n, ...] of the microbatch's real tokens, from what every rank of its model has of its own tokens' hidden states:
-        [k / tp, ...], where `op` combines pipeline stages, and takes `fill` from none. A collective of those ranks."""
+        """Collect [n, ...] of the micro-batch's real tokens from all ranks' `own` [k / tp, ...]; a
+        collective. `op` combines the model's ranks, which contribute `fill` for tokens that they do not have.
+        """
         if parallel_state.get_tensor_model_parallel_world_size() > 1:
             own = gather_from_sequence_parallel_region(own)
         whole = own.new_full((len(self.plan.tokens), *own.shape[1:]), fill)

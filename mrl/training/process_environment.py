@@ -1,16 +1,14 @@
-"""What a trainer rank's process is told before it imports Megatron."""
+"""Environment of a trainer rank's process before it imports Megatron."""
 
 from __future__ import annotations
 
 import sys
 
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
-"""Nothing is compiled on CPU (training/platform/cpu.py), and Megatron's import then loads no compiler."""
+"""Compile nothing on CPU (mrl/cpu/megatron_calls.py); importing Megatron then loads no compiler."""
 
 
 def without_wandb() -> None:
-    """Keep Megatron's code for inference from importing wandb, which it imports where it is installed and does not use here.
-
-    The import makes temporary folders, which a rank that is killed would leave behind.
-    """
+    """Keep Megatron's inference code from importing wandb, which it would import if installed and never uses
+    here. The import creates temporary folders, which a killed rank would leave behind."""
     sys.modules["wandb"] = None  # type: ignore[assignment]

@@ -1,8 +1,8 @@
-"""Records one step of one trainer rank: torch's profiler, ranges by phase, and the history of CUDA's allocations.
+"""Record one step of one trainer rank: torch's profiler, ranges by phase, and CUDA's allocation history.
 
-`profile/step-N-rank-R.json.gz` in the run's folder opens in Perfetto (ui.perfetto.dev), `...memory.pickle` on
-pytorch.org/memory_viz. Where Nsight Systems follows the process, the phases are NVTX ranges. The GPU's parts have not
-run on a GPU yet.
+Open `profile/step-N-rank-R.json.gz` in the run's folder with Perfetto (ui.perfetto.dev), `...memory.pickle`
+on pytorch.org/memory_viz. For Nsight Systems the phases are NVTX ranges. The GPU parts have not run on a GPU
+yet.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MOST_ALLOCATIONS = 100_000
-"""Allocations and frees that a memory snapshot goes back."""
+"""Allocations and frees in a memory snapshot."""
 
 
 class Profiler:
-    """One step at a time: start, phases, stop."""
+    """Records one step at a time: start, phases, stop."""
 
     def __init__(self, folder: Path, *, rank: int, device: torch.device, memory: bool) -> None:
-        """`memory`: also the allocations of a GPU, with where they were made."""
+        """Create a profiler; `memory` also records a GPU's allocations, with stack traces."""
         self._folder, self._rank = folder, rank
         self._on_gpu = device.type == "cuda"
         self._memory = memory and self._on_gpu
@@ -30,7 +30,7 @@ class Profiler:
         self._step = 0
 
     def start(self, step: int) -> None:
-        """Begins to record."""
+        """Start recording."""
         gpu = [ProfilerActivity.CUDA] if self._on_gpu else []
         self._step, self._profile = step, profile(activities=[ProfilerActivity.CPU, *gpu])
         if self._memory:
@@ -38,20 +38,20 @@ class Profiler:
         self._profile.start()
 
     def enter(self, phase: str) -> None:
-        """A phase begins; phases may be nested."""
+        """Start a phase; phases may be nested."""
         self._ranges.append(record_function(f"mrl/{phase}"))
         self._ranges[-1].__enter__()
         if self._on_gpu:
             torch.cuda.nvtx.range_push(phase)
 
     def leave(self) -> None:
-        """The phase that began last ends."""
+        """End the innermost phase."""
         if self._on_gpu:
             torch.cuda.nvtx.range_pop()
         self._ranges.pop().__exit__(None, None, None)
 
     def stop(self) -> None:
-        """Ends the record and writes it."""
+        """Stop recording and write the files."""
         while self._ranges:
             self.leave()
         recorded, self._profile = self._profile, None

@@ -1,10 +1,11 @@
-"""The sum of gradients over data-parallel replicas, bucket by bucket, while the backward pass of the last microbatch goes on.
+"""Reduce gradients over data-parallel replicas, by bucket, during the last micro-batch's backward pass.
 
-Megatron's own form learns in the first update how often the last microbatch brings a gradient of each parameter, and starts a
-bucket's sum when the same has come again. That asks of all ranks and updates that their last microbatches are of one kind.
-Here one may be a dummy, and adapters take their gradients past autograd's accumulators. So a bucket's sum starts when
-each of its parameters has brought its gradient, all buckets in one order that ranks share, and finish() starts those that
-are left: whatever a rank's last microbatch lacks, every group of ranks meets the same sums in the same order.
+Megatron's version learns in the first update how often the last micro-batch produces a gradient of each
+parameter, and starts a bucket's sum after as many. That needs similar last micro-batches on all ranks and in
+all updates. Here one may be a dummy, and adapters take their gradients past autograd's accumulators. So a
+bucket's sum starts after each of its parameters has its gradient, in one bucket order that ranks share;
+finish() starts the remaining ones. So every group of ranks runs the same sums in the same order, whatever a
+rank's last micro-batch lacks.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 
 
 class OverlappedReduction:
-    """The buckets of a model's chunks in one order, the last layers' first: that in which a backward pass fills them."""
+    """Buckets of a model's chunks in the order in which a backward pass fills them: last layers first."""
 
     def __init__(self, models: list[DistributedDataParallel]) -> None:
-        """`models`: the chunks as wrapped with overlap_grad_reduce, in chunk order."""
+        """Take the chunks, wrapped with overlap_grad_reduce, in chunk order."""
         self._models = models
         self._groups: list[Any] = [group for model in reversed(models) for group in _last_first(model)]
         self._missing: dict[Any, set[Tensor]] = {}
-        """Bucket -> its parameters whose gradients of the last microbatch have not come yet."""
+        """Bucket -> its parameters whose gradients of the last micro-batch are missing."""
         self._started = 0
         for group in self._groups:
             group.is_first_batch = False  # nothing is learned
@@ -32,35 +33,36 @@ class OverlappedReduction:
         self.begin()
 
     def begin(self) -> None:
-        """No gradient of this update has come yet."""
+        """Start an update without any gradients."""
         self._missing = {group: set(group.params) for group in self._groups}
         self._started = 0
 
     def no_sync(self) -> Any:
-        """For Megatron's schedules: inside, microbatches are not the last; of several chunks one for each."""
+        """Return Megatron's context for all but the last micro-batch; a list if there are several chunks."""
         contexts = [model.no_sync for model in self._models]
         return contexts if len(contexts) > 1 else contexts[0]
 
     def take(self, parameter: Tensor) -> None:
-        """A parameter's gradient of this microbatch is in main_grad."""
+        """Note that a parameter's gradient of this micro-batch is in main_grad."""
         model = next(model for model in self._models if parameter in model.param_to_bucket_group)
         self._take(model.param_to_bucket_group[parameter], parameter)
 
     def finish(self) -> None:
-        """Starts the sums that have not started; Megatron's finish_grad_sync() waits for all."""
+        """Start the remaining sums; Megatron's finish_grad_sync() waits for all."""
         for group in self._groups[self._started :]:
             group.start_grad_sync()
         self._started = len(self._groups)
 
     def _take(self, group: Any, parameter: Tensor, force_all_reduce: bool = False) -> None:
-        """Megatron calls it where autograd has added a parameter's gradient."""
+        """Handle a finished gradient; Megatron calls this after autograd adds it."""
         if not group.is_last_microbatch:
             return
         missing = self._missing[group]
         if parameter not in missing:
             raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} brought its gradient twice in one microbatch: its sum over the "
-                "replicas may be short of the second; set training.overlap_grad_reduce to false"
+                f"a parameter of shape {tuple(parameter.shape)} produced its gradient twice in one "
+                "micro-batch, so its sum over replicas may lack the second; "
+                "set training.overlap_grad_reduce to false"
             )
         missing.discard(parameter)
         while self._started < len(self._groups) and not self._missing[self._groups[self._started]]:
@@ -69,7 +71,7 @@ class OverlappedReduction:
 
 
 def _last_first(model: DistributedDataParallel) -> list[Any]:
-    """A chunk's buckets, dense and experts', by their earliest parameter, the latest first."""
+    """Return a chunk's buckets, dense and expert, by their earliest parameter, the latest first."""
     position = {parameter: number for number, parameter in enumerate(model.module.parameters())}
     groups: list[Any] = [*model.bucket_groups, *model.expert_parallel_bucket_groups]
-    return sorted(groups, key=lambda group: min(position[each] for each in group.params), reverse=True)
+    return sorted(groups, key=lambda group: min(position[item] for item in group.params), reverse=True)

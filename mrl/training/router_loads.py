@@ -1,8 +1,8 @@
-"""What the routers of a rank's model chose: how even experts' loads and how narrow choices were.
+"""Statistics of a rank's routers: how even experts' loads and how narrow choices were.
 
-Both are recorded where the choice is made, in the routers' forward pass: a layer that the backward pass
-computes again chooses again and is not recorded again. Padding is not counted, so that the figures are those
-of an update's tokens, whatever the layout.
+Both are recorded in the routers' forward pass. A layer that the backward pass recomputes chooses again, but
+is not recorded again. Padding is not counted, so the metrics describe an update's tokens, whatever the
+layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mrl.observe.metrics_log import LAYERS
 
 
 class ExpertLoad:
-    """Counts each expert's visits by the tokens of one update, over all microbatches of this rank."""
+    """Counts each expert's visits by the tokens of one update, over all micro-batches of this rank."""
 
     def __init__(
         self, routers: Sequence[RecordingRouter], *, num_layers: int, num_experts: int, device: torch.device
@@ -32,12 +32,12 @@ class ExpertLoad:
             router.visits = self._visits[router.layer_number - 1]
 
     def clear(self) -> None:
-        """Starts a new update."""
+        """Start a new update."""
         self._visits.zero_()
 
     @contextlib.contextmanager
     def counting(self, real: Tensor) -> Iterator[None]:
-        """Counts the choices made inside; `real` [tokens of a router's input] is False for padding."""
+        """Count the choices made inside; `real` [tokens of a router's input] is False for padding."""
         for router in self._routers:
             router.counted = real
         try:
@@ -47,7 +47,7 @@ class ExpertLoad:
                 router.counted = None
 
     def metrics(self) -> dict[str, float]:
-        """The figures of all ranks' visits together; the same on all of them, which call this together."""
+        """Return the metrics of all ranks' visits, equal on all ranks; a collective."""
         if not self._visits.numel():
             return {}
         visits = self._visits.clone()
@@ -56,14 +56,13 @@ class ExpertLoad:
 
 
 def load_figures(visits: np.ndarray) -> dict[str, float]:
-    """The load of visits [layers, experts], a row of zeros where a layer has no router.
+    """Return the load metrics of visits [layers, experts]; a layer without a router is a row of zeros.
 
     `load_max_over_mean` is the busiest expert's visits over the mean expert's: 1 is even, experts / top-k is
-    the worst. `load_entropy` is the entropy of the shares over its largest value, ln(experts): 1 is even.
-    Means over layers, and the worst layer's (_max, _min); then each layer's own.
+    the worst. `load_entropy` is the entropy of the shares over its maximum, ln(experts): 1 is even. Each has
+    its mean over layers, the worst layer's (_max, _min), and each layer's.
 
-    >>> load_figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"]
-    1.5
+    >>> load_figures(np.array([[0, 0], [3, 1]]))["moe/load_max_over_mean"] 1.5
     """
     numbers = np.flatnonzero(visits.sum(1))
     if not len(numbers):
@@ -86,7 +85,7 @@ def load_figures(visits: np.ndarray) -> dict[str, float]:
 
 @contextlib.contextmanager
 def recorded_margins(routers: Iterable[RecordingRouter]) -> Iterator[list[Tensor]]:
-    """Yields a list that holds, afterwards, the gaps of every choice made inside."""
+    """Yield a list that afterwards contains the gaps of every choice made inside."""
     gaps: list[Tensor] = []
     for router in routers:
         router.margins = gaps
@@ -98,10 +97,10 @@ def recorded_margins(routers: Iterable[RecordingRouter]) -> Iterator[list[Tensor
 
 
 def prefix_minimum(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-    """out[t] = min(values[segment start : t]); 0 for a segment's first token.
+    """Return out[t] = min(values[segment start : t]); 0 for a segment's first token.
 
-    >>> prefix_minimum(np.array([3, 1, 2, 9, 5], np.float32), np.array([0, 3, 5])).tolist()
-    [0.0, 3.0, 1.0, 0.0, 9.0]
+    >>> prefix_minimum(np.array([3, 1, 2, 9, 5], np.float32), np.array([0, 3, 5])).tolist() [0.0, 3.0, 1.0,
+    0.0, 9.0]
     """
     lengths = np.diff(cu_seqlens)
     if not len(lengths):

@@ -1,6 +1,6 @@
 """One model of a trainer rank: its part of the parameters, their memory, the optimizer and the passes.
 
-A worker has one for the policy and, with PPO, one more for the critic, on the same process groups.
+A worker has one for the policy and, with PPO, one for the critic, on the same process groups.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from mrl.training.reduction import OverlappedReduction
 log = logging.getLogger(__name__)
 
 HEAD = "output_layer.weight"
-"""Megatron's name of the output layer; a critic and a reward model have their value head there."""
+"""Megatron's name of the output layer, which in a critic or reward model is the value head."""
 
 
 class TrainedModel:
-    """A model that is trained: the policy, or with a value head a critic or a reward model. The head starts at 0, or as the
-    score of the reward model whose folder is loaded."""
+    """A trained model: the policy, or with a value head a critic or a reward model. The head starts at 0, or
+    as the score of a loaded reward model."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class TrainedModel:
         seed: int = 0,
         replays: bool = False,
     ) -> None:
-        """Builds this rank's part with random weights, on process groups that are there. `seed`: of adapters.
-        `replays`: batches may bring routes."""
+        """Build this rank's part with random weights on existing process groups. `seed` is for adapters; with
+        `replays` batches may contain routes."""
         self.layout, self.place, self.device = layout, place, device
         hf_config = hf_folder.read_config(model.path)
         if has_value_head:
@@ -96,17 +96,17 @@ class TrainedModel:
         if self._reduction is not None:
             self.chunks.config.no_sync_func = self._reduction.no_sync()
         self.optimizer = Optimizer(self._models, training.optimizer, dtype=self.dtype, device=device)
-        taken = None if self._reduction is None else self._reduction.take
-        self.adapters = Adapters(pairs, self.memory, device=device, taken=taken) if pairs else None
-        """What is trained, where training.lora says so; the parameters have it merged."""
+        on_gradient = None if self._reduction is None else self._reduction.take
+        self.adapters = Adapters(pairs, self.memory, device=device, taken=on_gradient) if pairs else None
+        """Trained adapters if training.lora is set; the parameters have them merged."""
         self.passes = Passes(
             self.chunks, self._models, training=training, layout=layout, place=place, device=device
         )
         self._loss = float("nan")
-        """The loss of the gradients that wait for step(); not a number while none do."""
+        """Loss of the gradients that wait for step(); NaN without any."""
         self._located = self._match_names(training.dtype)
         self._folder: Path | None = None
-        """The Hugging Face folder whose weights the parameters still are."""
+        """Hugging Face folder whose weights the parameters still equal."""
 
     def _wrap(self, chunk: Any, number: int) -> Any:
         config = DistributedDataParallelConfig(
@@ -133,7 +133,7 @@ class TrainedModel:
         return add_adapters(self.chunks.models, table, scale=lora.scale, seed=seed)
 
     def _match_names(self, dtype: str) -> list[tuple[LocalTensor, Tensor]]:
-        """The name table's tensors beside the real parameters; any difference is an error."""
+        """Pair the name table's tensors with the real parameters; raise ConfigError for any difference."""
         real = {
             (chunk, name): parameter
             for chunk, model in enumerate(self.chunks.models)
@@ -145,20 +145,20 @@ class TrainedModel:
         named = {(local.chunk, local.name): local for local in table}
         if real.keys() != named.keys():
             raise ConfigError(
-                f"name table of {self.family.model_type} and Megatron disagree on rank {self.place.rank}: only in the "
-                f"table {sorted(named.keys() - real.keys())[:4]}, "
+                f"name table of {self.family.model_type} and Megatron disagree on rank {self.place.rank}: "
+                f"only in the table {sorted(named.keys() - real.keys())[:4]}, "
                 f"only in Megatron {sorted(real.keys() - named.keys())[:4]}"
             )
         for key, local in named.items():
             if tuple(real[key].shape) != local.shape:
                 raise ConfigError(
-                    f"{local.name}: the table says {local.shape}, Megatron {tuple(real[key].shape)}"
+                    f"{local.name}: shape {local.shape} in the table, {tuple(real[key].shape)} in Megatron"
                 )
         return [(local, real[local.chunk, local.name]) for local in table]
 
     @torch.no_grad()
     def load_hf(self, path: str | Path) -> None:
-        """Streams a Hugging Face folder into this rank's parameters and master weights."""
+        """Stream a Hugging Face folder into this rank's parameters and master weights."""
         self.note_change()
         self.load_parameters(path)
         self.optimizer.take_parameters()
@@ -167,18 +167,21 @@ class TrainedModel:
         self._folder = Path(path)
 
     def load_parameters(self, path: str | Path) -> None:
-        """Streams a Hugging Face folder into this rank's parameters alone."""
+        """Stream a Hugging Face folder into this rank's parameters only."""
         hf_config = self.hf_config
         targets = [(local, parameter.data) for local, parameter in self._located]
-        if self._is_critic and not has_score(own := hf_folder.read_config(path)):
-            hf_config, targets = own, [(local, data) for local, data in targets if local.name != HEAD]
-        left_out = read_values.load_folder(path, self.family, hf_config, targets)
-        if left_out and self.place.rank == 0 and not self._is_critic:
+        if self._is_critic and not has_score(folder_config := hf_folder.read_config(path)):
+            hf_config, targets = (
+                folder_config,
+                [(local, data) for local, data in targets if local.name != HEAD],
+            )
+        untrained = read_values.load_folder(path, self.family, hf_config, targets)
+        if untrained and self.place.rank == 0 and not self._is_critic:
             prefixes = ", ".join((*self.family.untrained(self.hf_config), *self.family.carried))
-            log.warning("%s: %d tensors under %s are not trained", path, len(left_out), prefixes)
+            log.warning("%s: %d tensors under %s are not trained", path, len(untrained), prefixes)
 
     def loaded_boxes(self) -> ReadBoxes | None:
-        """Reads boxes of the folder whose weights the parameters are; None once they were changed."""
+        """Return a reader of the folder whose weights the parameters equal; None after any change."""
         if self._folder is None:
             return None
         return functools.partial(
@@ -186,20 +189,20 @@ class TrainedModel:
         )
 
     def local_tensors(self) -> list[tuple[LocalTensor, Tensor, int, int]]:
-        """(description, view of the parameter, buffer index, byte offset there), in the table's order."""
+        """Return (description, parameter view, buffer index, byte offset there), in the table's order."""
         return [(local, parameter.data, *self.memory.locate(parameter)) for local, parameter in self._located]
 
     @property
     def spec(self) -> Spec:
-        """Whose layers name the parameters."""
+        """Layer spec that names the parameters."""
         return self.chunks.choice.spec
 
     def state(self) -> TrainingState:
-        """What a checkpoint saves of this model, and restores."""
+        """Return the state that a checkpoint saves and restores."""
         return TrainingState(self.chunks.models, self.optimizer)
 
     def note_change(self) -> None:
-        """Notes that the parameters get new values: neither the loaded folder's nor those copied to the host."""
+        """Record that parameters change, so neither the loaded folder nor the host copies match them."""
         self._folder = None
         self.memory.note_change()
 
@@ -213,7 +216,7 @@ class TrainedModel:
         taught: Lessons | None = None,
         reference: InPlace | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """Make gradients for step(); return their metrics, and what a forward pass by these weights returns."""
+        """Accumulate gradients for step(); return metrics, and a forward pass's arrays by these weights."""
         for model in self._models:
             model.zero_grad_buffer()
         if self._reduction is not None:
@@ -232,7 +235,7 @@ class TrainedModel:
         return metrics, arrays
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
-        """Takes one optimizer step along the gradients that wait, if they are finite; returns metrics."""
+        """Take one optimizer step along the accumulated gradients if they are finite; return metrics."""
         self.note_change()
         result = self.optimizer.step(finite=bool(np.isfinite(self._loss)), lr=lr)
         self.merge()
@@ -245,12 +248,12 @@ class TrainedModel:
         }
 
     def merge(self) -> None:
-        """Makes the parameters what the adapters say, after these changed; nothing without adapters."""
+        """Recompute the parameters from changed adapters; does nothing without adapters."""
         if self.adapters is not None:
             self.adapters.merge()
 
     def offload(self, *, keep_parameters: bool = False) -> None:
-        """Frees gradients, optimizer state and, unless they are kept, parameters."""
+        """Free gradients, optimizer state and, unless `keep_parameters`, parameters."""
         if keep_parameters:
             self.memory.free_gradients()
         else:
@@ -259,12 +262,12 @@ class TrainedModel:
         self.memory.start_copy()
 
     def reload(self) -> None:
-        """Undoes offload()."""
+        """Undo offload()."""
         self.memory.reload()
         self.optimizer.reload()
 
     def _sum_gradients(self, models: list[Any], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-        """Megatron's gradient reduction without its division by tokens: our losses are divided."""
+        """Run Megatron's gradient reduction without its division by tokens: losses are already divided."""
         if self._reduction is not None:
             self._reduction.finish()
         finalize_model_grads(models, None, **kwargs)

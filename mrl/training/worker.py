@@ -1,6 +1,6 @@
-"""One Megatron rank: computes log-probs and values, updates, saves, and hands its memory over.
+"""One Megatron rank: computes log-probs and values, updates, saves, and shares its memory.
 
-A plain class; its Ray actor is elsewhere and thin. All methods except the memory ones are called on all ranks
+A plain class; a thin Ray actor elsewhere wraps it. All methods except the memory ones are called on all ranks
 together. Batches come as TrainBatch (numpy); results are numpy arrays and numbers.
 """
 
@@ -41,7 +41,7 @@ _REFERENCE = "reference"
 
 
 class MegatronWorker:
-    """Rank `rank` of the trainer, with its policy, its reference policy, its teachers and its critic."""
+    """Rank `rank` of the trainer, with its policy, reference policy, teachers and critic."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class MegatronWorker:
         replays: bool = False,
         has_value_head: bool = False,
     ) -> None:
-        """Joins the other ranks at the address of a store (`wire.meeting.Meeting`), builds the policy and,
-        unless `load` is False, loads model.path. `replays`: batches may bring routes for the policy and the
-        reference to take (routing.replay). With `has_value_head` what stands in the policy's place is a reward
-        model: forward() gives values, and an objective is called with them."""
+        """Join the other ranks at the address `store` (`wire.meeting.Meeting`), build the policy and, if
+        `load`, load model.path. With `replays` batches may contain routes for policy and reference
+        (routing.replay). With `has_value_head` a reward model replaces the policy: forward() returns values,
+        and objectives take them."""
         use_own_compile_cache()
         self.model, self.training = model, training
         self.layout = training.layout.sizes()
         self.place = self.layout.place(rank)
         hf_config = hf_folder.read_config(model.path)
-        # A layout that does not fit fails here, before any rank waits for another.
+        # An invalid layout fails here, before any rank waits for another.
         family_of(hf_config).local_tensors(hf_config, self.layout, self.place)
         self.device, _ = start_process_groups(
             self.layout,
@@ -88,21 +88,21 @@ class MegatronWorker:
             has_value_head=has_value_head,
         )
         self.critic: TrainedModel | None = None
-        """The value model, once add_critic() was called."""
+        """Value model, after add_critic()."""
         self._save: Save | None = None
-        """The checkpoint that is being written, until it is committed."""
+        """Checkpoint being written, until it is committed."""
         self._frozen: dict[str, Callable[[str], AbstractContextManager[None]]] = {}
-        """What puts another model in the policy's place while it is entered: the reference, and teachers by their folder."""
+        """Contexts that swap another model in for the policy: the reference, and teachers by folder."""
         weights = ""
         if load:
             self.policy.load_hf(model.path)
-            own = base.file_digests(model.path, share=rank, shares=self.layout.world_size)
-            weights = base.combined_digest(joined(own))
+            digests = base.file_digests(model.path, share=rank, shares=self.layout.world_size)
+            weights = base.combined_digest(joined(digests))
         self._about = base.run_about(model, training, weights)
-        """What checkpoints say of the run."""
+        """What checkpoints record about the run."""
 
     def add_critic(self, section: CriticSection) -> None:
-        """Builds the critic beside the policy, from section.path or else from the policy's starting point."""
+        """Build the critic, from section.path or else the policy's starting point."""
         model = self.model.model_copy(update={"path": section.path or self.model.path})
         training = self.training.model_copy(update={"optimizer": section.optimizer})
         self.critic = TrainedModel(
@@ -114,19 +114,17 @@ class MegatronWorker:
             has_value_head=True,
         )
         self.critic.load_hf(model.path)
-        tokens, own_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))
-        if own_tokens != tokens:
+        tokens, critic_tokens = (m.hf_config["vocab_size"] for m in (self.policy, self.critic))
+        if critic_tokens != tokens:
             raise ConfigError(
-                f"critic.path = {model.path} has a vocabulary of {own_tokens} tokens, the policy {tokens}; the critic "
-                "reads the policy's tokens"
+                f"critic.path = {model.path} has a vocabulary of {critic_tokens} tokens, but the policy has "
+                f"{tokens}; choose a critic with the same vocabulary, because it reads the policy's tokens"
             )
 
     @torch.no_grad()
     def snapshot_reference(self, path: str | Path | None = None) -> None:
-        """Keeps a frozen reference policy in the host's memory: today's parameters, or a Hugging Face folder's.
-
-        Adapters keep the parameters without them there already: that is the reference where no folder is given.
-        """
+        """Keep a frozen reference policy in host memory: the current parameters, or a Hugging Face folder's.
+        Without a folder adapters need no copy, because they already keep the base weights there."""
         memory, adapters = self.policy.memory, self.policy.adapters
         if path is not None:
             self._frozen[_REFERENCE] = self._kept(path, _REFERENCE)
@@ -137,22 +135,22 @@ class MegatronWorker:
 
     @torch.no_grad()
     def add_teacher(self, path: str) -> None:
-        """Keeps a Hugging Face folder's weights in the host's memory: a teacher, whom update() asks by its folder."""
+        """Keep a Hugging Face folder's weights in host memory as a teacher; update() finds it by folder."""
         self._frozen[path] = self._kept(path, "teacher")
 
     def _kept(self, path: str | Path, name: str) -> Callable[[str], AbstractContextManager[None]]:
-        """The weights of a folder, which the policy's memory had only while they were read."""
+        """Load a folder's weights through the policy's memory, and keep a snapshot of them."""
         memory = self.policy.memory
         with memory.borrowed(f"load the {name}"):
             self.policy.load_parameters(path)
             return functools.partial(memory.holding, memory.snapshot())
 
     def forward(self, batch: TrainBatch, options: PassOptions = DEFAULTS) -> dict[str, np.ndarray] | None:
-        """Return log-probs and entropy [N] of this shard, and what the options ask for besides.
+        """Return log-probs and entropy (nats) [N] of this shard, and what the options request.
 
-        The critic gives `values` [N]: entry t is the value of the state before token t, 0 for a
-        segment's first token. The ranks with tp 0 and cp 0 on the last pipeline stage return them, the others None.
-        Entropies are in nats. Policy and reference take the batch's routes, if it has any.
+        The critic returns `values` [N]: entry t is the value of the state before token t, 0 for a segment's
+        first token. Only ranks with tp 0 and cp 0 on the last stage return arrays, the others None. Policy
+        and reference take the batch's routes, if any.
         """
         if options.role == "critic":
             return self._trained("critic").passes.forward(batch, options)
@@ -169,15 +167,14 @@ class MegatronWorker:
         lr: float | None = None,
         distillation: DistillationSection | None = None,
     ) -> dict[str, float]:
-        """Take one optimizer step of the policy or the critic over this shard; return metrics, the same on all ranks.
+        """Take one optimizer step of policy or critic over this shard; return metrics, equal on all ranks.
 
-        The policy takes the batch's routes, if it has any: `routing/...` then says how far its own choices agree
-        (replay.py).
-        Losses and metrics are summed over microbatches and ranks (names ending in _max or _min: largest,
-        smallest). Where the model has experts, `moe/...` says how evenly this update's tokens were spread
-        (router_loads.py). A loss or gradient that is not finite, or a step without any token to train on, is
-        skipped on all ranks: no parameter changes and `skipped` is 1. The critic's objective is called with
-        values=[n]. With `distillation` the policy's teachers say first what they would, at every token, and the objective is called with divergence=[n] too.
+        Losses and metrics are summed over micro-batches and ranks (names ending in _max or _min: largest,
+        smallest). A loss or gradient that is not finite, or a step without trainable tokens, is skipped on
+        all ranks: no parameter changes and `skipped` is 1. The policy takes the batch's routes, if any;
+        `routing/...` measures how far its own choices agree (replay.py). With experts, `moe/...` measures how
+        evenly tokens were spread (router_loads.py). The critic's objective takes values=[n]. With
+        `distillation` teachers run first, and the objective also takes divergence=[n].
         """
         metrics, _ = self.accumulate(batch, objective, denominators, options, distillation=distillation)
         return metrics | self._trained(options.role).step(lr=lr)
@@ -191,10 +188,10 @@ class MegatronWorker:
         *,
         distillation: DistillationSection | None = None,
     ) -> tuple[dict[str, float], dict[str, np.ndarray] | None]:
-        """Run the first half of update(): return metrics and leave gradients for step(); no parameter changes.
+        """Run update()'s first half: return metrics and leave gradients for step(); no parameter changes.
 
-        Also return what forward() returns, by the same weights, with 0 for tokens that are not trained on. The
-        reference's log-probs, if the options ask for them, are made before: the objective finds them in `arrays`.
+        Also return the arrays of forward() by the same weights, with 0 for untrained tokens. Requested
+        log-probs of the reference come first: the objective finds them in `arrays`.
         """
         taught = None
         if options.role == "policy" and distillation is not None:
@@ -204,18 +201,18 @@ class MegatronWorker:
         )
 
     def step(self, *, lr: float | None = None) -> dict[str, float]:
-        """The second half of the policy's update(): one optimizer step along the gradients that wait."""
+        """Run the second half of the policy's update(): one optimizer step along the gradients."""
         return self.policy.step(lr=lr)
 
     def _lessons(self, batch: TrainBatch, section: DistillationSection) -> Lessons:
-        """One pass of each teacher, which chooses its own experts, over its samples of the shard."""
-        numbers, found = batch.samples[TEACHER], []
+        """Run each teacher, which chooses its own experts, once over its samples of the shard."""
+        numbers, lessons = batch.samples[TEACHER], []
         batch = dataclasses.replace(batch, routes=None)
         for number, path in enumerate(section.folders):
             with self._acting_as("teacher", path):
-                own = np.flatnonzero(numbers == number)
-                found.append(self.policy.passes.lesson(batch, own))
-        return Lessons(section, [lesson for lesson in found if lesson is not None])
+                samples = np.flatnonzero(numbers == number)
+                lessons.append(self.policy.passes.lesson(batch, samples))
+        return Lessons(section, [lesson for lesson in lessons if lesson is not None])
 
     def _trained(self, role: Role) -> TrainedModel:
         if role == "policy":
@@ -229,7 +226,7 @@ class MegatronWorker:
 
     @contextlib.contextmanager
     def _acting_as(self, role: Role, teacher: str = "") -> Iterator[None]:
-        """The parameters of the reference or a teacher in place of the policy's, for the length of a forward pass."""
+        """Swap the parameters of the reference or a teacher in for the policy's, during a forward pass."""
         if role == "policy":
             yield
             return
@@ -242,22 +239,23 @@ class MegatronWorker:
             yield
 
     def device_name(self) -> str:
-        """What CUDA calls this rank's device; "cpu" without one."""
+        """Return CUDA's name of this rank's device; "cpu" without CUDA."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     def memory_use(self) -> dict[str, float]:
-        """What this process has of its GPU and of the host's memory, in bytes by name."""
+        """Return this process's GPU and host memory use, in bytes by name."""
         return memory_use(self.device)
 
     def save_weights(self, path: str | Path) -> None:
-        """Writes the policy's parameters alone to the new folder `path`, for an export."""
+        """Write only the policy's parameters to the new folder `path`, for an export."""
         save_weights(Path(path), self.policy.state())
 
     def save_checkpoint(self, path: str | Path, extra: dict[str, Any], *, beside: bool = False) -> None:
-        """Saves models, optimizers, schedules, random states, and `extra` (rank 0's).
+        """Save models, optimizers, schedules, random states, and `extra` (rank 0's).
 
-        With `beside` it returns once this rank's state is copied to plain memory, and files are written while
-        training goes on; commit_checkpoint() then makes them a checkpoint. Else it is committed on return.
+        With `beside` it returns after copying this rank's state to host memory, and writes files while
+        training continues; commit_checkpoint() then makes them a checkpoint. Otherwise it is committed on
+        return.
         """
         payload = {
             "user": extra,
@@ -272,17 +270,17 @@ class MegatronWorker:
             self.commit_checkpoint()
 
     def checkpoint_is_written(self) -> bool:
-        """Whether this rank's files of the save that goes on beside training are there; asks no other rank."""
+        """Return True if this rank has no pending background save; contacts no other rank."""
         return self._save is None or self._save.is_written()
 
     def commit_checkpoint(self) -> None:
-        """Makes the save that goes on beside training a checkpoint, once all ranks' files are there."""
+        """Make the background save a checkpoint, after all ranks' files are written."""
         assert self._save is not None, "no checkpoint is being saved"
         save, self._save = self._save, None
         save.commit()
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
-        """Continues from a checkpoint, also one of another layout; returns its `extra`, or CheckpointError."""
+        """Continue from a checkpoint of any layout; return its `extra`, or raise CheckpointError."""
         self.policy.memory.require_unleased("load a checkpoint")
         for model in self._models():
             model.note_change()
@@ -297,15 +295,15 @@ class MegatronWorker:
         return [self.policy] if self.critic is None else [self.policy, self.critic]
 
     def _states(self) -> dict[str, TrainingState]:
-        """The state of each model by its folder in a checkpoint."""
+        """Return each model's state by its folder in a checkpoint."""
         states = {"": self.policy.state()}
         return states if self.critic is None else states | {"critic": self.critic.state()}
 
     def offload(self, *, keep_parameters: bool = False) -> None:
-        """Frees gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).
+        """Free gradients, optimizer state, the critic and parameters (on CPU: shared memory, gradients).
 
-        With `keep_parameters` the policy's stay, for a weight sync; a second call then frees them. What is
-        freed goes back to the device, where the slot's engine can take it: nothing stays in torch's cache.
+        With `keep_parameters` the policy's stay for a weight sync; a second call frees them. Freed memory
+        returns to the device for the slot's engine: nothing stays in torch's cache.
         """
         self.policy.offload(keep_parameters=keep_parameters)
         if self.critic is not None:
@@ -313,10 +311,10 @@ class MegatronWorker:
         device_memory.give_back(self.device)
 
     def reload(self) -> None:
-        """Undoes offload(). What peers knew of the parameter memory before is stale."""
+        """Undo offload(). Peers' earlier knowledge of the parameter memory is then stale."""
         for model in self._models():
             model.reload()
 
     def close(self) -> None:
-        """Leaves the process groups."""
+        """Leave the process groups."""
         stop_process_groups()

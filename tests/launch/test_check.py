@@ -102,7 +102,7 @@ WORD_FAULTS = [
     (("algorithm.loss={name: custom, function: 'nowhere.module:loss'}",),
      "nowhere.module cannot be imported"),
     (("algorithm.loss={name: custom, function: 'tests.support.own_losses:misspelt'}",),
-     "tried on made-up numbers before the start, it raised"),
+     "a trial on made-up numbers before the start failed: it raised"),
     (("reward={kind: plugin, path: 'FOLDER/broken.py:score'}",), "SyntaxError"),
     (("reward={kind: plugin, path: 'FOLDER/leaves.py:score'}",), "ended the process with status 7"),
     (("data.train=/nowhere/rows.jsonl",), "/nowhere/rows.jsonl: no such file"),

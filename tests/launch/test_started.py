@@ -124,7 +124,7 @@ def test_the_same_model_goes_on_wherever_it_lies(same, run, tmp_path) -> None:
         (of_another_seed, "has other weights"),
         (with_one_bit_flipped, "has other weights"),
         (with_another_config, "has other settings in config.json"),
-        (of_another_family, "is a qwen3_moe, the run trains a qwen3"),
+        (of_another_family, "is a qwen3_moe, but the run trains a qwen3"),
     ],
 )
 def test_another_model_is_refused(other, reason, run, tmp_path) -> None:
@@ -135,11 +135,11 @@ def test_another_model_is_refused(other, reason, run, tmp_path) -> None:
 def test_another_type_or_adapters_in_place_of_weights_are_refused(run: Config, tmp_path: Path) -> None:
     saved = run.training.dtype
     other = "bfloat16" if saved == "float32" else "float32"
-    with pytest.raises(ConfigError, match=f"was trained in {saved}, training.dtype is {other}"):
+    with pytest.raises(ConfigError, match=f"was trained in {saved}, but training.dtype is {other}"):
         check_resume(config_of(tmp_path, f"training.dtype={other}"))
-    with pytest.raises(ConfigError, match=r"holds all weights, the run trains adapters"):
+    with pytest.raises(ConfigError, match=r"contains all weights, but the run trains adapters"):
         check_resume(config_of(tmp_path, "training.lora={rank: 4, alpha: 8}"))
-    with pytest.raises(ConfigError, match="holds no critic"):
+    with pytest.raises(ConfigError, match="contains no critic"):
         check_resume(config_of(tmp_path, "critic={}", "algorithm.estimator.name=gae"))
     with pytest.raises(ConfigError, match=r"loop\.schedule: .* was saved with on_policy, this is stream"):
         check_resume(config_of(tmp_path, "loop.schedule=stream"))

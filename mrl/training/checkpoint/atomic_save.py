@@ -1,8 +1,7 @@
-"""One checkpoint on its way to its folder: begun by all ranks, written by each beside whatever it does, and
-committed by all.
+"""One checkpoint being saved: all ranks begin it, each writes its files in the background, and all commit it.
 
-Nothing is visible before the commit's rename, and a save that is killed leaves a partial folder that is never
-taken. checkpoint_folder.py says which folders are acceptable.
+Nothing is visible before the commit's rename. A killed save leaves a partial folder that is never resumed
+from. checkpoint_folder.py defines which folders are valid.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
 
 class Save:
-    """A checkpoint of `path`; commit() ends it. Every method but is_written() is called on all ranks together.
-
-    CheckpointError on all ranks where one could not write; nothing of the attempt is left then.
-    """
+    """Save of a checkpoint to `path`, ended by commit(). All ranks call every method but is_written()
+    together. If one rank cannot write, CheckpointError is raised on all, and nothing of the save remains."""
 
     def __init__(
         self, path: Path, states: Mapping[str, TrainingState], *, extra: dict[str, Any], about: dict[str, Any]
     ) -> None:
-        """Plans it. `extra` (rank 0's) is of plain values (plain_values.py); `about` is JSON.
-
-        `states` are by the folder inside `path` that holds them, the policy's in "" (the path itself).
-        """
+        """Plan the save. `extra` (rank 0's) contains plain values (plain_values.py); `about` is JSON.
+        `states` maps each folder inside `path` to its state, "" (the path itself) to the policy's."""
         self._path, self._about = path, about
         self._partial = partial_of(path)
         self._small = {random_file(dist.get_rank()): plain_values.dumps(random_state())}
@@ -52,21 +47,21 @@ class Save:
         self._or_remove(lambda: self._plan(states))
 
     def write(self) -> None:
-        """Writes this rank's files now, from where the state lies; one tensor at a time is copied."""
+        """Write this rank's files now, straight from the state; one tensor at a time is copied."""
         self._or_remove(lambda: run_everywhere(self._write))
 
     def write_beside(self) -> None:
-        """Copies this rank's state to plain memory and writes it in a thread, beside whatever follows."""
+        """Copy this rank's state to host memory, and write it in a background thread."""
         self._or_remove(lambda: run_everywhere(self._stage))
         self._thread = threading.Thread(target=self._write_quietly, name="checkpoint", daemon=True)
         self._thread.start()
 
     def is_written(self) -> bool:
-        """Whether commit() would not wait for this rank's files."""
+        """Return True if commit() would not wait for this rank's files."""
         return self._thread is None or not self._thread.is_alive()
 
     def commit(self) -> None:
-        """Waits for the files of all ranks and makes the checkpoint visible."""
+        """Wait for the files of all ranks and make the checkpoint visible."""
         self._or_remove(self._finish)
 
     def _plan(self, states: Mapping[str, TrainingState]) -> None:
@@ -102,7 +97,7 @@ class Save:
             raise self._error
 
     def _commit(self, everyone: list[dict[str, Written]]) -> None:
-        """On rank 0: indices, digests of the few small files, the manifest, and the rename."""
+        """Write indices, digests of the few small files and the manifest, and rename; on rank 0."""
         files: dict[str, Any] = {}
         for name, write in self._writes.items():
             parts = [written[name] for written in everyone]
@@ -121,7 +116,7 @@ class Save:
         commit_folder(self._path)
 
     def _or_remove(self, action: Callable[[], None]) -> None:
-        """A full disk needs its space back."""
+        """Remove the partial folder on an error: a full disk needs its space back."""
         try:
             action()
         except CheckpointError:
@@ -130,7 +125,7 @@ class Save:
 
 
 def save_weights(folder: Path, state: TrainingState) -> None:
-    """Writes the model alone into a folder for an export; CheckpointError on all ranks alike."""
+    """Write only the model into a folder for an export; raise CheckpointError on all ranks alike."""
     run_on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
     run_on_rank_zero(lambda: folder.mkdir(parents=True))
     write, written = ShardedWrite(state.sharded_weights(), folder), Written([], {})
@@ -146,13 +141,13 @@ def save_weights(folder: Path, state: TrainingState) -> None:
 
 
 def random_file(rank: int) -> str:
-    """The name of a rank's random states."""
+    """Return the file name of a rank's random states."""
     return f"random-{rank:05d}.msgpack"
 
 
 def _start(path: Path, folders: Iterable[str]) -> None:
     if path.exists():
-        raise CheckpointError(f"{path} exists already; a checkpoint is never overwritten")
+        raise CheckpointError(f"{path} already exists and is never overwritten; save to another path")
     partial = start_folder(path)
     for name in folders:
         (partial / name).mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
-"""Torch's index (`.metadata`), a pickle, read with a closed list of classes.
+"""Read torch's index (`.metadata`), a pickle, with a closed list of classes.
 
-A pickle names the functions that make its objects. Only those of the list are called; any other is an error before it is imported.
+A pickle names the functions that build its objects. Only listed ones are called; any other raises an error
+before it is imported.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
 }
-"""(module, name) of each function or class that an index may name -> what it is."""
+"""(module, name) of each function or class that an index may name -> the object."""
 
 
 def read_index(folder: Path) -> Any:
-    """Return the index of a folder of torch's distributed format; pickle.UnpicklingError where it names something else."""
+    """Return the index of a folder in torch's distributed format; UnpicklingError for unlisted names."""
     return _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
 
 
@@ -49,5 +50,5 @@ class _Unpickler(pickle.Unpickler):
             return _ALLOWED[module_name, global_name]
         except KeyError:
             raise pickle.UnpicklingError(
-                f"it names {module_name}.{global_name}, which has no place in a checkpoint"
+                f"it names {module_name}.{global_name}, which is not allowed in a checkpoint"
             ) from None

@@ -1,4 +1,4 @@
-"""Loads a checkpoint on all ranks together, also one that ranks of another layout saved."""
+"""Load a checkpoint on all ranks together, also one saved in another layout."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mrl.training.checkpoint.training_state import TrainingState
 from mrl.training.platform.parallel import run_everywhere, run_on_rank_zero
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""The variable by which torch.load reads tensors and plain values alone, whoever calls it."""
+"""Environment variable that restricts every torch.load to tensors and plain values."""
 
 
 def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[str, Any]) -> dict[str, Any]:
-    """Reads `path` on all ranks together and returns its `extra`.
+    """Load `path` on all ranks together and return its `extra`.
 
-    The ranks verify it first, each its share: DamagedCheckpoint on all of them where a file is not what was
-    saved, and nothing is loaded then. CheckpointError where it is of another model.
+    Each rank first verifies its share. If a file is damaged, DamagedCheckpoint is raised on all ranks and
+    nothing is loaded. Raise CheckpointError for another model.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     run_everywhere(lambda: checkpoint_folder.verify_files(path, share=rank, shares=world))
@@ -40,7 +40,7 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
         with _no_code_run(), _unreadable(path / name):
             loaded: Any = dist_checkpointing.load(state.sharded(), str(path / name))
         state.restore(loaded)
-    if manifest["about"]["layout"] == about["layout"]:  # in another layout ranks mean something else
+    if manifest["about"]["layout"] == about["layout"]:  # else rank numbers mean other places
         file = path / random_file(rank)
         with _unreadable(file):
             set_random_state(plain_values.loads(file.read_bytes()))
@@ -50,14 +50,14 @@ def load_state(path: Path, states: Mapping[str, TrainingState], *, about: dict[s
 
 
 def _require_closed(folder: Path) -> None:
-    """Reads an index, as torch is about to, by the closed list of classes; CheckpointError where it names another one."""
+    """Read an index with the closed list of classes before torch does; raise CheckpointError for others."""
     with _unreadable(folder / ".metadata"):
         closed_pickle.read_index(folder)
 
 
 @contextlib.contextmanager
 def _no_code_run() -> Iterator[None]:
-    """Sets it for the block: torch's reader asks for whatever objects when it reads what ranks share."""
+    """Set _WEIGHTS_ONLY for the block: torch's reader accepts any objects in the shared state."""
     before = os.environ.get(_WEIGHTS_ONLY)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
@@ -71,7 +71,7 @@ def _no_code_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unreadable(path: Path) -> Iterator[None]:
-    """CheckpointError where what the block reads of `path` is not what a checkpoint has there."""
+    """Raise CheckpointError if the block cannot read `path` as part of a checkpoint."""
     try:
         yield
     except (

@@ -1,4 +1,4 @@
-"""Plain values as bytes and back: msgpack, with arrays of numbers as numpy's own files. Reading them runs no code."""
+"""Serialise plain values with msgpack, and number arrays as numpy files. Reading runs no code."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import msgspec
 import numpy as np
 
 _ARRAY = 1
-"""msgpack's code of what holds an array."""
+"""msgpack extension code of an array."""
 
 
 def dumps(value: Any) -> bytes:
-    """Return the bytes of a tree of None, booleans, numbers, texts, bytes, arrays of numbers, lists and dicts.
-
-    A tuple comes back as a list. TypeError names a value of another type.
-    """
+    """Return the bytes of a tree of None, booleans, numbers, texts, bytes, number arrays, lists and dicts. A
+    tuple comes back as a list. Raise TypeError for other types."""
     return msgspec.msgpack.encode(value, enc_hook=_encoded)
 
 
 def loads(data: bytes) -> Any:
-    """Return the value of `dumps`' bytes; ValueError for other bytes."""
+    """Return the value of `dumps`' bytes; raise ValueError for other bytes."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_decoded)
     except (TypeError, ValueError, EOFError, RecursionError, msgspec.MsgspecError) as error:
-        raise ValueError(f"these are no plain values: {error}") from error
+        raise ValueError(f"these are not plain values: {error}") from error
 
 
 def _encoded(value: Any) -> Any:
@@ -35,10 +33,10 @@ def _encoded(value: Any) -> Any:
         file = io.BytesIO()
         np.save(file, value, allow_pickle=False)
         return msgspec.msgpack.Ext(_ARRAY, file.getvalue())
-    raise TypeError(f"a checkpoint has no place for a value of type {type(value).__name__}: {value!r:.80}")
+    raise TypeError(f"a checkpoint cannot contain a value of type {type(value).__name__}: {value!r:.80}")
 
 
 def _decoded(code: int, data: memoryview) -> Any:
     if code != _ARRAY:
-        raise ValueError(f"a value of kind {code}")
+        raise ValueError(f"unknown extension code {code}")
     return np.load(io.BytesIO(data), allow_pickle=False)

@@ -1,6 +1,6 @@
-"""Reads boxes of the tensors of a distributed checkpoint in one process: no process groups, no Megatron.
+"""Read boxes of tensors from a distributed checkpoint in one process, without process groups or Megatron.
 
-The format is torch.distributed.checkpoint's, which Megatron writes: every tensor is cut into ranks' chunks.
+The format is torch.distributed.checkpoint's, which Megatron writes: every tensor is split into ranks' chunks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _UNREADABLE = (
     ImportError,
     pickle.UnpicklingError,
 )
-"""What pickle and torch raise of files that are not what they wrote, though the manifest lists them so."""
+"""Errors of pickle and torch for damaged files that nevertheless match the manifest."""
 OPTIMIZER = "optimizer."
-"""What Megatron's names of optimizer states begin with."""
+"""Prefix of Megatron's names of optimizer states."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-    """chunk[inner] equals checkpoint tensor[outer], but for leading axes of size 1 of the chunk."""
+    """chunk[inner] equals checkpoint tensor[outer], up to leading axes of size 1 of the chunk."""
 
     key: str
     chunk: Box
@@ -51,13 +51,13 @@ class Copy:
 
 
 class DistributedCheckpoint:
-    """A folder of torch's distributed format, open for reading."""
+    """Folder in torch's distributed format, open for reading."""
 
     def __init__(self, folder: Path) -> None:
-        """CheckpointError where the folder has no readable index."""
+        """Raise CheckpointError if the folder has no readable index."""
         self.folder, self._reader = folder, FileSystemReader(folder)
         try:
-            metadata = closed_pickle.read_index(folder)  # the reader's own would run code of the file's
+            metadata = closed_pickle.read_index(folder)  # the reader's own would run code from the file
             self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         except _UNREADABLE as error:
             raise CheckpointError(f"{folder} is not a readable distributed checkpoint: {error!r}") from error
@@ -69,23 +69,23 @@ class DistributedCheckpoint:
         self._slabs = {key: _slabs(stored.chunks) for key, stored in self._stored.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The whole shape of every stored tensor that is no optimizer's."""
+        """Return the full shape of every stored tensor but the optimizer's."""
         return {key: tuple(stored.size) for key, stored in self._stored.items()}
 
     def copies(self, box: StoredBox) -> list[Copy]:
-        """The copies that write every element of the box once; else CheckpointError."""
+        """Return the copies that write every element of the box once; raise CheckpointError if impossible."""
         target = (box.start, box.shape)
         parts = [(chunk, common) for chunk in self._near(box) if (common := intersection(chunk, target))]
-        held, needed = sum(math.prod(shape) for _, (_, shape) in parts), math.prod(box.shape)
-        if held != needed:
+        stored_elements, needed = sum(math.prod(shape) for _, (_, shape) in parts), math.prod(box.shape)
+        if stored_elements != needed:
             raise CheckpointError(
-                f"{self.folder}: the chunks of {box.key} {list(self._stored[box.key].size)} hold {held} of the {needed} "
-                f"elements of shape {list(box.shape)} at {list(box.start)}"
+                f"{self.folder}: the chunks of {box.key} {list(self._stored[box.key].size)} contain "
+                f"{stored_elements} of the {needed} elements of shape {list(box.shape)} at {list(box.start)}"
             )
         return [_copy(box, chunk, common) for chunk, common in parts]
 
     def read(self, copies: Iterable[tuple[Copy, Tensor]]) -> None:
-        """Makes copies, each into its whole checkpoint tensor. A chunk is read once, in twice its size."""
+        """Make the copies, each into its checkpoint tensor. A chunk is read once, in twice its size."""
         by_chunk: dict[MetadataIndex, list[tuple[Copy, Tensor]]] = defaultdict(list)
         for copy, target in copies:
             by_chunk[MetadataIndex(copy.key, copy.chunk[0])].append((copy, target))
@@ -96,7 +96,7 @@ class DistributedCheckpoint:
             raise CheckpointError(f"tensors in {self.folder} cannot be read: {error!r}") from error
 
     def _near(self, box: StoredBox) -> Iterator[Box]:
-        """The chunks that meet the box on the first axis."""
+        """Yield the chunks that overlap the box on the first axis."""
         first, last = box.start[0], box.start[0] + box.shape[0]
         for (start, end), chunks in self._slabs[box.key].items():
             if start < last and first < end:
@@ -104,7 +104,7 @@ class DistributedCheckpoint:
 
 
 class _Distribution(DefaultLoadPlanner):
-    """Copies every chunk that was read to where parts of it belong."""
+    """Copies each chunk that was read into its targets."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Distribution(DefaultLoadPlanner):
 
 
 def _slabs(chunks: Iterable[ChunkStorageMetadata]) -> dict[tuple[int, int], list[Box]]:
-    """The chunks by their extent on the first axis: (first, end) -> boxes."""
+    """Group the chunks by their extent on the first axis: (first, end) -> boxes."""
     slabs: dict[tuple[int, int], list[Box]] = defaultdict(list)
     for chunk in chunks:
         start, shape = tuple(chunk.offsets), tuple(chunk.sizes)
@@ -145,6 +145,6 @@ def _copy(box: StoredBox, chunk: Box, common: Box) -> Copy:
 
 
 def _whole(index: MetadataIndex, shape: tuple[int, ...]) -> ReadItem:
-    """The request for one chunk."""
+    """Return the request for one chunk."""
     origin, lengths = torch.Size([0] * len(shape)), torch.Size(shape)
     return ReadItem(LoadItemType.TENSOR, index, origin, index, origin, lengths)

@@ -1,9 +1,9 @@
-"""Writes sharded state in Megatron's torch-distributed format, so that one rank's error is all ranks'.
+"""Write sharded state in Megatron's torch-distributed format; one rank's error is raised on all ranks.
 
-All ranks plan together, each writes its own file by itself, and all meet again to finish: between those two
-moments a rank does nothing that another waits for, and may train. Megatron's own `save` writes some files on
-one rank between collectives (a full disk there leaves the others waiting), copies all state to the host
-first, and runs beside training only in processes that it forks.
+All ranks plan together, each writes its own file alone, and all finish together. Between plan and finish no
+rank waits for another, so training may continue. Megatron's own `save` writes some files on one rank between
+collectives (with a full disk there, the others hang), first copies all state to the host, and runs in the
+background only in forked processes.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from mrl.files import write_durably
 from mrl.training.platform.parallel import run_on_rank_zero
 
 COMMON = "common_state"
-"""Megatron's name of what all ranks share."""
+"""Megatron's name of the state that all ranks share."""
 
 
 @dataclasses.dataclass(slots=True)
 class Written:
-    """What one rank wrote into one folder."""
+    """Files that one rank wrote into one folder."""
 
     results: list[WriteResult]
-    """Where each piece lies."""
+    """Location of each piece."""
     files: dict[str, list[Any]]
-    """[bytes, digest] of its file, by name."""
+    """File name -> [bytes, digest]."""
 
 
 class ShardedWrite:
-    """One sharded state dict on its way into one folder: planned, perhaps staged, written, finished."""
+    """Write of one sharded state dict into one folder: planned, optionally staged, written, finished."""
 
     def __init__(self, state: dict[str, Any], folder: Path) -> None:
-        """Plans what each rank writes; a collective of all ranks. CheckpointError on all of them alike."""
+        """Plan each rank's writes; a collective of all ranks. Raise CheckpointError on all of them alike."""
         self._folder, self._staged = folder, False
-        found: Any = save_preprocess(state, True)
-        sharded, common = found
+        preprocessed: Any = save_preprocess(state, True)
+        sharded, common = preprocessed
         sharded[COMMON] = ShardedObject(COMMON, common, (1,), (0,), replica_id=dist.get_rank())
         flat, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded, True)
         self._planner = MCoreSavePlanner(
@@ -66,22 +66,22 @@ class ShardedWrite:
         )
         self._planner.set_up_planner(mcore_to_pyt_state_dict(flat), is_coordinator=dist.get_rank() == 0)
         self._metadata: Metadata | None = None
-        """The whole index, on rank 0."""
-        own = self._planner.create_local_plan()
+        """Complete index, on rank 0."""
+        plan = self._planner.create_local_plan()
         plans: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(own, plans, dst=0)
+        dist.gather_object(plan, plans, dst=0)
         run_on_rank_zero(lambda: self._index(plans))
         self._items: list[tuple[WriteItem, Any]] = [
-            (item, self._planner.resolve_data(item)) for item in own.items
+            (item, self._planner.resolve_data(item)) for item in plan.items
         ]
 
     def stage(self) -> None:
-        """Copies what this rank will write to plain memory, so that training may go on before write()."""
+        """Copy this rank's data to host memory, so that training may continue before write()."""
         self._items = [(item, _staged(data)) for item, data in self._items]
         self._staged = True
 
     def write(self) -> Written:
-        """Writes this rank's file, one piece in memory at a time; no collectives. CheckpointError on a fault."""
+        """Write this rank's file alone, one piece in memory at a time. Raise CheckpointError on a fault."""
         written = Written([], {})
         if not self._items:
             return written
@@ -101,8 +101,8 @@ class ShardedWrite:
         return written
 
     def finish(self, results: list[WriteResult]) -> None:
-        """On rank 0: writes the index of what all ranks wrote."""
-        assert self._metadata is not None, "the index is rank 0's"
+        """Write the index of all ranks' files, on rank 0."""
+        assert self._metadata is not None, "only rank 0 has the index"
         self._metadata.storage_data = {result.index: result.storage_data for result in results}
         self._metadata.version = CURRENT_DCP_VERSION
         write_durably(self._folder / ".metadata", pickle.dumps(self._metadata))
@@ -110,13 +110,13 @@ class ShardedWrite:
         write_durably(self._folder / CONFIG_FNAME, json.dumps(config).encode())
 
     def _index(self, plans: list[Any] | None) -> None:
-        """Holes and overlaps of what the ranks plan to write are errors here."""
+        """Build the index; holes and overlaps in the ranks' plans raise errors here."""
         assert plans is not None
         _, self._metadata = self._planner.create_global_plan(plans)
 
 
 class DigestingStream:
-    """A file that is digested as it is written."""
+    """File that is digested while it is written."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file, self._hash = file, xxhash.xxh3_128()
@@ -132,17 +132,17 @@ class DigestingStream:
         self._file.flush()
 
     def hexdigest(self) -> str:
-        """The digest of everything written so far, as folder.file_digest() gives it of the file."""
+        """Return the digest of everything written so far, equal to checkpoint_folder.file_digest()."""
         return self._hash.hexdigest()
 
 
 def _write_piece(
     stream: DigestingStream, name: str, item: WriteItem, data: Any, *, copied: bool
 ) -> WriteResult:
-    """One tensor or object, as torch's reader expects it."""
+    """Write one tensor or object in the format of torch's reader."""
     start = stream.tell()
     if isinstance(data, Tensor):
-        torch.save(data if copied else _staged(data), stream)  # type: ignore[arg-type] write, tell and flush suffice
+        torch.save(data if copied else _staged(data), stream)  # type: ignore[arg-type] has write, tell, flush
     else:
         stream.write(data.getbuffer())
     length = stream.tell() - start
@@ -150,7 +150,7 @@ def _write_piece(
 
 
 def _staged(data: Any) -> Any:
-    """A tensor in plain memory of its own and of its size, which torch.save would otherwise not write alone."""
+    """Copy a tensor to its own host memory of its size; torch.save would write a view's whole storage."""
     if not isinstance(data, Tensor):
         return data
     copy = torch.empty(data.shape, dtype=data.dtype, device="cpu")
@@ -158,7 +158,7 @@ def _staged(data: Any) -> Any:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The operating system's own word where there is one: torch's writer covers it with what follows from it."""
+    """Return the operating system's error if there is one: torch's writer hides it behind later errors."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__

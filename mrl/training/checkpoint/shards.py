@@ -1,10 +1,10 @@
 """A rank's parameters and optimizer state as boxes of whole tensors, without moving or copying any of it.
 
-Megatron's distributed optimizer holds of every parameter a run of its elements, in row-major order. A run
-is at most a few boxes: the rest of a row, whole rows, the beginning of a row. So each rank writes and reads
-exactly what it holds, in place, and the stored tensors are whole: any other layout cuts them elsewhere.
-Megatron's own forms gather the state on one rank ("fully_reshardable"), or store what no other tensor or
-pipeline split can read ("dp_reshardable").
+Megatron's distributed optimizer stores of every parameter a row-major run of elements. A run is at most a few
+boxes: the rest of a row, whole rows, the start of a row. So each rank writes and reads exactly its part, in
+place, and the stored tensors are whole: any other layout splits them differently. Megatron's own formats
+gather the state on one rank ("fully_reshardable"), or cannot be read with another tensor or pipeline split
+("dp_reshardable").
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mrl.resharding.planner.boxes import Box
 
 Place = ShardedTensor | ShardedTensorFactory
 STATE = "optimizer.state"
-"""What the keys of optimizer states begin with; the state's name and the parameter's key follow."""
+"""Prefix of optimizer-state keys; the state's name and the parameter's key follow."""
 
 
 def sharded_weights(state: Mapping[str, Any]) -> dict[str, list[ShardedTensor]]:
-    """A sharded state dict's tensors, as views, by their key. Loading into them changes the model."""
+    """Return a sharded state dict's tensors, as views, by key. Loading into them changes the model."""
     shards: dict[str, list[ShardedTensor]] = {}
     for tensor, place in sharded_places(state):
-        flat = tensor.detach().view(-1)  # fails where it would copy
+        flat = tensor.detach().view(-1)  # fails instead of copying
         shards.setdefault(place.key, []).extend(boxes_of(place, flat, range(flat.numel())))
     return shards
 
@@ -41,32 +41,34 @@ def sharded_states(
     held: list[tuple[Tensor, dict[str, Tensor]]],
     resting: Callable[[Tensor], Tensor],
 ) -> dict[str, list[ShardedTensor]]:
-    """Master weights and moments that one of Megatron's distributed optimizers holds here, by their key.
+    """Return the master weights and moments of one of Megatron's distributed optimizers on this rank, by key.
 
-    `places` are the parameters' own ShardedTensors and factories; `held` gets each parameter's states, for
-    restore_states() once they were loaded into; `resting` gives the tensor that has a state's bytes.
+    `places` are the parameters' own ShardedTensors and factories. `held` receives each parameter's states,
+    for restore_states() after loading into them. `resting` returns the tensor with a state's bytes.
     """
     shards: dict[str, list[ShardedTensor]] = {}
     for parameter in part.model_param_gbuf_map:
         span, place = part._get_model_param_range_map(parameter)["param"], places[parameter]
         states = {name: resting(state) for name, state in _states(part, parameter).items()}
         held.append((parameter, states))
-        own = dataclasses.replace(place, replica_id=(*place.replica_id[:2], 0))
+        unreplicated = dataclasses.replace(place, replica_id=(*place.replica_id[:2], 0))
         for name, flat in states.items():
-            boxes = boxes_of(own, flat.detach(), range(span.start, span.end), prefix=f"{STATE}.{name}.")
+            boxes = boxes_of(
+                unreplicated, flat.detach(), range(span.start, span.end), prefix=f"{STATE}.{name}."
+            )
             shards.setdefault(f"{STATE}.{name}.{place.key}", []).extend(boxes)
     return shards
 
 
 @torch.no_grad()
 def restore_states(part: Any, held: list[tuple[Tensor, dict[str, Tensor]]]) -> None:
-    """Hands loaded states to an optimizer that keeps them in another form; else they are in place already."""
+    """Give loaded states to an optimizer that stores them in another form; otherwise they are in place."""
     for parameter, states in held if _narrow(part) else ():
         part._set_main_param_and_optimizer_states(parameter, states)
 
 
 def sharded_places(state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
-    """Each parameter and buffer of a model chunk's sharded state dict, and where it lies in the checkpoint."""
+    """Yield each parameter and buffer of a chunk's sharded state dict, and its place in the checkpoint."""
     for value in nested_values(dict(state)):
         if isinstance(value, ShardedTensor | ShardedTensorFactory):
             assert value.data is not None
@@ -74,26 +76,25 @@ def sharded_places(state: Mapping[str, Any]) -> Iterator[tuple[Tensor, Place]]:
 
 
 def boxes_of(place: Place, flat: Tensor, span: range, *, prefix: str = "") -> list[ShardedTensor]:
-    """The elements `span` of a parameter (flat: [len(span)], row-major) as views at their places in stored
-    tensors."""
+    """Return the elements `span` of a parameter as views at their places in stored tensors. `flat`
+    [len(span)] contains them in row-major order."""
     return [shard for piece in _pieces(place) for shard in _cut(piece, flat, span, prefix)]
 
 
 def _states(part: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """Master weight and moments [elements held] of a parameter by Megatron's names; "step" is in the groups."""
+    """Return a parameter's master weight and moments by Megatron's names; "step" is in the groups."""
     states = part._get_main_param_and_optimizer_states(parameter)
     to_host = _narrow(part)
     return {name: state.cpu() if to_host else state for name, state in states.items() if state.dim() == 1}
 
 
 def _narrow(part: Any) -> bool:
-    """Whether an optimizer's states are stored narrower than float32, and so are copies here."""
+    """Return True if an optimizer's states are narrower than float32, and therefore copied here."""
     return part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
 
 
 def _pieces(place: Place) -> list[ShardedTensor]:
-    """The parts of a parameter that lie apart in the stored tensor (gate and up), as views of one that has no
-    memory."""
+    """Return the parts of a parameter stored separately (gate and up), as views without memory."""
     assert place.data is not None
     like = torch.empty(place.data.shape, dtype=torch.float32, device="meta")
     if isinstance(place, ShardedTensor):
@@ -128,10 +129,9 @@ def _cut(piece: ShardedTensor, flat: Tensor, span: range, prefix: str) -> Iterat
 
 
 def _below(position: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """How many elements of a row-major view lie in memory before `position`, counted from its first.
+    """Count the elements of a row-major view that are in memory before `position`, from its first.
 
-    >>> [_below(p, (2, 2), (10, 1)) for p in (0, 1, 2, 9, 10, 11, 99)]
-    [0, 1, 2, 2, 2, 3, 4]
+    >>> [_below(p, (2, 2), (10, 1)) for p in (0, 1, 2, 9, 10, 11, 99)] [0, 1, 2, 2, 2, 3, 4]
     """
     if position <= 0:
         return 0
@@ -145,10 +145,9 @@ def _below(position: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> i
 
 
 def boxes_of_run(shape: tuple[int, ...], first: int, last: int) -> Iterator[Box]:
-    """The elements first..last - 1 of a row-major array as boxes, in order, at most two for each axis.
+    """Yield the elements first..last - 1 of a row-major array as boxes, in order, at most two per axis.
 
-    >>> list(boxes_of_run((3, 4), 2, 9))
-    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    >>> list(boxes_of_run((3, 4), 2, 9)) [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
     """
     if first >= last:
         return

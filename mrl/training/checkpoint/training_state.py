@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one model: its sharded state, saved from and loaded into in place.
+"""A checkpoint's state of one model: sharded, and saved and loaded in place.
 
 atomic_save.py writes it, loading.py reads it.
 """
@@ -18,40 +18,40 @@ from mrl.training.checkpoint.shards import (
 )
 
 METADATA: dict[str, Any] = {}
-"""What Megatron's modules are asked for; the defaults."""
+"""Options for Megatron's modules: the defaults."""
 
 
 class TrainingState:
     """Model chunks, optimizer and its step count."""
 
     def __init__(self, models: list[Any], optimizer: Any) -> None:
-        """`models` are the bare chunks, `optimizer` is mrl.training.optimizer.Optimizer."""
+        """Take the bare chunks, and a mrl.training.optimizer.Optimizer."""
         self._models, self._optimizer = models, optimizer
         self._held: list[list[tuple[Tensor, dict[str, Tensor]]]] = []
 
     def sharded(self) -> dict[str, Any]:
-        """The sharded state dict that is saved from, or loaded into: its tensors are this rank's own memory."""
+        """Return the sharded state dict to save from or load into: its tensors are this rank's own memory."""
         parts = self._optimizer.chained()
         trained = [model.trained_state_dict(prefix="", metadata=dict(METADATA)) for model in self._models]
         places = dict(place for state in trained for place in sharded_places(state))
         self._optimizer.prime()
         self._held = [[] for _ in parts]
         states: dict[str, list[ShardedTensor]] = {}
-        for part, held in zip(parts, self._held, strict=True):
-            for key, shards in sharded_states(part, places, held, self._optimizer.resting).items():
+        for part, states_of in zip(parts, self._held, strict=True):
+            for key, shards in sharded_states(part, places, states_of, self._optimizer.resting).items():
                 states.setdefault(key, []).extend(shards)
         common = self._optimizer.common()
         return _by_chunk(trained) | {"optimizer": common, "optimizer_states": states}
 
     def sharded_weights(self) -> dict[str, Any]:
-        """All of the model, what is frozen included, for an export."""
+        """Return the whole model, with frozen parts, for an export."""
         return _by_chunk([m.sharded_state_dict(prefix="", metadata=dict(METADATA)) for m in self._models])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes what is not a tensor of a state that was loaded into sharded()."""
+        """Take the non-tensors of a state that was loaded into sharded()."""
         self._optimizer.load(state["optimizer"])
-        for part, held in zip(self._optimizer.chained(), self._held, strict=True):
-            restore_states(part, held)
+        for part, states_of in zip(self._optimizer.chained(), self._held, strict=True):
+            restore_states(part, states_of)
         self._held = []
 
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint of adapters: its pairs by their names outside, and the weights that they make of the base."""
+"""Read a checkpoint of adapters: its A and B pairs, and the base weights with them merged."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from mrl.training.hf.read_values import read_boxes
 
 
 class AdaptedWeights:
-    """The weights of a folder with the adapters of a checkpoint merged, as the trainer had them."""
+    """Weights of a folder with a checkpoint's adapters merged, as in the trainer."""
 
     def __init__(
         self, stored: DistributedCheckpoint, source: Path, hf: HfConfig, saved: Mapping[str, Any]
     ) -> None:
-        """`saved`: what the manifest says of the adapters (base.about_adapters). CheckpointError where the checkpoint does not
-        hold these adapters of this folder."""
+        """Open the adapters; `saved` is the manifest's description of them (base.about_adapters). Raise
+        CheckpointError if the checkpoint does not contain these adapters of this folder."""
         require_base(saved, source)
         self.lora, family = section_of(saved), family_of(hf)
         self._stored, self._source, self._family, self._hf = stored, source, family, hf
         self.changed = changed_tensors(family, hf, self.lora)
-        """Checkpoint tensor -> the stored names of its A and its B."""
+        """Checkpoint tensor -> stored names of its A and B."""
         shapes, names = (
             adapter_shapes(family, hf, self.lora),
             {n for pair in self.changed.values() for n in pair},
         )
         self._shapes = {name: shapes[name] for name in sorted(names)}
         if stored.shapes() != self._shapes:
-            raise CheckpointError(f"{stored.folder} does not hold the adapters that its manifest describes")
+            raise CheckpointError(f"{stored.folder} does not contain the adapters in its manifest")
         boxes = (StoredBox(name, (0, 0), shape, (0, 0)) for name, shape in self._shapes.items())
         self._copies = {box.key: stored.copies(box) for box in boxes}
 
     def read(self, names: Iterable[str], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Stored tensors, whole."""
+        """Return whole stored tensors."""
         values = {name: torch.empty(self._shapes[name], dtype=dtype) for name in names}
         self._stored.read((copy, values[name]) for name in values for copy in self._copies[name])
         return values
 
     def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Writes checkpoint tensors, each in its type."""
+        """Fill checkpoint tensors, each in its type."""
         for dtype in {value.dtype for value in values.values()}:
             self._fill({name: value for name, value in values.items() if value.dtype == dtype}, dtype)
 

@@ -1,4 +1,4 @@
-"""Which model a run starts from: the bytes of its weights and what config.json says of what they compute, wherever the folder lies."""
+"""Identity of a run's starting model: digests of its weights and of config.json, wherever the folder is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def file_digests(folder: str | Path, *, share: int = 0, shares: int = 1) -> dict[str, str]:
-    """File name -> digest, of one of `shares` shares of the files that hold a folder's weights."""
+    """Return file name -> digest, for one of `shares` shares of a folder's weight files."""
     files = _weight_files(folder)[share::shares]
     with ThreadPoolExecutor(checkpoint_folder.FILES_AT_ONCE) as threads:
         return dict(
@@ -35,16 +35,16 @@ def _weight_files(folder: str | Path) -> list[Path]:
 
 
 def combined_digest(files: Mapping[str, str]) -> str:
-    """One digest of all files' digests, in hex."""
+    """Return one digest of all files' digests, in hex."""
     listed = " ".join(f"{name} {files[name]}" for name in sorted(files))
     return xxhash.xxh3_128(listed.encode()).hexdigest()
 
 
 def run_about(model: ModelSection, training: TrainingSection, digest: str) -> dict[str, Any]:
-    """Return what a checkpoint says of the run that saved it, and what another start of the run must have in common with it.
+    """Return what a checkpoint records about its run, which a resumed run must match.
 
-    `digest` is that of the weights in model.path (combined_digest), empty if they are not loaded. The path and the files' sizes and times decide nothing: with
-    the same ones digest_like() need not read the weights again.
+    `digest` is that of the weights in model.path (combined_digest), empty if they are not loaded. Path, file
+    sizes and times need not match: if they do, digest_like() need not read the weights again.
     """
     hf = read_config(model.path)
     family = family_of(hf)
@@ -63,35 +63,35 @@ def run_about(model: ModelSection, training: TrainingSection, digest: str) -> di
 
 
 def digest_like(saved: Mapping[str, Any] | None, path: str) -> str:
-    """Return the digest of the weights in `path`; `saved` (run_about's "model") has it if its files are still the same ones."""
+    """Return the digest of the weights in `path`; `saved` (run_about's "model") has it if files are equal."""
     if saved is not None and all(saved.get(name) == value for name, value in _place(path).items()):
         return str(saved["digest"])
     return combined_digest(file_digests(path))
 
 
 def _place(path: str) -> dict[str, Any]:
-    """Where weights lie, with [bytes, nanoseconds of the last change] of each file."""
-    found = {file.name: file.stat() for file in _weight_files(path)}
+    """Return the path of weights, with [bytes, nanoseconds of the last change] of each file."""
+    stats = {file.name: file.stat() for file in _weight_files(path)}
     return {
         "path": str(Path(path).resolve()),
-        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()},
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
     }
 
 
 def about_adapters(lora: LoraSection, path: str, digest: str) -> dict[str, Any]:
-    """What a checkpoint of adapters says of them in its manifest."""
+    """Return what the manifest of an adapter checkpoint records about them."""
     return lora.model_dump(mode="json") | {"base": path, "base_digest": digest}
 
 
 def section_of(saved: Mapping[str, Any]) -> LoraSection:
-    """The settings that about_adapters() told."""
+    """Return the settings in the result of about_adapters()."""
     return LoraSection(**{name: saved[name] for name in LoraSection.model_fields})
 
 
 def require_base(saved: Mapping[str, Any], source: Path) -> None:
-    """CheckpointError unless the folder's weights are those that the adapters of about_adapters() were trained on."""
+    """Raise CheckpointError unless the adapters of about_adapters() were trained on the folder's weights."""
     if combined_digest(file_digests(source)) != saved["base_digest"]:
         raise CheckpointError(
-            f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); point model.path "
-            "at them"
+            f"the weights in {source} are not those that the adapters were trained on ({saved['base']}); "
+            "set model.path to these"
         )

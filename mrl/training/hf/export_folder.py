@@ -1,6 +1,6 @@
-"""Writes a distributed checkpoint as a Hugging Face folder, in one process and whatever layout wrote it.
+"""Write a distributed checkpoint of any layout as a Hugging Face folder, in one process.
 
-Memory stays at one safetensors file. The folder is written under a temporary name and renamed when complete.
+Memory stays at one safetensors file. The folder has a temporary name until it is complete.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from mrl.training.hf.read_values import describe_tensors, read_whole
 from mrl.training.hf.reward_model_folder import ABOUT, RewardFolder
 
 FILE_BYTES = 5_000_000_000
-"""Largest safetensors file, unless one tensor is larger; what the Hugging Face libraries write."""
+"""Largest safetensors file, unless one tensor is larger; the Hugging Face libraries' default."""
 INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"
-"""Where transformers writes the chat templates of a tokenizer that has several, but for the first."""
+"""Folder where transformers stores a tokenizer's chat templates after the first."""
 _SIDE_FILES = {"", ".json", ".jinja", ".model", ".spm", ".tiktoken", ".bpe", ".vocab", ".txt", ".md", ".py"}
-"""Endings of tokenizers, chat templates, settings, code and texts; without one: licences and notices."""
+"""Suffixes of tokenizers, chat templates, settings, code and texts; no suffix: licences and notices."""
 _OF_OTHER_WEIGHTS = {
     "adapter_config.json",
     "hf_quant_config.json",
@@ -44,16 +44,16 @@ _OF_OTHER_WEIGHTS = {
     "quantize_config.json",
     "trainer_state.json",
 }
-"""Settings of adapters and quantisations, which readers of a folder would apply to the exported weights, and of an earlier training."""
+"""Settings of adapters and quantisation, which readers would apply to the export, and of training."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardFiles:
-    """Which tensors of a folder lie in which of its files."""
+    """Tensors of a folder, by file."""
 
     tensors: dict[str, FolderTensor]
     carried: dict[str, Path]
-    """Those of its tensors that are a source's as they are -> the source's file."""
+    """Tensors copied unchanged from a source -> the source's file."""
     split: StateDictSplit
 
     @property
@@ -74,24 +74,27 @@ class ShardFiles:
 
 
 def plan_files(source: Path, hf_config: HfConfig, *, dtype: str, file_bytes: int = FILE_BYTES) -> ShardFiles:
-    """The files of an export of `dtype` (torch spelling), from config.json and the names of the tensors in `source`,
-    if it has some: no weight is read. ConfigError where it lacks those that an export carries along."""
+    """Plan the files of an export in `dtype` (torch spelling) from config.json and tensor names in `source`,
+    if any. Reads no weights. Raise ConfigError if it lacks tensors that an export carries along."""
     family, stored = family_of(hf_config), _files_of(source)
     carried = {name: file for name, file in stored.items() if name.startswith(family.carried)}
     if "vision_config" in hf_config and not carried:
         raise ConfigError(
-            f"{source} has no tensors under {', '.join(family.carried)}, which its config.json describes and an export "
-            "carries along; download them again"
+            f"{source} has no tensors under {', '.join(family.carried)}, which its config.json describes and "
+            "an export carries along; download them again"
         )
     checkpoint = family.checkpoint_tensors(hf_config, dtype=dtype)
-    found = [*FolderForm.of(stored).tensors(checkpoint), *FolderForm().tensors(describe_tensors(carried))]
-    tensors = {tensor.name: tensor for tensor in found}
+    folder_tensors = [
+        *FolderForm.of(stored).tensors(checkpoint),
+        *FolderForm().tensors(describe_tensors(carried)),
+    ]
+    tensors = {tensor.name: tensor for tensor in folder_tensors}
     shapes = {name: _empty(tensor, device="meta") for name, tensor in tensors.items()}
     return ShardFiles(tensors, carried, split_torch_state_dict_into_shards(shapes, max_shard_size=file_bytes))
 
 
 def _files_of(source: Path) -> dict[str, Path]:
-    """tensor_files() of a source, which may be without weights: a checkpoint has them."""
+    """Return tensor_files() of a source, which may be without weights, because a checkpoint has them."""
     return tensor_files(source) if any(source.glob("*.safetensors*")) else {}
 
 
@@ -106,12 +109,16 @@ def export_checkpoint(
     lora: Mapping[str, Any] | None = None,
     reward_model: RewardFolder | None = None,
 ) -> ShardFiles:
-    """Writes the policy of `checkpoint` to the new folder `out`, beside what `source` has but weights.
+    """Write the policy of `checkpoint` and the side files of `source` to the new folder `out`.
 
-    `dtype` is the type of the weights in the folder; `card` its README.md, in the place of the source's. `lora`:
-    what the checkpoint's manifest says of adapters, which are then merged into source's weights. `reward_model`: what
-    the folder says of a checkpoint that is a reward model. CheckpointError
-    where checkpoint and source are of two models, and where `out` exists.
+    Args:
+        dtype: Type of the exported weights.
+        card: README.md, in place of the source's.
+        lora: The manifest's description of adapters, which are merged into the source's weights.
+        reward_model: Extra files of a checkpoint that is a reward model.
+
+    Raises:
+        CheckpointError: Checkpoint and source are of two models, or `out` exists.
     """
     added = dict(reward_model.config) if reward_model else {}
     hf_config = read_config(source) | added
@@ -138,30 +145,29 @@ def export_checkpoint(
 
 
 class Weights(Protocol):
-    """Where an export finds the values of checkpoint tensors."""
+    """Source of checkpoint tensors for an export."""
 
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Writes them, by name."""
+        """Fill tensors, by name."""
         ...
 
 
 class StoredWeights:
-    """A checkpoint that holds all weights."""
+    """Checkpoint with all weights."""
 
     def __init__(self, stored: DistributedCheckpoint, hf_config: HfConfig) -> None:
-        """CheckpointError unless both sides have the same tensors and shapes."""
+        """Raise CheckpointError unless both sides have the same tensors and shapes."""
         self._stored, self._copies = stored, plan_copies(stored, hf_config)
 
     def fill(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Copies them out of the checkpoint's chunks."""
+        """Fill tensors from the checkpoint's chunks."""
         self._stored.read((copy, values[name]) for name in values for copy in self._copies[name])
 
 
 def weights_of(
     checkpoint: Path, source: Path, hf_config: HfConfig, lora: Mapping[str, Any] | None
 ) -> Weights:
-    """The weights of a checkpoint, of adapters where its manifest says `lora`; CheckpointError where it does not
-    hold them."""
+    """Return a checkpoint's weights, merged from adapters with `lora`; raise CheckpointError if absent."""
     stored = DistributedCheckpoint(checkpoint)
     return (
         StoredWeights(stored, hf_config) if lora is None else AdaptedWeights(stored, source, hf_config, lora)
@@ -169,7 +175,7 @@ def weights_of(
 
 
 def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str, list[Copy]]:
-    """What to copy into each tensor; CheckpointError unless both sides have the same tensors and shapes."""
+    """Plan the copies into each tensor; CheckpointError unless both sides have equal tensors and shapes."""
     family, shapes = family_of(hf_config), stored.shapes()
     boxes = stored_boxes(family, hf_config, shapes)
     _require_same_elements(stored, shapes, boxes)
@@ -179,7 +185,7 @@ def plan_copies(stored: DistributedCheckpoint, hf_config: HfConfig) -> dict[str,
 def _require_same_elements(
     stored: DistributedCheckpoint, shapes: Mapping[str, tuple[int, ...]], boxes: Mapping[str, list[StoredBox]]
 ) -> None:
-    """CheckpointError where something in the checkpoint is left out, but for the padding of the vocabulary."""
+    """Raise CheckpointError if the boxes omit anything in the checkpoint but the vocabulary's padding."""
     used = dict.fromkeys(shapes, 0)
     for box in (box for members in boxes.values() for box in members):
         used[box.key] += math.prod(box.shape)
@@ -187,16 +193,16 @@ def _require_same_elements(
         padded = key in VOCABULARY and used[key] and shape[0] * shape[1] > used[key]
         if used[key] != math.prod(shape) and not padded:
             raise CheckpointError(
-                f"{stored.folder} holds {key} {list(shape)}, of which config.json has {used[key]} elements; they are of "
-                "two models"
+                f"{stored.folder} contains {key} {list(shape)}, but config.json describes {used[key]} "
+                "elements of it; export with the folder of the same model"
             )
 
 
 def _write_file(
     path: Path, tensors: Sequence[FolderTensor], weights: Weights, carried: Mapping[str, Path]
 ) -> None:
-    """Fills one file's tensors and writes them; they are all of the weights that memory holds, with one of them twice
-    while the folder has it turned (a stack of gpt-oss)."""
+    """Fill one file's tensors and write them. They are the only weights in memory, one of them twice if the
+    folder stores it transposed (a stack of gpt-oss)."""
     trained = [tensor for tensor in tensors if tensor.name not in carried]
     values = {tensor.name: _empty(tensor) for tensor in trained}
     weights.fill({k: part for tensor in trained for k, part in tensor.split(values[tensor.name]).items()})
@@ -215,9 +221,9 @@ def _empty(tensor: FolderTensor, device: str = "cpu") -> torch.Tensor:
 
 
 def require_new(path: Path) -> None:
-    """CheckpointError when `path` exists."""
+    """Raise CheckpointError if `path` exists."""
     if path.exists():
-        raise CheckpointError(f"{path} exists already; export to a new folder or remove it first")
+        raise CheckpointError(f"{path} already exists; export to a new folder or remove it first")
 
 
 def copy_side_files(
@@ -228,8 +234,8 @@ def copy_side_files(
     changes: Mapping[str, Any],
     added: Mapping[str, Any] | None = None,
 ) -> None:
-    """Copies the tokenizer, chat templates, settings, code and texts of the source; config.json with its type, with `changes` of
-    keys that it has and with all of `added`. What else a folder has is of other weights than those of the export."""
+    """Copy the source's tokenizer, chat templates, settings, code and texts. Other files belong to other
+    weights. config.json gets the type, `changes` of keys that it has, and all of `added`."""
     for file in sorted((*source.iterdir(), *source.glob(f"{TEMPLATES}/*.jinja"))):
         if file.is_file() and _belongs(file):
             target = folder / file.relative_to(source)
@@ -239,21 +245,21 @@ def copy_side_files(
     config = json.loads(text)
     exported = _changed(config, changes) | {"torch_dtype" if "torch_dtype" in config else "dtype": dtype}
     exported |= added or {}
-    exported.pop(QUANTIZATION, None)  # what is written is wide, whatever was read
-    if own := config.get("text_config"):
-        exported["text_config"] = _changed(own, {"torch_dtype": dtype, "dtype": dtype, **changes})
+    exported.pop(QUANTIZATION, None)  # written weights are wide, whatever was read
+    if text_config := config.get("text_config"):
+        exported["text_config"] = _changed(text_config, {"torch_dtype": dtype, "dtype": dtype, **changes})
     if exported != config:
         text = json.dumps(exported, indent=2) + "\n"
     write_durably(folder / "config.json", text.encode())
 
 
 def _belongs(file: Path) -> bool:
-    """Whether an export has a file of its source."""
+    """Return True if an export copies this file of its source."""
     if file.name.startswith(".") or file.name == "config.json" or file.name in _OF_OTHER_WEIGHTS:
         return False
     return file.suffix.lower() in _SIDE_FILES and not file.name.endswith(".index.json")
 
 
 def _changed(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with other values of those keys of `changes` that it has."""
+    """Return the config with new values of those keys of `changes` that it has."""
     return config | {name: value for name, value in changes.items() if name in config}

@@ -1,6 +1,6 @@
-"""What a Hugging Face folder says that it holds, and whether that is the model: config.json, the index, the files' headers.
+"""Check a Hugging Face folder against its model: config.json, the index, the files' headers.
 
-No weights are read, and torch is not: read_values.py reads them.
+Reads no weights and does not need torch: read_values.py reads them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from mrl.models.hf_config import HfConfig, language_model
 from mrl.models.tensors import BLOCK, SCALES, CheckpointTensor
 
 _WIDE, _FLOAT8 = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
-"""safetensors' words for the types of values that are read without scales, and with them."""
+"""safetensors' names of the types that are read without scales, and with them."""
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """What config.json says of the model of text; ConfigError when it cannot be read or is not JSON."""
+    """Return the text model's part of config.json; raise ConfigError if it is unreadable or not JSON."""
     path = Path(folder) / "config.json"
     try:
         return language_model(json.loads(path.read_text(encoding="utf-8")))
@@ -34,11 +34,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
 
 
 def tensor_files(folder: str | Path) -> dict[str, Path]:
-    """Tensor name -> its safetensors file, for sharded and single-file folders."""
+    """Return tensor name -> its safetensors file, for sharded and single-file folders."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -51,29 +51,28 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name; ConfigError for another file than such an index."""
+    """Return tensor name -> file name; raise ConfigError for an invalid index."""
     try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{index} is no index of safetensors files: {error!r}") from error
-    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise ConfigError(f"{index} is no index of safetensors files: its weight_map is not of names")
-    return found
+        raise ConfigError(f"{index} is not an index of safetensors files: {error!r}") from error
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ConfigError(f"{index} is not an index of safetensors files: its weight_map lacks file names")
+    return weight_map
 
 
 def open_safetensors(path: Path, framework: str = "pt") -> Any:
-    """safetensors' reader of a file; ConfigError where it is damaged. Torch's ("pt") asks for room for the whole file, which
-    headers need not ("np")."""
+    """Open a safetensors file; raise ConfigError if it is damaged. The reader for torch ("pt") reserves
+    memory for the whole file, which headers do not need ("np")."""
     try:
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} is no readable safetensors file: {error}; download it again") from error
+        raise ConfigError(f"{path} is not a readable safetensors file: {error}; download it again") from error
 
 
 def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tuple[dict[str, Path], set[str]]:
-    """(tensor name -> file, names that no rank trains) of a folder of the family; reads the files' headers, no weights.
-
-    ConfigError unless the folder has exactly the tensors of `hf_config`, in their shapes and in types that are read.
+    """Check a folder of the family by its headers; return (tensor name -> file, names that no rank trains).
+    Raise ConfigError unless it has exactly the tensors of `hf_config`, with their shapes and readable types.
     """
     expected = family.checkpoint_tensors(hf_config)
     files, left_out = check_files(folder, family, hf_config, expected)
@@ -84,11 +83,11 @@ def check_folder(folder: str | Path, family: Family, hf_config: HfConfig) -> tup
 def check_files(
     folder: str | Path, family: Family, hf_config: HfConfig, expected: Sequence[CheckpointTensor]
 ) -> tuple[dict[str, Path], set[str]]:
-    """check_folder() without opening each file of a folder of several."""
+    """Do check_folder() without opening each file of a sharded folder."""
     files = tensor_files(folder)
     if absent := sorted(path.name for path in set(files.values()) if not path.is_file()):
         raise ConfigError(
-            f"{folder} lacks {len(absent)} of the files its index names, first {absent[:3]}; download them again"
+            f"{folder} lacks {len(absent)} of the files in its index, first {absent[:3]}; download them again"
         )
     left_out = check_names(
         files,
@@ -108,10 +107,8 @@ def check_names(
     tied: bool,
     untrained: tuple[str, ...] = (),
 ) -> set[str]:
-    """Requires every expected tensor and nothing else; a stored copy of a tied output layer is allowed.
-
-    Returns the names that are left out because they begin with one of `untrained`.
-    """
+    """Require every expected tensor and nothing else; a stored copy of a tied output layer is allowed. Return
+    the names that are left out because they begin with one of `untrained`."""
     form = FolderForm.of(files)
     names = {name for tensor in expected for name in form.stored_names(tensor)}
     left_out = {name for name in files if name.startswith(untrained)}
@@ -119,12 +116,12 @@ def check_names(
     if missing := sorted(names - present):
         raise ConfigError(f"{folder} lacks {len(missing)} of {len(names)} tensors, first {missing[:3]}")
     if unknown := sorted(present - names):
-        raise ConfigError(f"{folder} has {len(unknown)} tensors the model does not know, first {unknown[:3]}")
+        raise ConfigError(f"{folder} has {len(unknown)} tensors unknown to the model, first {unknown[:3]}")
     return left_out
 
 
 def _check_headers(files: Mapping[str, Path], expected: Iterable[CheckpointTensor]) -> None:
-    """ConfigError unless the headers of the files say the expected shapes, and types that are read."""
+    """Raise ConfigError unless the files' headers have the expected shapes and readable types."""
     form, headers = FolderForm.of(files), _headers(files)
     for tensor in form.tensors(expected):
         shapes = _stored_shapes(form, tensor)
@@ -135,26 +132,26 @@ def _check_headers(files: Mapping[str, Path], expected: Iterable[CheckpointTenso
 
 
 def _headers(files: Mapping[str, Path]) -> dict[str, tuple[list[int], str]]:
-    """(shape, safetensors' word for the type) of each tensor; one file is open at a time."""
+    """Return (shape, safetensors' name of the type) of each tensor; one file is open at a time."""
     by_file: dict[Path, list[str]] = defaultdict(list)
     for name, path in files.items():
         by_file[path].append(name)
-    found = {}
+    headers = {}
     for path, names in by_file.items():
         with open_safetensors(path, "np") as file:
             if absent := sorted(set(names) - set(file.keys())):
                 raise ConfigError(
-                    f"{path} lacks {len(absent)} of the tensors that the folder's index says it has, first {absent[:3]}; "
+                    f"{path} lacks {len(absent)} of the tensors in the folder's index, first {absent[:3]}; "
                     "download both again"
                 )
             for name in names:
                 stored = file.get_slice(name)
-                found[name] = stored.get_shape(), stored.get_dtype()
-    return found
+                headers[name] = stored.get_shape(), stored.get_dtype()
+    return headers
 
 
 def _stored_shapes(form: FolderForm, tensor: FolderTensor) -> dict[str, tuple[int, ...]]:
-    """The folder's tensors that hold one of its wide form, with their shapes."""
+    """Return the stored tensors of one wide tensor, with their shapes."""
     first = tensor.parts[0][0]
     names = form.stored_names(first)
     if form.is_microscaled(first):
@@ -165,19 +162,19 @@ def _stored_shapes(form: FolderForm, tensor: FolderTensor) -> dict[str, tuple[in
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scales of a float8 tensor."""
+    """Return the shape of a float8 tensor's scales."""
     return (*shape[:-2], *(-(-size // BLOCK) for size in shape[-2:]))
 
 
 def require_shape(name: str, path: Path, found: list[int], shape: tuple[int, ...]) -> None:
     if tuple(found) != shape:
-        raise ConfigError(f"{name} in {path} is {found}, config.json says {list(shape)}")
+        raise ConfigError(f"{name} in {path} is {found}, but config.json says {list(shape)}")
 
 
 def require_type(name: str, path: Path, kind: str, is_float8: bool) -> None:
-    """ConfigError unless a tensor has values as it should, with scales (`is_float8`) and without."""
+    """Raise ConfigError unless a tensor's type fits whether it has scales (`is_float8`)."""
     if kind not in (_FLOAT8 if is_float8 else _WIDE):
         has = "has" if is_float8 else "lacks"
         raise ConfigError(
-            f"{name} in {path} is {kind}, and the folder {has} {name}{SCALES}; download both again"
+            f"{name} in {path} is {kind}, but the folder {has} {name}{SCALES}; download both again"
         )

@@ -1,6 +1,6 @@
-"""Writes a checkpoint of adapters as a folder of the PEFT library.
+"""Write a checkpoint of adapters as a folder of the PEFT library.
 
-The format: adapter_config.json, and adapter_model.safetensors with lora_A [rank, columns] and lora_B [rows, rank]
+Format: adapter_config.json, and adapter_model.safetensors with lora_A [rank, columns] and lora_B [rows, rank]
 of every changed module under base_model.model (PEFT's documentation, "PEFT checkpoint format").
 """
 
@@ -22,19 +22,16 @@ PREFIX = "base_model.model."
 
 
 def export_adapter(weights: AdaptedWeights, out: Path, *, base: str, dtype: str, tensors: list[str]) -> int:
-    """Writes the new folder `out`; returns the bytes of its tensors.
-
-    `base`: where the folder without adapters is, for whoever loads it. `tensors`: all names of that folder's.
-    """
+    """Write the new folder `out`; return the bytes of its tensors. `base` is the folder without adapters, for
+    readers of `out`; `tensors` are all its tensor names."""
     require_new(out)
     partial = start_folder(out)
-    held = weights.read({half for pair in weights.changed.values() for half in pair}, getattr(torch, dtype))
+    halves = weights.read({half for pair in weights.changed.values() for half in pair}, getattr(torch, dtype))
     values = {}
     for tensor, (a, b) in weights.changed.items():
-        values[PREFIX + a_of(tensor)] = held[
-            a
-        ].clone()  # q, k and v have one A, and files hold no tensor twice
-        values[PREFIX + b_of(tensor)] = held[b]
+        # q, k and v share one A, but a file contains no tensor twice
+        values[PREFIX + a_of(tensor)] = halves[a].clone()
+        values[PREFIX + b_of(tensor)] = halves[b]
     with usual_mode(partial / "adapter_model.safetensors"):
         save_file(values, partial / "adapter_model.safetensors", metadata={"format": "pt"})
     sync(partial / "adapter_model.safetensors")
@@ -61,7 +58,7 @@ def _config(weights: AdaptedWeights, base: str, tensors: list[str]) -> dict[str,
 
 
 def target_modules(changed: list[str], tensors: list[str]) -> list[str]:
-    """The last parts of the changed modules' names; whole names where another module ends alike and is not changed.
+    """Return the last parts of the changed modules' names; whole names if an unchanged module ends alike.
 
     >>> target_modules(["m.0.q_proj.weight"], ["m.0.q_proj.weight", "m.1.q_proj.weight", "m.0.k_proj.weight"])
     ['m.0.q_proj']

@@ -1,6 +1,7 @@
-"""Reads the values of a Hugging Face folder into a rank's parameters, piece by piece.
+"""Read the values of a Hugging Face folder into a rank's parameters, piece by piece.
 
-The name tables say where each piece goes; memory holds at most one piece at a time. Writing is in export_folder.py.
+The name tables map each piece to its place; memory contains at most one piece at a time. export_folder.py
+writes.
 """
 
 from __future__ import annotations
@@ -37,10 +38,8 @@ from mrl.training.hf.hf_folder import (
 def load_folder(
     folder: str | Path, family: Family, hf_config: HfConfig, targets: Iterable[tuple[LocalTensor, Tensor]]
 ) -> set[str]:
-    """Streams a folder of the family into one rank's parameters; returns the names that no rank trains.
-
-    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes.
-    """
+    """Stream a folder of the family into one rank's parameters; return the names that no rank trains. Raise
+    ConfigError unless the folder has exactly the tensors of `hf_config`, in its shapes."""
     expected = family.checkpoint_tensors(hf_config)
     files, left_out = check_files(folder, family, hf_config, expected)
     load_pieces(targets, files, expected)
@@ -52,8 +51,7 @@ def load_pieces(
     files: Mapping[str, Path],
     expected: Iterable[CheckpointTensor],
 ) -> None:
-    """Copies every piece into its place, made wide where it is quantised; padding is set to 0. Shapes in the
-    files must be the config's."""
+    """Copy every piece to its place, dequantised if needed; padding becomes 0. Shapes must match."""
     pieces: list[tuple[Piece, Tensor]] = []
     for local, tensor in targets:
         covered = sum(math.prod(piece.shape) for piece in local.pieces)
@@ -69,7 +67,7 @@ def load_pieces(
 def read_boxes(
     folder: Path, family: Family, hf_config: HfConfig, dtype: torch.dtype, boxes: Sequence[tuple[str, Box]]
 ) -> Iterator[tuple[int, Tensor]]:
-    """(index, values in `dtype`) of boxes of a folder's tensors, in the files' order; one is held at a time."""
+    """Yield (index, values in `dtype`) of boxes of a folder's tensors, in the files' order, one at a time."""
     expected = family.checkpoint_tensors(hf_config)
     for index, values in _stored_boxes(tensor_files(folder), expected, boxes):
         yield index, values.to(dtype)
@@ -78,7 +76,7 @@ def read_boxes(
 def _stored_boxes(
     files: Mapping[str, Path], expected: Iterable[CheckpointTensor], boxes: Sequence[tuple[str, Box]]
 ) -> Iterator[tuple[int, Tensor]]:
-    """(index, stored values, made wide where they are quantised), file by file and by name."""
+    """Yield (index, stored values, dequantised if needed), file by file and by name."""
     form, expected = FolderForm.of(files), list(expected)
     homes, tensors = form.homes(expected), {tensor.name: tensor for tensor in expected}
     by_file: dict[Path, list[int]] = defaultdict(list)
@@ -99,7 +97,7 @@ def _stored_boxes(
 
 
 def describe_tensors(files: Mapping[str, Path]) -> list[CheckpointTensor]:
-    """These tensors as the files have them; reads no weights."""
+    """Describe these tensors as stored; reads no weights."""
     with _OpenFiles(files) as opened:
         stored = {name: opened.slice(name) for name in files}
         return [
@@ -109,13 +107,13 @@ def describe_tensors(files: Mapping[str, Path]) -> list[CheckpointTensor]:
 
 
 def read_whole(files: Mapping[str, Path]) -> dict[str, Tensor]:
-    """These tensors, to the last bit."""
+    """Return these tensors, exact to the bit."""
     with _OpenFiles(files) as opened:
         return {name: opened.slice(name)[:] for name in files}
 
 
 class _OpenFiles(ExitStack):
-    """A folder's files, each opened when first asked for: a tensor and its scales may be in two."""
+    """A folder's files, each opened on first use: a tensor and its scales may be in two."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         super().__init__()
@@ -123,11 +121,11 @@ class _OpenFiles(ExitStack):
         self._opened: dict[Path, Any] = {}
 
     def path(self, name: str) -> Path:
-        """The file of a tensor."""
+        """Return a tensor's file."""
         return self._files[name]
 
     def slice(self, name: str, shape: tuple[int, ...] | None = None) -> Any:
-        """safetensors' slice of a tensor, which must have the shape, where one is given."""
+        """Return safetensors' slice of a tensor; check its shape if one is given."""
         path = self.path(name)
         if path not in self._opened:
             self._opened[path] = self.enter_context(open_safetensors(path))
@@ -137,14 +135,14 @@ class _OpenFiles(ExitStack):
         return stored
 
     def slices(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Those of several tensors that hold one, in order."""
+        """Return the slices of several stored tensors, in order."""
         return [self.slice(name, shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 def _values(
     opened: _OpenFiles, names: Sequence[str], home: Home, start: tuple[int, ...], shape: tuple[int, ...]
 ) -> Tensor:
-    """A box of a checkpoint tensor from the folder's, of which `names` are that and, where it is float8, its scales."""
+    """Read a box of a checkpoint tensor; `names` are the stored tensor and, for float8, its scales."""
     stored = opened.slice(names[0], home.tensor.shape)
     require_type(names[0], opened.path(names[0]), stored.get_dtype(), is_float8=len(names) > 1)
     if home.tensor.packed:
@@ -153,8 +151,8 @@ def _values(
     if not tensor.stack:
         return _values_of(opened, names, tensor.shape, _slices(start, shape))
     columns, rows = _slices(start[1:], shape[1:]), []
-    for part, own in _parts(tensor, start[0], shape[0]):
-        values = stored[(slice(part, part + 1), *columns, own)][0]
+    for part, rows_of_part in _parts(tensor, start[0], shape[0]):
+        values = stored[(slice(part, part + 1), *columns, rows_of_part)][0]
         rows.append(values.t() if columns else values)
     return torch.cat(rows)
 
@@ -162,7 +160,7 @@ def _values(
 def _values_of(
     opened: _OpenFiles, names: Sequence[str], full: tuple[int, ...], box: tuple[slice, ...]
 ) -> Tensor:
-    """A box of a folder's tensor; float32 of float8 values, with the scales of the blocks that it touches."""
+    """Read a box of a stored tensor; float8 becomes float32, with the scales of the overlapping blocks."""
     values = opened.slice(names[0])[box]
     if len(names) == 1:
         return values
@@ -179,14 +177,14 @@ def _microscaled(
     start: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> Tensor:
-    """A box [rows, columns] float32 of a stacked checkpoint tensor from its mxfp4 blocks and scales."""
+    """Read a box [rows, columns] float32 of a stacked checkpoint tensor from its mxfp4 blocks and scales."""
     blocks, scales = opened.slices(names, microscaling.stored_shapes(tensor))
     groups = slice(start[1] // microscaling.BLOCK, -(-(start[1] + shape[1]) // microscaling.BLOCK))
     rows = [
         dequantise_microscaled(
-            blocks[part : part + 1, own, groups][0], scales[part : part + 1, own, groups][0]
+            blocks[part : part + 1, rows_of_part, groups][0], scales[part : part + 1, rows_of_part, groups][0]
         )
-        for part, own in _parts(tensor, start[0], shape[0])
+        for part, rows_of_part in _parts(tensor, start[0], shape[0])
     ]
     return torch.cat(rows).narrow(1, start[1] - groups.start * microscaling.BLOCK, shape[1])
 
@@ -198,14 +196,15 @@ def _int4(
     start: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> Tensor:
-    """A box [rows, columns] of a checkpoint tensor from its int4 numbers and scales, in the type of the scales."""
+    """Read a box [rows, columns] of a checkpoint tensor from int4 numbers and scales, in the scales' type."""
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32  # takes seconds
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     packed, scales, sizes = opened.slices(names, int4.int4_shapes(tensor.shape))
     if tuple(sizes[:].tolist()) != tensor.shape:
         raise ConfigError(
-            f"{names[2]} in {opened.path(names[2])} says {sizes[:].tolist()}, config.json says {list(tensor.shape)}"
+            f"{names[2]} in {opened.path(names[2])} says {sizes[:].tolist()}, but config.json says "
+            f"{list(tensor.shape)}"
         )
     rows, words = slice(start[0], start[0] + shape[0]), int4.GROUP // int4.PER_WORD
     first, last = start[1] // int4.GROUP, -(-(start[1] + shape[1]) // int4.GROUP)
@@ -216,14 +215,14 @@ def _int4(
 
 
 def _parts(tensor: CheckpointTensor, first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """The parts of a stack that hold `count` rows from `first`, with their own rows."""
+    """Yield the parts of a stack that contain `count` rows from `first`, with their row slices."""
     share, end = tensor.shape[0] // tensor.stack, first + count
     for part in range(first // share, -(-end // share)):
         yield part, slice(max(first - part * share, 0), min(end - part * share, share))
 
 
 def box(tensor: Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-    """The view tensor[start : start + shape]."""
+    """Return the view tensor[start : start + shape]."""
     return tensor[_slices(start, shape)]
 
 

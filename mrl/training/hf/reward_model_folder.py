@@ -1,7 +1,8 @@
-"""What config.json of a reward model's folder says, so that transformers and vLLM score what the trainer scored.
+"""config.json of a reward model's folder, such that transformers and vLLM score as the trainer did.
 
-transformers scores the right-most token that is not padding: were padding the end token, that would be the one before the end,
-where vLLM takes the end. vLLM puts one label through a sigmoid, except where `problem_type` is regression.
+transformers scores the right-most token that is not padding. If padding were the end token, it would score
+the token before the end, and vLLM the end. vLLM applies a sigmoid to a single label, unless `problem_type` is
+regression.
 """
 
 from __future__ import annotations
@@ -18,37 +19,38 @@ from mrl.reward_labels import LABEL_KEYS, reward_model_config
 from mrl.training.hf.hf_folder import read_config
 
 ABOUT = "reward_model.json"
-"""What a reward model's folder says of its score: the end tokens it is read at, how often it was right."""
+"""Describes a reward model's score: the end tokens where it is read, and its accuracy."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewardFolder:
-    """What an export writes of a reward model beside its weights."""
+    """Files of a reward model that an export writes besides its weights."""
 
     config: Mapping[str, Any]
-    """The keys in which config.json differs from the policy's: config_of()."""
+    """Keys in which config.json differs from the policy's: config_of()."""
     about: Mapping[str, Any]
-    """What ABOUT holds."""
+    """Contents of ABOUT."""
 
 
 def config_of(path: str | Path, tokenizer: Any) -> dict[str, Any]:
-    """The keys in which config.json of the reward model differs from that of the policy in the folder `path`.
+    """Return the keys in which a reward model's config.json differs from the policy's in the folder `path`.
 
-    ConfigError where transformers has no class for it, and where the tokenizer's padding could be mistaken for an end.
+    Raise ConfigError if transformers has no class for it, or the tokenizer's padding could be mistaken for an
+    end.
     """
     hf = read_config(path)
     (name,) = reward_model_config(hf)["architectures"]
     if not hasattr(transformers, name) or "vision_config" in hf:
         raise ConfigError(
-            f"{path}: transformers {transformers.__version__} has no {name} for models of text of this family, which a reward "
-            "model's folder needs"
+            f"{path}: transformers {transformers.__version__} has no {name} for text models of this family, "
+            "which a reward model's folder needs; choose a model of another family"
         )
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     if pad is None or end is None or pad == end:
         raise ConfigError(
-            f"{path}: the tokenizer's pad_token is {tokenizer.pad_token!r} and its eos_token {tokenizer.eos_token!r}; a reward "
-            "model needs two different ones, or the score is of another token than it was trained at: set pad_token in "
-            "tokenizer_config.json to a token that ends no response"
+            f"{path}: the tokenizer's pad_token is {tokenizer.pad_token!r} and its eos_token "
+            f"{tokenizer.eos_token!r}, but a reward model needs two different ones, or it scores another "
+            "token than in training; set pad_token in tokenizer_config.json to a token that ends no response"
         )
     return {
         "architectures": [name],

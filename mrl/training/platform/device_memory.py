@@ -1,4 +1,4 @@
-"""Giving a device's memory back, so that the slot's other process can take it."""
+"""Return a device's memory, so that the slot's other process can use it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def give_back(device: torch.device) -> None:
-    """Returns what this process no longer uses to the device; on CPU freed memory is the system's already.
+    """Return unused memory to the device; on CPU freed memory is already the system's.
 
-    torch keeps freed blocks in a cache of the process, where no other process can have them. Tensors that hang in
-    reference cycles, and blocks that a peer had open, are found first.
+    torch caches freed blocks in the process, where other processes cannot use them. Tensors in reference
+    cycles, and blocks that a peer had open, are collected first.
     """
     if device.type == "cpu":
         return

@@ -1,8 +1,8 @@
-"""Copies of device tensors in the host's memory, for off-loading.
+"""Copies of device tensors in host memory, for off-loading.
 
-On a GPU the buffers are pinned, made once, and filled and read by a stream of their own, so that a copy runs at
-the link's speed and beside other work; without one they are plain memory. Registered memory is taken instead of
-torch's own pinned allocator, because that rounds large sizes up to the next power of two.
+On a GPU the buffers are pinned, allocated once, and copied by a separate stream: at the link's speed and
+parallel to other work. On CPU they are plain memory. Memory is registered here, because torch's pinned
+allocator rounds large sizes up to the next power of two.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PORTABLE = 1
 
 
 class HostCopies:
-    """A host copy of each of some tensors of one device, told apart by the tensors themselves."""
+    """Host copies of tensors of one device, keyed by tensor."""
 
     def __init__(self, device: torch.device, *, keep: bool) -> None:
-        """`keep`: the buffers stay after a restore, to be filled again; else their memory is given back."""
+        """Keep the buffers after a restore for reuse (`keep`), or free them."""
         self._device, self._keep = device, keep
         self._slabs: list[Slab] = []
         self._places: dict[Tensor, Tensor] = {}
@@ -32,11 +32,11 @@ class HostCopies:
 
     @property
     def num_bytes(self) -> int:
-        """The host memory that the buffers take."""
+        """Host memory of the buffers."""
         return sum(slab.buffer.nbytes for slab in self._slabs)
 
     def start(self, tensors: Sequence[Tensor]) -> None:
-        """Starts copying to the host what the device has queued so far; `wait` before the tensors are freed."""
+        """Start copying to the host, after the device's queued work; `wait` before freeing the tensors."""
         self._make_room(tensors)
         if self._stream is None:
             self._copy([(self._places[t], t) for t in tensors])
@@ -46,25 +46,25 @@ class HostCopies:
             self._copy([(self._places[t], t) for t in tensors])
 
     def wait(self) -> None:
-        """Returns when everything that was started has arrived."""
+        """Wait for all started copies."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def move_out(self, tensors: Sequence[Tensor]) -> None:
-        """Copies to the host and gives the device's memory back, in place, so that every reference stays valid."""
+        """Copy to the host and free the device's memory in place, so that every reference stays valid."""
         self.start(tensors)
         self.wait()
         for tensor in tensors:
             tensor.untyped_storage().resize_(0)
 
     def move_back(self, tensors: Sequence[Tensor]) -> None:
-        """Undoes move_out()."""
+        """Undo move_out()."""
         for tensor in tensors:
             tensor.untyped_storage().resize_(tensor.nbytes)
         self.restore(tensors)
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
-        """Copies back; whatever is queued on the device from now on sees the tensors' old values."""
+        """Copy back; device work queued from now on sees the tensors' saved values."""
         pairs = [(t, self._places[t]) for t in tensors]
         if self._stream is None:
             self._copy(pairs)
@@ -79,11 +79,11 @@ class HostCopies:
             self.free()
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
-        """The buffer of a tensor that was copied, with its shape and type."""
+        """Return a copied tensor's buffer, with its shape and type."""
         return self._places.get(tensor)
 
     def free(self) -> None:
-        """Gives the buffers' memory back to the host."""
+        """Free the buffers' memory."""
         self._places.clear()
         for slab in self._slabs:
             slab.free()
@@ -95,7 +95,7 @@ class HostCopies:
             target.copy_(source, non_blocking=True)
 
     def _make_room(self, tensors: Sequence[Tensor]) -> None:
-        """A buffer for each tensor; one slab for all that have none. Buffers of tensors that are gone go too."""
+        """Allocate missing buffers, in one slab. First free all buffers if any has lost its tensor."""
         if self._places.keys() - set(tensors):
             self.wait()
             self.free()
@@ -107,16 +107,16 @@ class HostCopies:
         self._slabs.append(slab := Slab(sum(sizes), pinned=self._stream is not None))
         end = 0
         for tensor, size in zip(new, sizes, strict=True):
-            own = slab.buffer[end : end + tensor.nbytes]
-            self._places[tensor] = own.view(tensor.dtype).view(tensor.shape)
+            place = slab.buffer[end : end + tensor.nbytes]
+            self._places[tensor] = place.view(tensor.dtype).view(tensor.shape)
             end += size
 
 
 class Slab:
-    """A piece of the host's memory in whole pages; pinned, it is registered with the driver."""
+    """Host memory in whole pages, registered with the driver if pinned."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        """RuntimeError where the driver refuses to register the memory."""
+        """Raise RuntimeError if the driver refuses to register the memory."""
         self._pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.buffer = torch.frombuffer(self._pages, dtype=torch.uint8)
         """[num_bytes] uint8."""
@@ -124,12 +124,12 @@ class Slab:
         if pinned:
             address = self.buffer.data_ptr()
             _check(_runtime().cudaHostRegister(address, num_bytes, _PORTABLE), num_bytes)
-            # Pages that are unmapped while they are registered cannot be registered again where they are mapped next.
+            # Pages unmapped while registered cannot be registered again at their next mapping.
             self._unpin = weakref.finalize(self, _unregister, address, self._pages)
-            self._unpin.atexit = False  # the driver may be gone before
+            self._unpin.atexit = False  # the driver may already be gone
 
     def free(self) -> None:
-        """Gives the memory back, once nothing refers to it any more."""
+        """Free the memory, once nothing refers to it."""
         if self._unpin is not None:
             self._unpin()
         self.buffer = torch.empty(0, dtype=torch.uint8)
@@ -146,6 +146,6 @@ def _runtime() -> Any:
 def _check(status: Any, num_bytes: int) -> None:
     if int(status) != 0:
         raise RuntimeError(
-            f"the CUDA runtime answered {int(status)} to pinning or unpinning {num_bytes / 1e9:.1f} GB of host memory "
-            "for off-loading; is the host's memory, or the container's limit of it, too small?"
+            f"the CUDA runtime returned {int(status)} for pinning or unpinning {num_bytes / 1e9:.1f} GB of "
+            "host memory for off-loading; check the host's memory and the container's memory limit"
         )

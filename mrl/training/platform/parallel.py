@@ -1,7 +1,6 @@
-"""Process groups of one trainer rank: the platform, torch.distributed, Megatron's state, and agreements of
-all ranks.
+"""Process groups of one trainer rank: torch.distributed, Megatron's state, and agreements of all ranks.
 
-Owns the start and the end of both, and the check that Megatron's coordinates are the layout's.
+Owns their start and end, and the check that Megatron's coordinates match the layout.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def start_process_groups(
     seed: int,
     collective_seconds: float,
 ) -> tuple[torch.device, Place]:
-    """Joins all ranks at the address of a store (`wire.meeting.Meeting`) and builds Megatron's groups. A
-    collective of any of them fails after `collective_seconds`."""
+    """Join all ranks at the address of a store (`wire.meeting.Meeting`) and build Megatron's groups. Their
+    collectives fail after `collective_seconds`."""
     if world_size != layout.world_size:
         raise ConfigError(
             f"the layout needs {layout.world_size} ranks (tp x cp x dp x pp), but {world_size} were started"
@@ -42,7 +41,7 @@ def start_process_groups(
     device = _start_device(rank)
     where: dict[str, Any] = {"init_method": store}
     if not store.startswith(TCP):
-        where = {"store": FileStore(store)}  # the trainers' meshes open it later, so nobody here ends it
+        where = {"store": FileStore(store)}  # the trainers' meshes open it later, so it is not removed here
     dist.init_process_group(
         "gloo" if device.type == "cpu" else "nccl",
         **where,
@@ -69,7 +68,7 @@ def start_process_groups(
 
 
 def _seed_generators(seed: int) -> None:
-    """Those beside Megatron's, which a user's own loss may draw from: what a rank draws follows from the run's seed and its number."""
+    """Seed the generators other than Megatron's, from which user-defined losses may draw."""
     random.seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.manual_seed(seed)
@@ -101,7 +100,7 @@ def _check_place(place: Place) -> None:
 
 
 def stop_process_groups() -> None:
-    """Leaves all groups; safe to call when none was started."""
+    """Leave all groups; safe to call if none was started."""
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
@@ -109,14 +108,14 @@ def stop_process_groups() -> None:
 
 
 def max_over_world(value: int, *, device: torch.device) -> int:
-    """The largest of all ranks' values."""
+    """Return the largest of all ranks' values."""
     tensor = torch.tensor([value], dtype=torch.int64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor.item())
 
 
 def _combine_metric(name: str, values: Iterable[float]) -> float:
-    """Adds a metric's values; of names ending in _max it takes the largest, of _min the smallest."""
+    """Sum a metric's values; take the largest for names ending in _max, the smallest for _min."""
     if name.endswith("_max"):
         return max(values)
     if name.endswith("_min"):
@@ -125,27 +124,27 @@ def _combine_metric(name: str, values: Iterable[float]) -> float:
 
 
 def reduce_metrics(parts: Iterable[Mapping[str, Tensor]], *, device: torch.device) -> dict[str, float]:
-    """Combines the parts of all ranks; a rank without any contributes nothing. The same result everywhere."""
-    own: dict[str, list[float]] = {}
+    """Combine the parts of all ranks; a rank may have none. Returns the same everywhere."""
+    values_of: dict[str, list[float]] = {}
     for part in parts:
         for name, value in part.items():
-            own.setdefault(name, []).append(float(value))
-    mine = {name: _combine_metric(name, values) for name, values in own.items()}
+            values_of.setdefault(name, []).append(float(value))
+    local = {name: _combine_metric(name, values) for name, values in values_of.items()}
     everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, local)
     names = sorted({name for rank in everyone for name in rank})
     return {name: _combine_metric(name, [rank[name] for rank in everyone if name in rank]) for name in names}
 
 
 def joined[T](own: Mapping[str, T]) -> dict[str, T]:
-    """The entries of all ranks, sorted by name, on all of them."""
+    """Return the entries of all ranks, sorted by name, on all of them."""
     everyone: list[Mapping[str, T]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, own)
     return dict(sorted((name, value) for rank in everyone for name, value in rank.items()))
 
 
 def run_on_rank_zero(action: Callable[[], object]) -> None:
-    """Runs an action on rank 0 while the others wait; its error is raised on all ranks."""
+    """Run an action on rank 0 while the others wait; raise its error on all ranks."""
     outcome = [_error_of(action) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
@@ -153,8 +152,7 @@ def run_on_rank_zero(action: Callable[[], object]) -> None:
 
 
 def run_everywhere(action: Callable[[], object]) -> None:
-    """Runs an action on every rank; the error of the first rank that has one is raised on all. No collectives
-    inside."""
+    """Run an action without collectives on every rank; raise the first failed rank's error on all."""
     outcomes: list[Exception | None] = [None] * dist.get_world_size()
     dist.all_gather_object(outcomes, _error_of(action))
     for rank, error in enumerate(outcomes):
@@ -163,7 +161,7 @@ def run_everywhere(action: Callable[[], object]) -> None:
 
 
 def _error_of(action: Callable[[], object]) -> Exception | None:
-    """The error that an action raised, as one of ours; None where it raised none."""
+    """Return an action's error as an MrlError; None if it succeeds."""
     try:
         action()
     except Exception as error:

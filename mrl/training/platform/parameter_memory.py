@@ -1,9 +1,8 @@
-"""The memory that holds this rank's parameters: shareable with the slot's engine rank, and
-off-loadable.
+"""Memory of this rank's parameters: shareable with the slot's engine rank, and off-loadable.
 
-On CPU each buffer lives in anonymous shared memory: a peer opens it as /proc/<pid>/fd/<fd>; it has no name,
-so nothing can be left behind. On CUDA it is ordinary device memory, exported by the device's own means. A
-lease says that a peer reads the memory: while one is live, nothing may move or swap it.
+On CPU each buffer is anonymous shared memory, which a peer opens as /proc/<pid>/fd/<fd>. It has no name, so
+nothing can be left behind. On CUDA it is ordinary device memory, exported by the device's own means. A lease
+means that a peer reads the memory: during one, nothing may move or swap it.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _PUNCH_HOLE = 0x02 | 0x01
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrozenBuffer:
-    """Weights of one type that Megatron has no buffer for, in one piece, shaped as its parameter buffers are:
-    the routers' correction biases, and parameters that are not trained.
+    """Weights of one type without a Megatron buffer: routers' correction biases and untrained parameters.
 
-    They have no gradient and no optimizer, but engines need them, and the reference its own.
+    Same interface as Megatron's parameter buffers. They have no gradient and no optimizer, but engines need
+    them, and the reference has its own.
     """
 
     param_data: Tensor
@@ -43,26 +42,25 @@ class FrozenBuffer:
 
     @classmethod
     def of(cls, weights: list[Tensor], *, device: torch.device) -> FrozenBuffer:
-        """Moves the weights into memory of its own; they become views of it."""
+        """Move the weights into new memory; they become views of it."""
         places, end = {}, 0
         for weight in weights:
             places[weight] = (end, end + weight.numel(), 0)
             end += -(-weight.numel() // 64) * 64
         data = torch.zeros(end, dtype=weights[0].dtype, device=device)
         for weight, (first, last, _) in places.items():
-            own = data[first:last].view(weight.shape)
-            own.copy_(weight.data)
-            weight.data = own
+            view = data[first:last].view(weight.shape)
+            view.copy_(weight.data)
+            weight.data = view
         return cls(data, torch.empty(0, dtype=torch.float32, device=device), places)
 
 
 class ParameterMemory:
-    """All parameter buffers of one rank, in a fixed order: per chunk, dense buffers first, then expert
-    buffers; at the end what is not trained, a buffer for each type."""
+    """All parameter buffers of one rank, in fixed order: per chunk, dense then expert buffers; last,
+    untrained weights, one buffer per type."""
 
     def __init__(self, models: list[Any], *, device: torch.device) -> None:
-        """To be called between wrapping the models for data parallelism and making the optimizer, which keeps
-        views."""
+        """Call between wrapping the models and making the optimizer, which keeps views."""
         self.buffers: list[Any] = [b for m in models for b in (*m.buffers, *m.expert_parallel_buffers)]
         trained = {parameter for buffer in self.buffers for parameter in buffer.param_index_map}
         frozen: dict[torch.dtype, list[Tensor]] = {}
@@ -74,11 +72,11 @@ class ParameterMemory:
         self._keeps_copies = device.type != "cpu"
         self._copies = HostCopies(device, keep=self._keeps_copies)
         self._copied = False
-        """Whether those hold what the buffers do."""
+        """True if the copies equal the buffers."""
         self._away = False
         self.leases = 0
         self.generation = 0
-        """Grows with every reload: what was exported before it is stale."""
+        """Grows with every reload, which makes earlier exports stale."""
         if device.type == "cpu":
             self._share()
 
@@ -89,7 +87,8 @@ class ParameterMemory:
             self._fds.append(fd)
 
     def export(self) -> list[tuple[int, int]]:
-        """(fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>; WeightSyncError without an fd, or off-loaded."""
+        """Return (fd, bytes) of each buffer, for /proc/<pid>/fd/<fd>. Raise WeightSyncError if there is no fd
+        or the parameters are off-loaded."""
         self._check_present("export parameter memory")
         if not self._fds:
             raise WeightSyncError(
@@ -98,54 +97,54 @@ class ParameterMemory:
         return [(fd, b.param_data.nbytes) for fd, b in zip(self._fds, self.buffers, strict=True)]
 
     def locate(self, parameter: Tensor) -> tuple[int, int]:
-        """(buffer index, byte offset) of a parameter."""
+        """Return (buffer index, byte offset) of a parameter."""
         for index, buffer in enumerate(self.buffers):
             if parameter in buffer.param_index_map:
                 return index, buffer.param_index_map[parameter][0] * buffer.param_data.element_size()
-        raise WeightSyncError(f"a parameter of shape {tuple(parameter.shape)} lies in no parameter buffer")
+        raise WeightSyncError(f"a parameter of shape {tuple(parameter.shape)} is not in any parameter buffer")
 
     def lease(self) -> int:
-        """Notes that a peer starts to read; returns the generation it reads."""
+        """Register a reading peer; return the generation that it reads."""
         self._check_present("lease parameter memory")
         self.leases += 1
         return self.generation
 
     def release(self) -> None:
-        """Notes that a peer has stopped reading and unmapped."""
+        """Unregister a peer that has stopped reading and unmapped."""
         if self.leases == 0:
             raise WeightSyncError("parameter memory was released more often than it was leased")
         self.leases -= 1
 
     def require_own(self, action: str) -> None:
-        """WeightSyncError while a peer reads, and while the parameters are off-loaded."""
+        """Raise WeightSyncError while a peer reads, or while the parameters are off-loaded."""
         self._check_present(action)
         self.require_unleased(action)
 
     def require_unleased(self, action: str) -> None:
-        """WeightSyncError while a peer reads."""
+        """Raise WeightSyncError while a peer reads."""
         if self.leases:
-            raise WeightSyncError(f"cannot {action}: {self.leases} lease(s) on the parameter memory are live")
+            raise WeightSyncError(f"cannot {action}: {self.leases} active lease(s) on the parameter memory")
 
     @property
     def offloaded(self) -> bool:
         return self._away
 
     def note_change(self) -> None:
-        """The buffers get new values: the copy in the host's memory is no longer theirs."""
+        """Record that the buffers change, so the host copy is stale."""
         self._copied = False
 
     def free_gradients(self) -> None:
-        """Gives the gradients' memory back; reload() makes room for them again."""
+        """Free the gradients' memory; reload() allocates it again."""
         for buffer in self.buffers:
             buffer.grad_data.untyped_storage().resize_(0)
 
     def start_copy(self) -> None:
-        """Starts what offload() waits for, beside a weight sync; only where the host's buffers stay anyhow."""
+        """Start offload()'s copy during a weight sync; only if the host buffers are kept anyway."""
         if self._keeps_copies and not self.offloaded:
             self._copy()
 
     def offload(self) -> None:
-        """Copies parameters to the host and frees theirs and the gradients'. WeightSyncError when leased."""
+        """Copy parameters to the host; free them and the gradients. Raise WeightSyncError while leased."""
         self.require_unleased("off-load parameters")
         self.free_gradients()
         if self.offloaded:
@@ -160,7 +159,7 @@ class ParameterMemory:
                 buffer.param_data.untyped_storage().resize_(0)
 
     def reload(self) -> None:
-        """Makes room for gradients (zeros) and brings off-loaded parameters back (the same bytes)."""
+        """Allocate zeroed gradients and restore off-loaded parameters, to the byte."""
         for buffer in self.buffers:
             if buffer.grad_data.untyped_storage().size() == 0:
                 buffer.grad_data.untyped_storage().resize_(buffer.grad_data.nbytes)
@@ -177,7 +176,7 @@ class ParameterMemory:
 
     @contextlib.contextmanager
     def borrowed(self, action: str) -> Iterator[None]:
-        """Inside, the buffers may hold anything; afterwards they hold what they did. WeightSyncError when leased."""
+        """Let the block overwrite the buffers, and restore them after. Raise WeightSyncError while leased."""
         self.require_own(action)
         self._copy()
         self._copies.wait()
@@ -188,13 +187,13 @@ class ParameterMemory:
 
     @contextlib.contextmanager
     def holding(self, snapshot: HostCopies, action: str) -> Iterator[None]:
-        """Inside, the buffers hold a snapshot(); afterwards what they did. WeightSyncError when leased."""
+        """Put a snapshot() into the buffers for the block. Raise WeightSyncError while leased."""
         with self.borrowed(action):
             snapshot.restore(self._parameters)
             yield
 
     def snapshot(self) -> HostCopies:
-        """A copy of every buffer in the host's memory that stays, for holding()."""
+        """Return a permanent host copy of every buffer, for holding()."""
         self._check_present("copy parameters")
         copies = HostCopies(self._device, keep=True)
         copies.start(self._parameters)
@@ -206,7 +205,7 @@ class ParameterMemory:
         return [buffer.param_data for buffer in self.buffers]
 
     def _copy(self) -> None:
-        """Starts a copy in the host's memory, unless the one there is still true."""
+        """Start a host copy, unless the existing one is current."""
         if not self._copied:
             self._copies.start(self._parameters)
             self._copied = True
@@ -216,7 +215,7 @@ class ParameterMemory:
         self._copied = self._keeps_copies
 
     def shared_bytes(self) -> int:
-        """Bytes of memory that the shared buffers really occupy."""
+        """Return the bytes of memory that the shared buffers occupy."""
         return sum(os.fstat(fd).st_blocks * 512 for fd in self._fds)
 
     def _check_present(self, action: str) -> None:
@@ -225,10 +224,10 @@ class ParameterMemory:
 
 
 def _free_pages(fd: int) -> None:
-    """Gives a shared file's memory back while keeping its size and every mapping of it (it reads as zeros)."""
+    """Free a shared file's memory, but keep its size and every mapping of it (which read zeros)."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = os.sysconf("SC_PAGE_SIZE")
-    size = -(-os.fstat(fd).st_size // page) * page  # a page that is only partly in the range would be kept
+    size = -(-os.fstat(fd).st_size // page) * page  # a page partly in the range would be kept
     if libc.fallocate(fd, _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
         code = ctypes.get_errno()
         raise WeightSyncError(f"freeing {size} bytes of shared parameter memory failed: {os.strerror(code)}")

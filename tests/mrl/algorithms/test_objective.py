@@ -182,7 +182,7 @@ def test_a_users_function_by_path(batch) -> None:
          r"function = 'nowhere:loss': nowhere cannot be imported: ModuleNotFound"),
         ({"function": f"{__name__}:scaled"}, r"has no function 'scaled'; it has .*scaled_reinforce"),
         ({"options": {"faktor": 2.0}},
-         r"called as scaled_reinforce\(tokens, faktor=...\), and has the signature"),
+         r"called as scaled_reinforce\(tokens, faktor=...\), but has the signature"),
     ],
 )  # fmt: skip
 def test_a_users_function_that_cannot_be_called_is_refused_when_it_is_named(changes, message) -> None:
@@ -226,16 +226,16 @@ def damped(tokens: Tokens, *, raises: bool = False, gives: str = "") -> Any:
     ("options", "message"),
     [
         ({"raises": True}, "it raised AttributeError: 'Tokens' object has no attribute 'ratioo'"),
-        ({"gives": "a sum"}, r"loss of what it gave is \[\], not a tensor of one value a token, \[5\]"),
+        ({"gives": "a sum"}, r"loss of its result is \[\], not a tensor with one value per token, \[5\]"),
         ({"gives": "no gradient"}, "its loss has no gradient to tokens.logprobs"),
         ({"gives": "infinite"}, "its loss is .*inf"),
-        ({"gives": "the loss alone"}, "it gave Tensor, not mrl.algorithms.losses.PerToken"),
+        ({"gives": "the loss alone"}, "it returned Tensor, not mrl.algorithms.losses.PerToken"),
     ],
 )
 def test_a_users_loss_with_a_mistake_inside_is_refused_before_it_sees_a_batch(options, message) -> None:
     function = f"{__name__}:damped"
     try_loss(CustomLoss(function=function))
-    with pytest.raises(ConfigError, match=f"algorithm.loss.function = '{function}': tried .*{message}"):
+    with pytest.raises(ConfigError, match=f"algorithm.loss.function = '{function}': a trial .*{message}"):
         try_loss(CustomLoss(function=function, options=options))
 
 

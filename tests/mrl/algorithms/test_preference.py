@@ -213,11 +213,11 @@ def mistaken(section: ObjectiveSection, chosen: Side, rejected: Side, *, gives: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "called as shifted\\(section, chosen, rejected\\), and has the signature"),
+        ({}, "called as shifted\\(section, chosen, rejected\\), but has the signature"),
         ({"gives": "raises"}, "it raised AttributeError: 'Side' object has no attribute 'lengths'"),
-        ({"gives": "a sum"}, "it gave \\[\\], not a tensor of one value a pair"),
+        ({"gives": "a sum"}, "it returned \\[\\], not a tensor with one value per pair"),
         ({"gives": "no gradient"}, "no gradient to the log-probs"),
-        ({"gives": "nan"}, "it gave \\[nan, nan\\]"),
+        ({"gives": "nan"}, "it returned \\[nan, nan\\]"),
     ],
 )
 def test_a_loss_of_the_users_own_is_tried_before_ranks_start(options: dict[str, str], message: str) -> None:

@@ -216,7 +216,7 @@ def test_gdpo_reads_the_verifiers_parts(monkeypatch: pytest.MonkeyPatch) -> None
     batch, _ = estimated(config, *samples)
     expected = [0.358619376231, -1.33240532727, 1.33240532727, -0.358619376231]
     assert per_sample(batch)[:4] == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match=r"names style, but the verifiers gave the parts: correct, format"):
+    with pytest.raises(ValueError, match=r"names style, but the verifiers return parts: correct, format"):
         estimated({"estimator": {"name": "gdpo", "part_weights": {"style": 1.0}}}, *samples)
 
 
@@ -309,10 +309,10 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="rewards: inf in sample 1"):
         shape_and_estimate(AlgorithmSection(), batch, np.array([0, np.inf, 0, 0]))
     gae = AlgorithmSection.model_validate({"estimator": {"name": "gae"}})
-    with pytest.raises(ValueError, match="no values, which gae needs"):
+    with pytest.raises(ValueError, match="no values, but gae needs them"):
         shape_and_estimate(gae, batch, np.zeros(4))
     kl = AlgorithmSection.model_validate({"kl": {"location": "reward", "coefficient": 0.1}})
-    with pytest.raises(ValueError, match=r"no old_logprobs, which kl.location = reward needs"):
+    with pytest.raises(ValueError, match=r"no old_logprobs, but kl.location = reward needs it"):
         shape_and_estimate(kl, batch, np.zeros(4))
     with pytest.raises(ValueError, match="finished: 1 entries, but there are 2 rewards"):
         Outcomes(np.zeros(2), np.ones(1, bool), np.zeros(2, bool), ("a", "b"))

@@ -35,13 +35,13 @@ def test_fitting_shapes_pass(tmp_path: Path, tp: int) -> None:
         ({"head_dim": 16}, 1, "head_dim = 16"),
         ({"head_dim": 0}, 1, "head_dim = 16"),
         ({"moe_intermediate_size": 48}, 1, "moe_intermediate_size = 48"),
-        ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
+        ({"moe_intermediate_size": 96}, 2, r"moe_intermediate_size = 96 at rollout.tp = 2 \(48 per rank\)"),
         ({"hidden_size": 72}, 1, "hidden_size = 72"),
         ({"num_attention_heads": 3}, 2, "num_attention_heads = 3"),
         ({"kv_lora_rank": 256, "qk_rope_head_dim": 64}, 1,
          r"kv_lora_rank \+ qk_rope_head_dim = 256 \+ 64 \(only 576\)"),
         ({"model_type": "mixtral", "intermediate_size": 96}, 2,
-         r"intermediate_size = 96 at rollout.tp = 2 \(48 a rank\)"),
+         r"intermediate_size = 96 at rollout.tp = 2 \(48 per rank\)"),
     ],
 )  # fmt: skip
 def test_others_are_named(tmp_path: Path, changes: dict[str, Any], tp: int, what: str) -> None:
@@ -67,5 +67,5 @@ def test_plain_rotary_parts_of_latent_attention_become_yarn_of_factor_1(tmp_path
 def test_experts_that_are_dealt_out_are_as_wide_on_every_rank(tmp_path: Path) -> None:
     narrow = folder(tmp_path, moe_intermediate_size=32)
     check_cpu(narrow, tp=2, expert_parallel=True)
-    with pytest.raises(ConfigError, match=r"moe_intermediate_size = 32 at rollout.tp = 2 \(16 a rank\)"):
+    with pytest.raises(ConfigError, match=r"moe_intermediate_size = 32 at rollout.tp = 2 \(16 per rank\)"):
         check_cpu(narrow, tp=2)

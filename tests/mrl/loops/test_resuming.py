@@ -105,7 +105,7 @@ def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> Non
 
 def test_a_state_that_cannot_be_read_says_what_can_be_done(tmp_path: Path) -> None:
     (tmp_path / EXTRA_FILE).write_bytes(b"cmrl.loops.gone\nState\n.")
-    with pytest.raises(CheckpointError, match=r"no plain values.*mrl export"):
+    with pytest.raises(CheckpointError, match=r"not plain values.*mrl export"):
         read_extra(tmp_path)
 
 

@@ -157,7 +157,7 @@ def prepare(name: str) -> None:
     rank, batch = passes(*LAYOUTS[name]), read()
     item = prepared(rank, batch)
     rank._arrays(batch, item.plan)
-    rank._no_margins([item])
+    rank._infinite_margins([item])
 
 
 def context_parallel_outputs() -> None:

@@ -125,7 +125,7 @@ def test_plain_values_come_back_as_they_were() -> None:
 
 def test_other_values_and_other_bytes_are_refused() -> None:
     for value in (object(), {"a": Path("b")}, np.array([object()])):
-        with pytest.raises(TypeError, match="no place for a value"):
+        with pytest.raises(TypeError, match="cannot contain a value"):
             plain_values.dumps(value)
     arrays = plain_values.dumps([np.arange(4)])
     for data in (
@@ -136,5 +136,5 @@ def test_other_values_and_other_bytes_are_refused() -> None:
         b"\x91" * 100_000,
         b"\xd4\x02a",
     ):
-        with pytest.raises(ValueError, match="no plain values"):
+        with pytest.raises(ValueError, match="not plain values"):
             plain_values.loads(data)

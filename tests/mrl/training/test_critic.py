@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_policy_and_critic(folder: Path, tmp_path: Path) -> N
         assert (result["fresh"]["values"] == 0).all()
         first, again = result["steps"]
         assert first == again and result["same"] and result["extra"] == {"next_step": 2}
-        assert "holds no critic" in result["refused"]
+        assert "contains no critic" in result["refused"]
     for step in (1, 2):  # with and without a critic beside the same policy
         checkpoint, out = tmp_path / f"step-00000{step}", tmp_path / f"export-{step}"
         export_folder.export_checkpoint(checkpoint, out, source=folder, dtype="float32")

@@ -200,9 +200,9 @@ def test_a_damaged_file_of_weights_is_refused_in_a_sentence(golden_model: Path, 
     model = Path(shutil.copytree(golden_model, tmp_path / "model"))
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[1:])
-    with pytest.raises(ConfigError, match=r"model\.safetensors is no readable safetensors file"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a readable safetensors file"):
         hf_folder.tensor_files(model)
     for text in ("[1]", "{", '{"weight_map": {"a": 1}}', "[" * 100_000):
         (model / export_folder.INDEX).write_text(text)
-        with pytest.raises(ConfigError, match=r"index\.json is no index of safetensors files"):
+        with pytest.raises(ConfigError, match=r"index\.json is not an index of safetensors files"):
             hf_folder.tensor_files(model)

@@ -83,7 +83,7 @@ def test_copies_that_nobody_holds_any_more_are_unpinned(cuda: RecordedCuda) -> N
 def test_a_refused_registration_says_how_much_was_asked(cuda, monkeypatch) -> None:
     refuses = SimpleNamespace(cudaHostRegister=lambda address, num_bytes, flags: 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: refuses)
-    with pytest.raises(RuntimeError, match="answered 2 to pinning"):
+    with pytest.raises(RuntimeError, match="returned 2 for pinning"):
         HostCopies(DEVICE, keep=True).start([torch.randn(1000)])
 
 

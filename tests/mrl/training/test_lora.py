@@ -187,5 +187,5 @@ def test_a_checkpoint_of_other_adapters_is_refused(lives: Lives, tmp_path: Path)
             checkpoint, tmp_path / "a", source=folder, dtype="float32", lora=wrong
         )
     changes = {"lora": LoraSection(rank=2, targets=TARGETS["qwen3_moe"])}
-    with pytest.raises(AssertionError, match=r"training.lora.rank = 4, the run 2"):
+    with pytest.raises(AssertionError, match=r"training.lora.rank = 4, but the run 2"):
         run_ranks(adapter_runs.resumed, 1, str(folder), {}, str(checkpoint), changes)
