@@ -408,7 +408,7 @@ def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp
     )
     while engines.num_steps < 2:
         time.sleep(0.005)
-    assert "in line for an environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
+    assert "waiting for a free environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
     thread.pause()
     engines.stops_after = None
     held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]
