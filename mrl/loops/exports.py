@@ -128,7 +128,6 @@ class Exports:
         )  # fmt: skip
 
     def _prune(self) -> None:
-        """Remove all but the newest `keep` folders."""
         if self._section.keep is None:
             return
         done = sorted(path for path in self.folder.iterdir() if STEP_FOLDER.fullmatch(path.name))

@@ -1,7 +1,6 @@
 """Groups for each step: generate, filter, refill within a budget, keep the surplus.
 
-Refills come in whole rounds. Groups are chosen by prompt index, never by finishing time, which would favour
-short responses."""
+Refills come in whole rounds. Groups are chosen by prompt index: finishing time favours short responses."""
 
 from __future__ import annotations
 

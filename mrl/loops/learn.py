@@ -111,8 +111,7 @@ class Learner:
     # -- phases ----------------------------------------------------------------------------------------------
 
     def _recompute(self, step: TrainingStep) -> None:
-        """Pack the batch with the trainer's values; if the policy needs a pass, also with old log-probs, the
-        mismatch and reference log-probs."""
+        """Pack the batch, with values; after a policy pass also old and reference log-probs, and mismatch."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
@@ -129,7 +128,6 @@ class Learner:
             nan_guard.check_batch(step.batch, step.batch.arrays)
 
     def _estimate(self, step: TrainingStep) -> None:
-        """Turn rewards into advantages of the batch's tokens."""
         assert step.batch is not None
         inputs = step.batch.arrays
         with self._clock.phase("estimate"):

@@ -26,12 +26,10 @@ def measure_mismatch(
     served: np.ndarray,
     margin: float,
 ) -> dict[str, float]:
-    """Return mean and maximum of |engine - trainer| over served policy tokens [N], and the near-ties'
-    metrics.
+    """Return mean and maximum of |engine - trainer| over served policy tokens [N] outside near-ties.
 
     `served`: [N] bool, tokens of the version that the engines reported, correct or not, so that a missed
-    weight sync shows; only read for policy tokens. Mean and maximum exclude near-ties, whose count and
-    maximum are separate."""
+    weight sync shows; only read for policy tokens. Near-ties have their own count and maximum."""
     clear, near = _Gaps(), _Gaps()
     for piece in batch.pieces():
         mask = batch.loss_mask[piece] & served[piece]

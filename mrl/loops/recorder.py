@@ -39,7 +39,7 @@ class Recorder:
         first_step: int,
         pieces: Pieces | None = None,
     ) -> None:
-        """`pieces`: how tokens are told one by one; None tells none."""
+        """`pieces`: turns tokens into one text each; None leaves out tokens' values."""
         self._pieces = pieces
         self._folder, self.clock = folder, clock
         self._metrics = MetricsLog(folder.metrics)

@@ -5,8 +5,8 @@
 | a free in-flight quota | `commit` (a weight sync), a group that is filtered |
 | a group's verdicts | its task (group.py) |
 
-Groups worth training on wait in the store for their step; the others give their quota back. Nothing is
-admitted around a weight sync."""
+Groups worth training on wait in the store for their step; others return their quota. Around a weight sync
+nothing is admitted."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class StepGroups:
     groups: list[Group]
     """In prompt order; fewer than a batch, possibly none, if the budget is spent."""
     served_version: int
-    """Newest version of the tokens generated since the sync to the trained version; -1 without such a sync or
-    such tokens."""
+    """Newest version of the tokens since the sync to the trained version; -1 without that sync or tokens."""
     metrics: dict[str, float]
 
 
@@ -109,8 +108,7 @@ class RolloutBuffer:
         return self._admission.sync_due(self._ledger, shared=shared)
 
     def waiting_for(self) -> str:
-        """Describe the oldest group that no step has taken, and the oldest unfinished group of the next step,
-        with what it lacks."""
+        """Describe the oldest untaken group, and what the oldest unfinished group of the next step lacks."""
         head, awaited = self._ledger.head(), self._awaited()
         if head is None:
             return "no group is in flight"
@@ -159,7 +157,6 @@ class RolloutBuffer:
         group.task.add_done_callback(lambda task: self._ended(group, task))
 
     def _ended(self, group: OpenGroup, task: asyncio.Task[Group]) -> None:
-        """Book a group that has its verdicts."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

@@ -56,8 +56,7 @@ class RolloutThread(EventThread):
         """Start the thread.
 
         Args:
-            rollouts: Builds the GroupMaker in the thread, given this object (`in_this_process`, or
-                remote_rollouts.py).
+            rollouts: Builds the GroupMaker in the thread, given this (`in_this_process`, remote_rollouts.py).
             clock: Counts the waiting time.
             deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; of
                 `in_turn`, from one arrival to the next.
@@ -77,8 +76,7 @@ class RolloutThread(EventThread):
     # -- rounds: on_policy, validation, commands -------------------------------------------------------------
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Return the groups of all prompts with their verdicts, in the prompts' order. Samples without a
-        reward are included."""
+        """Return all prompts' groups with verdicts, in order; samples without a reward are included."""
         with self.clock.phase("generate"):
             opened = self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
             self.do(_all_answered(opened), self._deadline_seconds, lambda: self._late(opened))
@@ -131,7 +129,7 @@ class RolloutThread(EventThread):
 
     @property
     def buffer(self) -> RolloutBuffer:
-        """The rollout buffer, whose methods belong to the thread (`ask`)."""
+        """Rollout buffer, whose methods belong to the thread (`ask`)."""
         assert self._buffer is not None, "only a stream has a buffer"
         return self._buffer
 
@@ -267,8 +265,7 @@ def in_this_process[Thread: EventThread](
 
     Args:
         engines: Builds the engines, in and given the thread.
-        environments, rules_of, max_open: Environments of episodes, the rules of a domain's episodes, and the
-            limit of open ones.
+        environments, rules_of, max_open: Environments, rules per domain, and the limit of open episodes.
     """
 
     def make(thread: Thread) -> RolloutRunner:

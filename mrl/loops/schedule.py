@@ -45,8 +45,7 @@ class Supply(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
-        """Continue from `state` with weights of `version`; return how many groups have tokens of later
-        ones, which are generated again."""
+        """Continue with weights of `version`; return how many groups have later tokens and are redone."""
         ...
 
 
@@ -176,7 +175,6 @@ class Schedule(abc.ABC):
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 
     def _measure(self, step: TrainingStep) -> None:
-        """Add the step's times, and the validation if one is due."""
         self._measure_time(step)
         if self._validation_due(step.number):
             step.metrics |= self._validate(step.number)

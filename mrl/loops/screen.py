@@ -114,8 +114,8 @@ class Screen:
     def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
         """Return the metrics of the step that trains `version` on these groups, and start the next account.
 
-        Raise RewardError if too many booked samples have no verdict. `effort`: what was spent, for the
-        warning if groups are missing."""
+        Raise RewardError if too many booked samples have no verdict. `effort`: what was
+        spent, for the warning if groups are missing."""
         judged = sorted(self._booked, key=lambda group: group.prompt.index)
         wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
         metrics = (

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | generate | prompts of the stream, partial rollouts | the next groups in order | RolloutThread |
 | park (shared slots) | partial rollouts | paused engines | RolloutThread, Hybrid |
-| recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines on their own slots go on |
+| recompute, estimate, update | groups | weights v + 1, metrics | Learner; own-slot engines continue |
 | park (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
 | save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1, quotas of the trained groups | Hybrid, RolloutThread |
@@ -90,7 +90,6 @@ class StreamLoop(Schedule):
         self._write_row(step.number, step.metrics)
 
     def _take(self, step: TrainingStep) -> None:
-        """Run phase generate: wait for the next groups, in order."""
         self._resume()
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
         step.metrics["stream/waited"] = 0.0
@@ -111,8 +110,7 @@ class StreamLoop(Schedule):
         self.on_batch(step.groups)
 
     def _sync_early(self, step: TrainingStep) -> None:
-        """Sync the weights inside phase generate, which brings in the restarted engines after all were lost
-        since the last weight sync."""
+        """Sync inside phase generate, to bring in restarted engines: all were lost since the last sync."""
         self._pause(snapshot=False)
         step.metrics |= self._engines.sync(self.version)
         self._rollouts.commit(self.version)

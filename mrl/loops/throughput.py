@@ -35,8 +35,7 @@ PEAKS = {
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Return the peak FLOP/s of a CUDA device name ("NVIDIA H100 80GB HBM3"); None for others and other
-    dtypes.
+    """Return the peak FLOP/s of a device ("NVIDIA H100 80GB HBM3"); None if device or dtype is unknown.
 
     >>> peak_flops("NVIDIA H100 PCIe", "bfloat16"), peak_flops("cpu", "bfloat16")
     (756000000000000.0, None)

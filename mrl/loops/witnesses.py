@@ -1,6 +1,5 @@
 """Agreement of rewards with audit verifiers, which have weight 0 and check a share of the samples. A policy
-learns to please a judge: a judge that no longer recognises correct responses shows here while the reward
-still rises."""
+learns to please a judge: a failing judge shows here while the reward still rises."""
 
 from __future__ import annotations
 

@@ -171,7 +171,6 @@ class _Conversation:
         return completion
 
     def _add(self, turn: tuple[Completion, str]) -> str:
-        """Add a turn to the episode; return its text."""
         completion, text = turn
         if self._rules.renderer.opens_thought(self._episode.context()):
             text = as_thought(text)

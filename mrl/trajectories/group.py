@@ -121,8 +121,7 @@ class RolloutRunner(GroupMaker):
         rules_of: RulesOf = lambda domain: None,
         max_open: int | None = None,
     ) -> None:
-        """`rules_of`: the rules of a domain whose samples are episodes in `environments`. `max_open`: their
-        limit, for messages."""
+        """`rules_of`: rules of a domain's episodes; `max_open`: limit of `environments`, for messages."""
         super().__init__()
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
@@ -143,7 +142,6 @@ class RolloutRunner(GroupMaker):
         self._rewards.flush(group.prompt.index)
 
     async def _run_group(self, group: OpenGroup, sampling: Sampling) -> Group:
-        """Roll out all samples of a group and have them judged."""
 
         async def make_sample(trajectory: Trajectory) -> Sample:
             if trajectory.sample is None:

@@ -1,8 +1,7 @@
 """Samples of a group in messages and checkpoints: the driver reads every one, so they decode fast.
 
 Masks and versions follow from the segments and are included only if they differ, so that a token takes about
-8 bytes. Prompts are left out because the stream of rows has them, and routes because their blocks end with
-the processes that have them."""
+8 bytes. Prompts are left out: the stream of rows has them. So are routes: they end with their processes."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
 | a pause | `RolloutsPaused` of each worker; of a lost one, its engines' report that they have paused |
 
 A worker is lost if its connection ends or it is silent for too long: its groups restart elsewhere from the
-last snapshot, and another process replaces it. A group gets a new number each time it begins, so that nothing
-counts twice."""
+last snapshot, and another process replaces it. Each start of a group has a new number, so nothing counts
+twice."""
 
 from __future__ import annotations
 
@@ -354,8 +354,7 @@ class RemoteRollouts(GroupMaker):
                 goes to the worker with the fewest samples per engine.
             silent_seconds: A worker that sends nothing for so long is lost.
             on_failure: Called with the error that ends the run.
-            on_engine_lost: Called when an engine's connection ends, with its number, why, and the class name
-                of its error.
+            on_engine_lost: Called with (engine, why, class name of the error) when a connection ends.
         """
         super().__init__()
         self._processes, self._by_index, self._on_failure = processes, by_index, on_failure
@@ -406,8 +405,8 @@ class RemoteRollouts(GroupMaker):
         return Group(group.prompt, samples_of(data, group.prompt))
 
     async def _choose(self, group: RemoteGroup) -> tuple[RemoteWorker, int]:
-        """Return a group's worker, and its engine if the prompt's index decides it, else -1. Wait while no
-        engine serves."""
+        """Wait until an engine serves; return a group's worker, and its engine if the prompt's index decides
+        it, else -1."""
         while not (serving := self.engines.serving):
             self._serves.clear()
             self.engines.num_waiting += 1
@@ -505,7 +504,6 @@ class RemoteRollouts(GroupMaker):
     # -- workers that come and go ----------------------------------------------------------------------------
 
     async def _open(self, worker: RemoteWorker) -> None:
-        """Start a worker and connect it to its engines."""
         try:
             address = await self._processes.start_worker(worker.number)
             lost = False
@@ -560,8 +558,7 @@ class RemoteRollouts(GroupMaker):
                 self._interrupt(worker)
 
     async def _look(self) -> None:
-        """Give up silent workers. Checks are counted instead of time, because this process may itself have
-        been suspended."""
+        """Give up silent workers. Checks are counted, not time: this process may have been suspended."""
         limit = max(2, round(self._silent_seconds / LOOK_SECONDS))
         while True:
             await asyncio.sleep(LOOK_SECONDS)

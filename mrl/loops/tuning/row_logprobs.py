@@ -1,6 +1,6 @@
 """Log-probs (reward model: scores) of responses by the current weights; a file caches the reference's.
 
-With that file no rank holds the reference's parameters. Its name is a digest of the weights, the rows' tokens
+With that file no rank keeps the reference's parameters. Its name is a digest of the weights, the rows' tokens
 and the dtype. Every start computes some rows again: a file that does not match is an error, not a flat loss.
 """
 

@@ -105,8 +105,8 @@ class Tuner:
         return logprobs[0], logprobs[1], logprobs[2]
 
     def run(self, asked_to_stop: Callable[[], bool]) -> bool:
-        """Resume from a checkpoint if there is one; return True if all steps are done. A request to stop lets
-        it finish its step and save."""
+        """Run, resuming from a checkpoint if there is one; return True if all steps are done. When asked to
+        stop, finish the step and save."""
         self._resume()
         start = time.monotonic()
         while self._step < self.num_steps:

@@ -80,7 +80,7 @@ def test_the_same_settings_say_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         resumed(after_three_steps(tmp_path, *STREAM), tmp_path, *STREAM)
-    assert "other settings" not in capsys.readouterr().out and "versions old" not in caplog.text
+    assert "changed settings" not in capsys.readouterr().out and "versions stale" not in caplog.text
 
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
