@@ -1,6 +1,6 @@
 """Host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      JSON frames on stdin, a pipe or a socket (host_messages.py): a spec with Deadlines, then calls
+consumes      JSON frames on stdin, a pipe (host_messages.py): EnvironmentSpec and Deadlines, then calls
 produces      JSON frames on the former stdout: {"ready"} or {"broken"}, then one reply per call
 waits for     frames, replies and ends of episode processes, and their deadlines; all in one place
 never does    call the environment itself: each episode is a forked process, so that none harms another

@@ -72,7 +72,7 @@ class GroupSupply:
         return self._screen.take_standing(surplus, self._stream.position)
 
     def state(self) -> dict[str, Any]:
-        """Return the data position (JSON values) and the surplus groups (bytes; no samples to redo)."""
+        """Return the data position as JSON values and the surplus groups as bytes, empty if to be redone."""
         surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._redo)]
         return {"stream": self._stream.state(), "surplus": [encode_group(group) for group in surplus]}
 

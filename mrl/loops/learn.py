@@ -2,9 +2,9 @@
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | values; in a policy pass old and reference log-probs, mismatch | trainer ranks |
+| recompute | packed batch | values; old and reference log-probs and mismatch, if in a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
-| update | minibatches | weights, metrics; without such a pass reference log-probs, mismatch | trainer ranks |
+| update | minibatches | weights, metrics; reference log-probs and mismatch, if in no pass | trainer ranks |
 
 NaN and infinity end the run before parameters change (nan_guard.py).
 """

@@ -134,7 +134,7 @@ class RolloutThread(EventThread):
         return self._buffer
 
     def take(self, version: int, seconds: float) -> StepGroups | None:
-        """Return the next groups, assigned to the step that trains `version`; None if not ready in time."""
+        """Return the next groups, for the step that trains `version`; None if not ready in `seconds`."""
 
         async def taken() -> StepGroups | None:
             buffer = self.buffer

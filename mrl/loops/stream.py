@@ -135,7 +135,7 @@ class StreamLoop(Schedule):
         self._steps_since_sync = 0
 
     def _resume(self) -> None:
-        """Resume the engines, unless they wait for the weights of later steps."""
+        """Resume the engines if no step has ended since the last weight sync."""
         if self._steps_since_sync == 0:
             start = time.monotonic()
             self._rollouts.resume()

@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_read_is_told_at_the_start(text: str, says: str, t
 def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
     with pytest.raises(RolloutError, match="no environment 'other'"):
         pool.open("k", "other", {}, 0)
-    with pytest.raises(RolloutError, match="no JSON"):
+    with pytest.raises(RolloutError, match="not valid JSON"):
         pool.open("k", "counting", {"what": object()}, 0)
     with pytest.raises(RolloutError, match="not open"):
         pool.step("k", "hello")

@@ -55,9 +55,9 @@ def test_a_call_behind_a_thought_counts_and_one_inside_does_not() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("add(1, 2)", "no JSON"),
-        ("", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("add(1, 2)", "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ('{"name": "add", "arguments": {"a": NaN, "b": 1}}', "NaN is not a number"),
         ("[1]", 'an object with "name"'),
         ('{"arguments": {}}', 'an object with "name"'),
