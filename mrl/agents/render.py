@@ -134,9 +134,9 @@ class TurnRenderer:
         (role,) = roles
         self._require_grows(role)
         frame = self._frame(role, tuple((one.name, one.id) for one in observations))
-        first, *behind = frame.runs
+        first, *suffixes = frame.runs
         ids = self._unwritten(last_token, frame.ending, first)
-        for observation, tokens in zip(observations, behind, strict=True):
+        for observation, tokens in zip(observations, suffixes, strict=True):
             ids += self.plain(frame.spell(observation.text)) + tokens
         return np.asarray(ids, np.int32)
 
@@ -164,13 +164,13 @@ class TurnRenderer:
             return self._rendered(filled, opens=True)
 
         roles = tuple(message["role"] for message in messages)
-        ids, *behind = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
+        ids, *suffixes = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
         if roles not in self._openings:
             self._openings[roles] = [
                 self._spelling(rendered(["x"] * n + [_PROBE] + ["x"] * (len(roles) - n - 1)), role)
                 for n, role in enumerate(roles)
             ]
-        for message, spell, tokens in zip(messages, self._openings[roles], behind, strict=True):
+        for message, spell, tokens in zip(messages, self._openings[roles], suffixes, strict=True):
             ids = ids + self.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 

@@ -9,8 +9,9 @@
 | save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1, quotas of the trained groups | Hybrid, RolloutThread |
 
-After the sync a due validation runs on exactly one version while partial rollouts wait; then they resume.
-With stream.sync_every above 1, steps follow each other without park and sync while the next groups are ready.
+Phase park pauses the engines. After the sync a due validation runs on exactly one version; then the partial
+rollouts resume. With stream.sync_every above 1, steps follow each other without park and sync while the next
+groups are ready.
 
 Every wait has a deadline. Its error, and that of a lost worker, names the oldest group.
 """
