@@ -1,4 +1,4 @@
-"""What comes back of one call of an environment, and the names of its faults."""
+"""Answer to one environment call, and the names of its faults."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAX_REASON = 600
 
 
 class EnvironmentFault(enum.Enum):
-    """Why a call has no answer: what is counted."""
+    """Why a call has no answer. Faults are counted by it."""
 
     RAISED = "raised"
     EXITED = "exited"
     DEADLINE = "deadline"
     OVERSIZED = "oversized"
     REWARD = "reward"
-    """A reward that is no finite number."""
+    """The reward is not a finite number."""
     CONTRACT = "contract"
-    """An answer of another shape, or of other values than JSON has."""
+    """The answer has the wrong shape, or values that JSON does not have."""
     HOST_LOST = "host_lost"
     UNREACHABLE = "unreachable"
     SANDBOX_LOST = "sandbox_lost"
@@ -35,7 +35,7 @@ class EnvironmentFault(enum.Enum):
 
     @property
     def ended_by(self) -> EndedBy:
-        """The end that it makes of an episode."""
+        """End of the episode that the fault causes."""
         return _ENDS.get(self, EndedBy.ENV_CRASHED)
 
 
@@ -47,40 +47,40 @@ _ENDS = {
     EnvironmentFault.TOOL_TIMEOUT: EndedBy.TOOL_TIMEOUT,
 }
 NAMED = {ended_by: fault for fault, ended_by in _ENDS.items()}
-"""The fault of an end that has one of its own."""
+"""The fault of each end that has one of its own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EnvironmentAnswer:
-    """Of one `open` or `step`, exactly one."""
+    """Answer to an `open` or a `step`, exactly one per call."""
 
     key: str
     turn: int
-    """0 of `open`, then 1, 2, ..."""
+    """0 for `open`, then 1, 2, ..."""
     messages: tuple[dict[str, str], ...] = ()
-    """A role and a content each: what stands before the first turn (turn 0), or what the policy is told next."""
+    """Role and content each: what precedes the first turn (turn 0), or what the policy sees next."""
     reward: float | None = None
     done: bool = False
     ended_by: EndedBy | None = None
-    """ENV_DONE where `done`; the end that a fault makes; None where the episode goes on."""
+    """ENV_DONE if `done`, or the end that a fault causes; None if the episode continues."""
     fault: EnvironmentFault | None = None
     reason: str = ""
     seconds: float = 0.0
-    """From the call's start in the environment's host to its answer there."""
+    """Time from the call's start to its answer, in the environment's host."""
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def failed(
     key: str, turn: int, fault: EnvironmentFault, reason: str, seconds: float = 0.0
 ) -> EnvironmentAnswer:
-    """The answer that a fault makes."""
+    """Return the answer that reports a fault."""
     return EnvironmentAnswer(
         key, turn, ended_by=fault.ended_by, fault=fault, reason=reason[:_MAX_REASON], seconds=seconds
     )
 
 
 def is_reward(value: Any) -> bool:
-    """Whether it is a number (of the standard library or of NumPy) that a float holds and that is finite."""
+    """Return True for a finite number, of the standard library or NumPy, that fits a float."""
     try:
         return isinstance(value, numbers.Real) and math.isfinite(value)
     except OverflowError:
@@ -88,7 +88,7 @@ def is_reward(value: Any) -> bool:
 
 
 def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
-    """A host's reply. What is none of an answer's makes the fault CONTRACT; nothing is raised."""
+    """Decode a host's reply. An invalid answer becomes the fault CONTRACT; nothing is raised."""
     key, turn, seconds = str(reply["key"]), int(reply["turn"]), float(reply["seconds"])
     if "fault" in reply:
         return failed(key, turn, EnvironmentFault(reply["fault"]), str(reply.get("reason")), seconds)
@@ -98,14 +98,14 @@ def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
     reward = reply.get("reward")
     wrong = _wrong_messages(messages, _STEP_ROLES if turn else _OPENING_ROLES)
     if not turn and (done or reward is not None):
-        wrong = "an answer to reset holds a reward or an end"
+        wrong = "the answer to reset contains a reward or an end"
     if not isinstance(done, bool) or not isinstance(info, dict):
-        wrong = "done is true or false, and info an object"
+        wrong = "done must be true or false, and info an object"
     if wrong:
         return failed(key, turn, EnvironmentFault.CONTRACT, wrong, seconds)
     if reward is not None and not is_reward(reward):
         return failed(
-            key, turn, EnvironmentFault.REWARD, f"the reward {reward!r} is no finite number", seconds
+            key, turn, EnvironmentFault.REWARD, f"the reward {reward!r} is not a finite number", seconds
         )
     return EnvironmentAnswer(
         key,
@@ -120,18 +120,18 @@ def decode_answer(reply: Mapping[str, Any]) -> EnvironmentAnswer:
 
 
 def _wrong_messages(messages: Any, roles: set[str]) -> str:
-    """What is wrong with them; empty where nothing is."""
+    """Return what is wrong with the messages; empty if nothing is."""
     if not isinstance(messages, list):
-        return f"what the policy is told is a text or a list of messages, not {type(messages).__name__}"
+        return f"an observation must be a text or a list of messages, not {type(messages).__name__}"
     for message in messages:
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            return f"a message has a role and a content, not {str(message)[:80]}"
+            return f"a message must have a role and a content, not {str(message)[:80]}"
         if message["role"] not in roles or not isinstance(message["content"], str):
-            return f"a message is a text of one of {sorted(roles)}, not {str(message)[:80]}"
+            return f"a message must be a text of one of {sorted(roles)}, not {str(message)[:80]}"
         try:
             message["content"].encode()
         except UnicodeEncodeError as error:
-            return f"a message is a text without halves of characters: {error.reason} at {error.start}"
+            return f"a message must not contain lone surrogates: {error.reason} at {error.start}"
     if roles == _STEP_ROLES and len({message["role"] for message in messages}) > 1:
-        return "the observations after a turn have one role"
+        return "the observations after a turn must have one role"
     return ""

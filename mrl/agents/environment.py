@@ -1,4 +1,4 @@
-"""What an environment is: the task's side of an episode, in plain Python.
+"""Interface of an environment: the task's side of an episode, in plain Python.
 
     class Guess:
         def reset(self, task, seed):
@@ -12,10 +12,10 @@
         def close(self):
             ...
 
-Each episode has an object of its own, in a process of its own, made as `Class(**options)`; the methods may be coroutines. All
-values are JSON's: text, numbers, lists, objects. A class method `prepare(**options)`, where there is one, is called once before
-all episodes: what it leaves behind (imports, an index) is there in every episode's process. It must leave no thread running.
-"""
+Each episode has its own object, made as `Class(**options)`, in its own process; the methods may be
+coroutines. All values are JSON values: text, numbers, lists, objects. An optional class method
+`prepare(**options)` is called once before all episodes: what it leaves behind (imports, an index) is there in
+every episode's process. It must leave no thread running."""
 
 from __future__ import annotations
 
@@ -28,70 +28,70 @@ from mrl.agents.tool_calls import ToolCall
 from mrl.errors import MrlError
 
 Said = str | Sequence[Mapping[str, str]]
-"""What the policy is told: a text, which is one message of the user, or messages of a role and a content each."""
+"""Text for the policy, as one message of the user, or messages with a role and a content each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """What an environment makes of a turn."""
+    """An environment's result of a turn."""
 
     observation: Said = ""
-    """Messages of the roles user or tool, all of one role. Not shown where `done`."""
+    """A text, or messages that all have the role user or all have the role tool. Not shown if `done`."""
     reward: float | None = None
-    """Of this turn, finite; None where turns have none. The episode's value is the sum."""
+    """Finite reward of this turn; None if turns have none. The episode's value is the sum."""
     done: bool = False
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """For people and metrics, never for the policy."""
 
 
 class Environment(Protocol):
-    """What a user writes; `tools` and `replayable` may be left out."""
+    """Interface that a user implements; `tools` and `replayable` are optional."""
 
     tools: Sequence[Mapping[str, Any]]
-    """JSON schemas as chat templates take them: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    """JSON schemas as in chat templates: {"type": "function", "function": {"name", "description", ...}}."""
     replayable: bool
-    """Whether the same task, seed and turns give the same observations (True where left out). An episode of one that is not
-    starts over after a restart of the run."""
+    """True (the default) if the same task, seed and turns give the same observations. If False, a resumed run
+    restarts the open episodes."""
 
     def reset(self, task: dict[str, Any], seed: int) -> Said:
-        """What stands before the first turn: messages of the roles system, user and assistant, or one text of the user. Where it is
-        empty, the row's own prompt stands."""
+        """Return what precedes the first turn: messages of the roles system, user and assistant, or one user
+        text; if empty, the row's own prompt is used."""
         ...
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        """What becomes of a turn: its text, and its tool calls, which have been read and checked against the schemas."""
+        """Return the result of a turn, given its text and its tool calls, checked against the schemas."""
         ...
 
     def close(self) -> None:
-        """The episode is over; called once, with a deadline."""
+        """End the episode; called once, with a deadline."""
         ...
 
 
 class EpisodeEnded(MrlError, RuntimeError):
-    """What `reset` or `step` raises to end an episode for a reason of a name. Whatever else it raises is a crash of ours."""
+    """Raised by `reset` or `step` to end an episode for a named reason. Any other exception is a crash."""
 
     ended_by: ClassVar[EndedBy] = EndedBy.ENV_CRASHED
 
 
 class Unreachable(EpisodeEnded):
-    """Ours: a service that the environment needs does not answer."""
+    """Infrastructure failure: a service that the environment needs does not respond."""
 
     ended_by = EndedBy.ENV_UNREACHABLE
 
 
 class SandboxLost(EpisodeEnded):
-    """Ours: the sandbox of the policy's programs could not be had, or ended through no fault of theirs."""
+    """Infrastructure failure: the sandbox was not available, or ended through no fault of the policy."""
 
     ended_by = EndedBy.SANDBOX_LOST
 
 
 class ToolFailed(EpisodeEnded):
-    """The policy's: what it asked of a tool ended the episode. It is scored by the rewards before this turn."""
+    """Mistake of the policy: a tool call ended the episode. Rewards before this turn score it."""
 
     ended_by = EndedBy.TOOL_ERROR
 
 
 class ToolTimedOut(EpisodeEnded):
-    """The policy's, as `ToolFailed`: what it asked used up a tool's time."""
+    """Mistake of the policy, scored as for `ToolFailed`: a call used up the tool's time."""
 
     ended_by = EndedBy.TOOL_TIMEOUT

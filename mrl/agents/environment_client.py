@@ -1,8 +1,8 @@
-"""Environments for coroutines: an episode's environment is opened, answers turn after turn, and is closed.
+"""Environments for coroutines: open an episode's environment, get answers turn after turn, close it.
 
 | waits for | unblocked by |
 |---|---|
-| a place, if agent.max_open are open | an episode that closes its environment |
+| a free place, if agent.max_open are open | an episode that closes its environment |
 | an answer | the environment's host, which keeps the deadlines (pool.py) |
 """
 
@@ -18,13 +18,13 @@ from mrl.agents.answer import EnvironmentAnswer
 from mrl.agents.tool_calls import ToolCall
 
 POLL_SECONDS = 0.5
-"""Longest between two looks at the hosts, which may have died or be silent."""
+"""Longest interval between two checks of the hosts, which may have died or be silent."""
 UNSENT_SECONDS = 0.002
-"""The same while a pipe is full."""
+"""That interval while a pipe is full."""
 
 
 class Environments(Protocol):
-    """The processes of environments (mrl/agents/pool.py), an episode by its key; nothing here waits."""
+    """Processes of environments (mrl/agents/pool.py), by episode key; no call here waits."""
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None: ...
 
@@ -35,7 +35,7 @@ class Environments(Protocol):
     def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]: ...
 
     def descriptors(self) -> Iterable[int]:
-        """Return what becomes readable when a host says something."""
+        """Return the descriptors that become readable when a host sends something."""
         ...
 
     @property
@@ -49,21 +49,21 @@ class OpenEnvironment:
         self._client, self._key = client, key
 
     async def opening(self) -> EnvironmentAnswer:
-        """Return what the environment says before the first turn."""
+        """Return what precedes the first turn."""
         return await self._client.answer(self._key)
 
     async def step(self, text: str, calls: Sequence[ToolCall] = ()) -> EnvironmentAnswer:
-        """Return the answer to a turn."""
+        """Send a turn and return the answer."""
         self._client.environments.step(self._key, text, calls)
         return await self._client.answer(self._key)
 
 
 class EnvironmentClient:
-    """All environments of a run. All methods belong to one event loop."""
+    """Client of a run's environments. All methods belong to one event loop."""
 
     def __init__(self, environments: Environments, *, max_open: int | None = None) -> None:
-        """`max_open`: environments open at once, of training and of a validation each, which is not to wait for episodes
-        that are interrupted meanwhile."""
+        """`max_open`: most open environments, of training and separately of a validation, which must not wait
+        for interrupted episodes."""
         self.environments = environments
         self._places = {validates: _Places(max_open) for validates in (False, True)}
         self._answers: dict[str, asyncio.Future[EnvironmentAnswer]] = {}
@@ -75,8 +75,12 @@ class EnvironmentClient:
     async def opened(
         self, order: tuple[int, int], key: str, environment: str, task: Mapping[str, Any], seed: int
     ) -> AsyncIterator[OpenEnvironment]:
-        """Open an environment and close it at the end. `order`: (prompt, sample), by which episodes wait for a place; `key`:
-        unique among all episodes of the run."""
+        """Open an environment, and close it at the end.
+
+        Args:
+            order: (prompt, sample), by which episodes queue for a place.
+            key: Unique among the run's episodes.
+        """
         places = self._places[order[0] < 0]
         await places.take(order)
         try:
@@ -90,7 +94,7 @@ class EnvironmentClient:
             places.give_back()
 
     async def answer(self, key: str) -> EnvironmentAnswer:
-        """Return the next answer of an open episode's environment."""
+        """Wait for the next answer of an open episode's environment."""
         future = self._answers[key] = asyncio.get_running_loop().create_future()
         if self._listening is None or self._listening.done():
             self._listening = asyncio.ensure_future(self._listen())
@@ -98,7 +102,6 @@ class EnvironmentClient:
         return await future
 
     async def _listen(self) -> None:
-        """Hand on answers while any are awaited."""
         try:
             while self._answers:
                 self._readable.clear()
@@ -106,7 +109,7 @@ class EnvironmentClient:
                     if (future := self._answers.pop(answer.key, None)) is not None and not future.done():
                         future.set_result(answer)
                 if self._answers:
-                    await self._something()
+                    await self._wait_for_input()
         except Exception as error:
             for future in self._answers.values():
                 if not future.done():
@@ -115,8 +118,8 @@ class EnvironmentClient:
         finally:
             self._watch(())
 
-    async def _something(self) -> None:
-        """Wait until a host says something, an answer is asked for, or it is time to look."""
+    async def _wait_for_input(self) -> None:
+        """Wait until a host sends something, a caller awaits an answer, or a check is due."""
         self._watch(self.environments.descriptors())
         seconds = UNSENT_SECONDS if self.environments.has_unsent else POLL_SECONDS
         with contextlib.suppress(TimeoutError):
@@ -125,7 +128,7 @@ class EnvironmentClient:
         self._watch(())
 
     def _watch(self, descriptors: Iterable[int]) -> None:
-        """Listen to these descriptors alone. Nobody listens during a poll, which may close some and open others."""
+        """Watch only these descriptors. None is watched during a poll, which may close and open some."""
         loop = asyncio.get_running_loop()
         for descriptor in self._watched:
             loop.remove_reader(descriptor)
@@ -135,12 +138,12 @@ class EnvironmentClient:
 
 
 class _Places:
-    """A number of places, given in order to those who wait."""
+    """A number of places, given to waiting callers in order."""
 
     def __init__(self, count: int | None) -> None:
         self._left = count
         self._waiting: list[tuple[tuple[int, int], int, asyncio.Future[None]]] = []
-        self._num_asked = 0
+        self._num_queued = 0
 
     async def take(self, order: tuple[int, int]) -> None:
         if self._left is None:
@@ -148,9 +151,9 @@ class _Places:
         if self._left > 0 and not self._waiting:
             self._left -= 1
             return
-        self._num_asked += 1
+        self._num_queued += 1
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (order, self._num_asked, future))
+        heapq.heappush(self._waiting, (order, self._num_queued, future))
         try:
             await future
         except asyncio.CancelledError:

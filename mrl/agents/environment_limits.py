@@ -1,4 +1,4 @@
-"""What one episode's environment may use."""
+"""Limits of one episode's environment."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds of its own (what it waited for a processor is not counted), bytes and memory."""
+    """Limits of one environment: seconds, without its waits for a processor, answer size and memory."""
 
     reset_seconds: float = 60.0
     step_seconds: float = 30.0
     close_seconds: float = 5.0
     answer_kib: int = 256
-    """Of one call's answer, as JSON."""
+    """Size of one call's answer, as JSON."""
     memory_mib: int = 2048
-    """Private memory of one episode's process, and of each that it starts."""
+    """Private memory of one episode's process, and of each process that it starts."""
 
     def of(self, operation: str) -> float:
-        """Seconds of an operation."""
+        """Return the seconds that an operation may take."""
         named = {"step": self.step_seconds, "close": self.close_seconds}
         return named.get(operation, self.reset_seconds)

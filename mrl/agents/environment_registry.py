@@ -1,10 +1,10 @@
-"""Environments by their names.
+"""Registry of environments by name.
 
-| name | found |
+| name | source |
 |---|---|
-| `calculator`, `python_maths`, ... | here: those that come with the project |
+| `calculator`, `python_maths`, ... | this project |
 | any other word | the entry point of that name in the group `mrl.environments` of an installed package |
-| `package.module:Class`, `file.py:Class` | as reward functions are |
+| `package.module:Class`, `file.py:Class` | imported, as reward functions are |
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _SHIPPED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Which environment, and what it is made with."""
+    """Name of an environment, and its options."""
 
     name: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Keywords of its class, JSON values."""
+    """Keyword arguments of its class, JSON values."""
 
 
 def names() -> list[str]:
-    """Of all environments that need no path."""
+    """Return the names of all environments that need no path."""
     return sorted({*_SHIPPED, *(point.name for point in importlib.metadata.entry_points(group=GROUP))})
 
 
 def find_environment(name: str) -> Callable[..., Any]:
-    """The class; reading it runs its module. ConfigError for a name that nothing has, or a path that leads nowhere."""
+    """Return the class and import its module. Raise ConfigError if the name or the path does not exist."""
     if ":" not in name:
         name = _path(name)
     return find_callable(name, setting="agent.environment", what="class")[1]
@@ -53,6 +53,7 @@ def _path(name: str) -> str:
     points = importlib.metadata.entry_points(group=GROUP, name=name)
     if not points:
         raise ConfigError(
-            f"agent.environment = {name!r} is none of {', '.join(names())}, and no path (package.module:Class, file.py:Class)"
+            f"agent.environment = {name!r} is not known; choose one of {', '.join(names())}, or a path "
+            "(package.module:Class, file.py:Class)"
         )
     return next(iter(points)).value

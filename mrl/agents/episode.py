@@ -1,12 +1,12 @@
-"""One conversation between the policy and an environment, as tokens that only grow.
+"""Conversation between the policy and an environment, as tokens that only grow.
 
 | state | what comes next | by |
 |---|---|---|
 | WANTS_TOKENS | the policy's turn, on `context` | an engine |
-| WANTS_STEP | what the environment says to the turn | an environment |
+| WANTS_STEP | the environment's answer to the turn | an environment |
 | ENDED | nothing; `ended_by` says why | |
 
-A response to a plain prompt is the episode of one turn. Pure: asks nobody, waits for nothing.
+A response to a plain prompt is an episode of one turn. Pure: no input or output, no waiting.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class EpisodeState(enum.Enum):
 
 
 class EndedBy(enum.Enum):
-    """Why an episode ended. The policy's ends are scored; ours never are, because the policy cannot have caused them."""
+    """Why an episode ended. Infrastructure failures are never scored: the policy cannot have caused them."""
 
     ANSWERED = "answered"
     ENV_DONE = "env_done"
     TURN_LIMIT = "turn_limit"
     CONTEXT_LIMIT = "context_limit"
     TOKEN_LIMIT = "token_limit"
-    """A turn was cut: half a call is never carried out."""
+    """A turn was cut: an incomplete call is never run."""
     BAD_CALL = "bad_call"
     TOOL_ERROR = "tool_error"
     TOOL_TIMEOUT = "tool_timeout"
@@ -50,12 +50,12 @@ class EndedBy(enum.Enum):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it says nothing of the policy."""
+        """True for an infrastructure failure, which says nothing about the policy."""
         return self in _OURS
 
     @property
     def status(self) -> Status:
-        """Of the sample: what a limit ended is truncated, as a single response is."""
+        """Status of the sample: truncated if a limit ended it, as for a single response."""
         if self.is_ours:
             return Status.FAILED
         return Status.TRUNCATED if self in _CUT else Status.FINISHED
@@ -73,25 +73,25 @@ _CUT = {EndedBy.TURN_LIMIT, EndedBy.CONTEXT_LIMIT, EndedBy.TOKEN_LIMIT}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """When an episode ends whatever the environment says."""
+    """Limits that end an episode regardless of the environment."""
 
     max_turns: int
     """Turns of the policy."""
     max_context: int
-    """Tokens, the prompt's included."""
+    """Tokens, including the prompt."""
     max_tokens: int
-    """Tokens behind the prompt, the observations' included."""
+    """Tokens after the prompt, including observations."""
     max_turn_tokens: int
     """Tokens of one turn."""
     max_bad_calls: int = 0
-    """Turns with a call that cannot be carried out; one more ends it."""
+    """Turns with a call that cannot be run; one more ends the episode."""
 
 
 class Episode:
-    """The tokens of one sample so far. Every array is aligned with the response: all tokens behind the prompt."""
+    """Tokens of one sample so far. Arrays are aligned with the response: all tokens after the prompt."""
 
     def __init__(self, prompt_tokens: np.ndarray, limits: Limits, *, opening: str = "") -> None:
-        """`prompt_tokens`: [T] int32, not empty. `opening`: what the environment says in them."""
+        """`prompt_tokens`: [T] int32, not empty. `opening`: the environment's text in them."""
         self.prompt_tokens, self._limits, self._opening = np.asarray(prompt_tokens, np.int32), limits, opening
         self._tokens: list[np.ndarray] = []
         self._logprobs: list[np.ndarray] = []
@@ -103,21 +103,21 @@ class Episode:
         self.state = EpisodeState.WANTS_TOKENS
         self.ended_by: EndedBy | None = None
         self.reason = ""
-        """The environment's words for its end, where it has any."""
+        """The environment's reason for the end, if it gave one."""
 
     @property
     def num_tokens(self) -> int:
-        """Of the response."""
+        """Number of response tokens."""
         return self._length
 
     @property
     def last_token(self) -> int:
-        """Of the policy or an observation, whichever came last."""
+        """Last token, of the policy or of an observation."""
         return int(self._tokens[-1][-1])
 
     @property
     def budget(self) -> int:
-        """Tokens that the next turn may have; below 1 none may begin."""
+        """Tokens that the next turn may have; below 1, none may begin."""
         return min(self._limits.max_turn_tokens, self._left)
 
     @property
@@ -126,7 +126,7 @@ class Episode:
         return min(limits.max_tokens, limits.max_context - len(self.prompt_tokens)) - self._length
 
     def context(self) -> np.ndarray:
-        """[T_prompt + T] int32: what an engine goes on from."""
+        """Return the tokens that an engine continues: [T_prompt + T] int32."""
         return np.concatenate([self.prompt_tokens, *self._tokens])
 
     def add_turn(
@@ -138,8 +138,16 @@ class Episode:
         text: str = "",
         is_cut: bool = False,
     ) -> None:
-        """What the policy wrote: [n] ids, their log-probs, and whose they are, counted from the turn's start. `is_cut`: it
-        reached the limit of its tokens before its end. RolloutError for an empty turn, or out of turn."""
+        """Add a turn of the policy.
+
+        Args:
+            tokens, logprobs: [n] ids and their log-probs.
+            segments: Segments of these tokens, counted from the turn's start.
+            is_cut: The turn reached its token limit.
+
+        Raises:
+            RolloutError: The turn is empty, or it is not the policy's turn.
+        """
         self._require(EpisodeState.WANTS_TOKENS, "a turn of the policy")
         if not len(tokens):
             raise RolloutError("an engine returned a turn without tokens")
@@ -155,17 +163,17 @@ class Episode:
             self.end(EndedBy.TOKEN_LIMIT)
 
     def answered(self, observation: str, *, reward: float | None = None, seconds: float = 0.0) -> None:
-        """Notes what the environment answered to the last turn. RolloutError for a reward that is not finite."""
+        """Record the answer to the last turn. Raise RolloutError if the reward is not finite."""
         self._require(EpisodeState.WANTS_STEP, "an answer of the environment")
         if reward is not None and not math.isfinite(reward):
-            raise RolloutError(f"an environment gave the reward {reward} to turn {len(self.turns)}")
+            raise RolloutError(f"turn {len(self.turns)} got the reward {reward}, which is not finite")
         self.turns[-1] = dataclasses.replace(
             self.turns[-1], observation=observation, reward=reward, seconds=seconds
         )
 
     def observe(self, tokens: np.ndarray) -> None:
-        """What the environment says, as the renderer made it: [n] ids that are read and never trained on. The limits may end the
-        episode here, with nothing appended. RolloutError out of turn."""
+        """Add a rendered observation: [n] ids that are read and never trained on. A limit may end the episode
+        instead, with nothing added. Raise RolloutError if it is out of turn."""
         self._require(EpisodeState.WANTS_STEP, "an answer of the environment")
         if len(self.turns) >= self._limits.max_turns:
             self.end(EndedBy.TURN_LIMIT)
@@ -177,24 +185,24 @@ class Episode:
             self.state = EpisodeState.WANTS_TOKENS
 
     def bad_call(self) -> None:
-        """The last turn made a call that cannot be carried out; one too many ends the episode."""
+        """Count a turn with a call that cannot be run; one too many ends the episode."""
         self._bad_calls += 1
         if self._bad_calls > self._limits.max_bad_calls:
             self.end(EndedBy.BAD_CALL)
 
     def end(self, by: EndedBy, reason: str = "") -> None:
-        """Ends it; an episode that has ended keeps its first reason."""
+        """End the episode; if it has ended already, its first reason stays."""
         if self.state is not EpisodeState.ENDED:
             self.state, self.ended_by, self.reason = EpisodeState.ENDED, by, reason
 
-    # -- the sample it makes -------------------------------------------------------------------------------------
+    # -- the episode's sample --------------------------------------------------------------------------------
 
     def response(self) -> np.ndarray:
-        """[T] int32."""
+        """Return the response tokens: [T] int32."""
         return _joined(self._tokens, np.int32)
 
     def sample(self, prompt: Prompt, number: int, *, status: Status, text: str) -> Sample:
-        """As it is now."""
+        """Return the sample as it is now."""
         return Sample(
             prompt_index=prompt.index,
             sample_index=number,
@@ -211,21 +219,21 @@ class Episode:
         )
 
     def transcript(self, *, faults: int = 0, restarts: int = 0) -> Transcript:
-        """Its turns, with the times that it began anew."""
+        """Return the turns, with the numbers of restarts."""
         ended_by = self.ended_by.value if self.ended_by else ""
         return Transcript(tuple(self.turns), self._opening, ended_by, self.reason, faults, restarts)
 
     def _grow(self, tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, *, trains: bool) -> None:
-        assert len(tokens) == len(logprobs) == len(versions), "one log-prob and one version a token"
+        assert len(tokens) == len(logprobs) == len(versions), "one log-prob and one version per token"
         self._tokens.append(np.asarray(tokens, np.int32))
         self._logprobs.append(np.asarray(logprobs, np.float32))
         self._versions.append(np.asarray(versions, np.int32))
         self._masks.append(np.full(len(tokens), trains))
         self._length += len(tokens)
 
-    def _require(self, state: EpisodeState, what: str) -> None:
+    def _require(self, state: EpisodeState, event: str) -> None:
         if self.state is not state:
-            raise RolloutError(f"{what} came for an episode that is {self.state.value}")
+            raise RolloutError(f"{event} came for an episode that is {self.state.value}")
 
 
 def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""The process of one episode: an environment's object, and the calls that come for it, one after the other.
+"""Process of one episode: an environment's object, and its calls one after another.
 
 consumes      frames of JSON: ["describe"], ["open", task, seed], ["step", text, calls], ["close"]
-produces      one frame of JSON for each: the answer's fields, or {"fault": its name, "reason"}
+produces      one frame of JSON per call: the answer's fields, or {"fault": its name, "reason"}
 waits for     the next frame; ends with its host
-never does    answer twice, or go on after a fault
+never does    answer twice, or continue after a fault
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mrl.processes.framing import frame, read_frame
 
 
 class _Wrong(Exception):
-    """The environment answered with what is none."""
+    """The environment's answer is not valid."""
 
     def __init__(self, fault: EnvironmentFault, reason: str) -> None:
         super().__init__(reason)
@@ -34,7 +34,7 @@ class _Wrong(Exception):
 
 
 def serve(make: Callable[[], Any], requests: int, replies: int) -> None:
-    """Answers until a fault, or until the environment is closed. `make` gives its object."""
+    """Answer calls until a fault, or until the environment is closed. `make` makes its object."""
     guest = _Guest(make)
     with os.fdopen(requests, "rb") as stream, os.fdopen(replies, "wb") as channel:
         while (payload := read_frame(stream)) is not None:
@@ -58,7 +58,7 @@ class _Guest:
         }
 
     def answer(self, operation: str, arguments: list[Any]) -> bytes:
-        """The reply's JSON."""
+        """Return the reply as JSON."""
         try:
             return _json(self._operations[operation](*arguments))
         except _Wrong as wrong:
@@ -74,7 +74,7 @@ class _Guest:
         self._environment = self._make()
         tools = getattr(self._environment, "tools", None) or []
         if any(not isinstance(tool, Mapping) for tool in tools):
-            raise _Wrong(EnvironmentFault.CONTRACT, "tools is a list of JSON schemas")
+            raise _Wrong(EnvironmentFault.CONTRACT, "tools must be a list of JSON schemas")
         replayable = getattr(self._environment, "replayable", True)
         return {"tools": [dict(tool) for tool in tools], "replayable": bool(replayable)}
 
@@ -82,15 +82,15 @@ class _Guest:
         random.seed(seed)
         np.random.seed(seed % 2**32)
         self._environment = self._make()
-        said = self._awaited(self._environment.reset(task, seed))
-        return {"messages": _messages(said), "reward": None, "done": False, "info": {}}
+        observation = self._awaited(self._environment.reset(task, seed))
+        return {"messages": _messages(observation), "reward": None, "done": False, "info": {}}
 
     def _step(self, text: str, calls: list[list[Any]]) -> dict[str, Any]:
         step = self._awaited(self._environment.step(text, [ToolCall(*call) for call in calls]))
         if not isinstance(step, Step):
-            raise _Wrong(EnvironmentFault.CONTRACT, f"step answers with a Step, not {type(step).__name__}")
+            raise _Wrong(EnvironmentFault.CONTRACT, f"step must return a Step, not {type(step).__name__}")
         if step.reward is not None and not is_reward(step.reward):
-            raise _Wrong(EnvironmentFault.REWARD, f"the reward {step.reward!r} is no finite number")
+            raise _Wrong(EnvironmentFault.REWARD, f"the reward {step.reward!r} is not a finite number")
         return {
             "messages": _messages(step.observation),
             "reward": None if step.reward is None else float(step.reward),
@@ -111,22 +111,23 @@ async def _wait_for(value: Any) -> Any:
     return await value
 
 
-def _messages(said: Any) -> list[dict[str, str]]:
-    """What `Said` stands for; none of an empty text."""
-    if isinstance(said, str):
-        return [{"role": "user", "content": said}] if said else []
-    if not isinstance(said, list | tuple) or any(not isinstance(message, Mapping) for message in said):
+def _messages(value: Any) -> list[dict[str, str]]:
+    """Return the messages of an observation; none for an empty text."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}] if value else []
+    if not isinstance(value, list | tuple) or any(not isinstance(message, Mapping) for message in value):
         raise _Wrong(
-            EnvironmentFault.CONTRACT, f"an observation is a text or messages, not {type(said).__name__}"
+            EnvironmentFault.CONTRACT,
+            f"an observation must be text or messages, not {type(value).__name__}",
         )
-    return [dict(message) for message in said]
+    return [dict(message) for message in value]
 
 
 def _json(reply: dict[str, Any]) -> bytes:
     try:
         return json.dumps(reply, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise _Wrong(EnvironmentFault.CONTRACT, f"what is no JSON in an answer: {error}") from error
+        raise _Wrong(EnvironmentFault.CONTRACT, f"an answer is not valid JSON: {error}") from error
 
 
 def _fault(fault: EnvironmentFault, reason: str) -> bytes:

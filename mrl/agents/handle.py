@@ -1,4 +1,4 @@
-"""A host's handle of one guest, and the time of what it was asked."""
+"""Handle of one episode's process for its host, and the time of its current call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mrl.processes.start import kill_session
 from mrl.rewards.code import cgroup
 
 LONGEST = 1.75
-"""Times its deadline, by the clock, that a call may take where the machine gives its process no processor."""
+"""Multiple of its deadline, in wall time, that a call may take if its process gets no processor."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Call:
-    """What a guest is at work on."""
+    """Current call of an episode's process."""
 
     operation: str
     turn: int
@@ -32,7 +32,7 @@ class _Call:
     own: OwnTime
 
     def is_overdue(self, now: float) -> bool:
-        """By its own time, or by the clock where it has waited for a processor for very long."""
+        """Return True if its own time is up, or its wall time after a very long wait for a processor."""
         waited = now - self.since
         if waited < self.limit or waited >= LONGEST * self.limit:
             return waited >= self.limit
@@ -40,10 +40,10 @@ class _Call:
 
 
 class GuestHandle(ForkedChild):
-    """The process of one episode, as its host sees it: start, send, read, kill. Owns no policy."""
+    """Process of one episode, as its host sees it: start, send, read, kill. It takes no decisions."""
 
     def __init__(self, key: str, make: Callable[[], Any], deadlines: Deadlines, close: list[int]) -> None:
-        """`close`: the host's own descriptors, which are none of the guest's."""
+        """`close`: the host's own descriptors, which the process must not have."""
         errors, errors_in = os.pipe()
 
         def serve(requests: int, replies: int) -> None:
@@ -63,7 +63,7 @@ class GuestHandle(ForkedChild):
         self.call: _Call | None = None
 
     def begin(self, operation: str, turn: int, payload: bytes) -> None:
-        """Hands it a call; its time counts from now."""
+        """Send it a call; the call's time counts from now."""
         limit = self._deadlines.of(operation)
         self.call = _Call(operation, turn, time.monotonic(), limit, OwnTime(self.pid))
         self.send_bytes(payload)
@@ -73,18 +73,18 @@ class GuestHandle(ForkedChild):
         return self._tail.descriptor
 
     def read_errors(self) -> bool:
-        """Keep the end of what it prints; False if it will print no more."""
+        """Keep the end of its output; return False if no more will come."""
         return self._tail.read()
 
     def finish(self) -> None:
-        """Ask it to close its environment."""
+        """Let it close its environment."""
         self.begin("close", 0, b'["close"]')
 
     def end(self) -> str:
-        """Kill it and all in its session; return how it ended."""
+        """Kill the process and its session; return how it ended."""
         kill_session(self.pid)
         words = self._tail.last_words(300)
         status = self.reap()
-        cgroup.remove_of(self.pid)  # of a sandbox that it had open
+        cgroup.remove_of(self.pid)  # of a sandbox that it left open
         os.close(self.errors)
         return f"its process ended with status {status}: {words}"

@@ -1,11 +1,11 @@
-"""The host of one environment: `python -m mrl.agents.host PARENT_PID`.
+"""Host of one environment: `python -m mrl.agents.host PARENT_PID`.
 
-consumes      frames of JSON on standard input, a pipe or a socket (host_messages.py): first EnvironmentSpec and Deadlines, then calls
-produces      JSON frames where standard output was: {"ready"} or {"broken"}, then one reply for each call
-waits for     frames, its guests' replies and ends, and their deadlines; all in one place
-never does    call the environment itself: each episode is a forked guest, so that what one does harms no other
+consumes      JSON frames on stdin, a pipe (host_messages.py): EnvironmentSpec and Deadlines, then calls
+produces      JSON frames on the former stdout: {"ready"} or {"broken"}, then one reply per call
+waits for     frames, replies and ends of episode processes, and their deadlines; all in one place
+never does    call the environment itself: each episode is a forked process, so that none harms another
 
-The environment's module is read once, here; a guest costs a fork. A close is a call without a reply.
+The environment's module is imported once, here; an episode costs a fork. A close is a call without a reply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNSENT_SECONDS = 0.002
 
 
 class Host:
-    """All guests of one environment."""
+    """Host of all episode processes ("guests") of one environment."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Host:
         replies: Outbox,
         buffer: FrameBuffer,
     ) -> None:
-        """`make` gives an environment's object; `buffer` is that of the requests so far."""
+        """`make` makes an environment's object; `buffer` contains the requests so far."""
         self._make, self._deadlines = make, deadlines
         self._guests: dict[str, GuestHandle] = {}
         self._lost: dict[str, str] = {}
-        """How guests ended that nothing was asked of at that time; their next call says so."""
+        """How guests ended that had no call at that time, by key; their next call reports it."""
         self._requests, self._out, self._buffer = requests, replies, buffer
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
         self._stops_at: float | None = None
 
     def serve(self) -> None:
-        """Until the pool has no more to ask, and all guests have been closed or are late with it."""
+        """Serve until the pool sends no more, and all guests are closed or late to close."""
         while self._stops_at is None or (self._guests and time.monotonic() < self._stops_at):
             for key, _ in self._selector.select(self._pause()):
                 if key.data is None:
@@ -68,20 +68,20 @@ class Host:
                     self._hear(key.data, key.fd)
             self._out.flush()
             self._expire(time.monotonic())
-        for one in list(self._guests.values()):
-            self._end(one)
+        for handle in list(self._guests.values()):
+            self._end(handle)
 
     def _pause(self) -> float:
-        boxes: list[Outbox | GuestHandle] = [self._out, *self._guests.values()]
-        if any(box.has_unsent for box in boxes):
-            for box in boxes:
-                box.flush()
+        channels: list[Outbox | GuestHandle] = [self._out, *self._guests.values()]
+        if any(channel.has_unsent for channel in channels):
+            for channel in channels:
+                channel.flush()
             return _UNSENT_SECONDS
-        calls = [one.call for one in self._guests.values() if one.call]
+        calls = [handle.call for handle in self._guests.values() if handle.call]
         due = min((call.since + call.limit for call in calls), default=float("inf")) - time.monotonic()
         return max(_LEAST_SECONDS, min(_TICK_SECONDS, due))
 
-    # -- what is asked -------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     def _read_requests(self) -> None:
         data = read_some(self._requests)
@@ -92,95 +92,98 @@ class Host:
             self.take(*read_call(message))
 
     def take(self, key: str, turn: int, operation: str, payload: bytes) -> None:
-        """A call for a guest."""
-        one = self._guests.get(key)
-        if one is not None and (one.call is not None or operation == "open"):
-            self._end(one)  # whoever asked is gone
-            one = None
+        """Pass a call to its guest; `open` and `describe` start one."""
+        handle = self._guests.get(key)
+        if handle is not None and (handle.call is not None or operation == "open"):
+            self._end(handle)  # its caller is gone
+            handle = None
         if operation in ("open", "describe"):
-            one = self._begin(key)
+            handle = self._begin(key)
         lost = self._lost.pop(key, "its process is gone")
-        if one is not None:
-            one.begin(operation, turn, payload)
+        if handle is not None:
+            handle.begin(operation, turn, payload)
         elif operation != "close":
             self._reply(key, turn, 0.0, {"fault": EnvironmentFault.EXITED.value, "reason": lost})
 
     def _begin(self, key: str) -> GuestHandle:
         descriptors = [fd for fd in self._selector.get_map() if isinstance(fd, int)]
-        ends = [one.requests for one in self._guests.values()]
-        one = GuestHandle(key, self._make, self._deadlines, [*descriptors, *ends, self._out.descriptor])
-        self._guests[key] = one
-        for descriptor in (one.replies, one.errors):
-            self._selector.register(descriptor, selectors.EVENT_READ, one)
-        return one
+        ends = [handle.requests for handle in self._guests.values()]
+        handle = GuestHandle(key, self._make, self._deadlines, [*descriptors, *ends, self._out.descriptor])
+        self._guests[key] = handle
+        for descriptor in (handle.replies, handle.errors):
+            self._selector.register(descriptor, selectors.EVENT_READ, handle)
+        return handle
 
-    def _is_here(self, one: GuestHandle) -> bool:
-        return self._guests.get(one.key) is one
+    def _is_here(self, handle: GuestHandle) -> bool:
+        return self._guests.get(handle.key) is handle
 
     def _stop(self) -> None:
-        """Nobody asks any more: every guest closes its environment."""
+        """Let every guest close its environment: no more calls will come."""
         self._selector.unregister(self._requests)
         self._stops_at = time.monotonic() + 2 * self._deadlines.close_seconds
-        for one in list(self._guests.values()):
-            if one.call is None:
-                one.finish()
-            elif one.call.operation != "close":
-                self._end(one)
+        for handle in list(self._guests.values()):
+            if handle.call is None:
+                handle.finish()
+            elif handle.call.operation != "close":
+                self._end(handle)
 
-    # -- what is answered ----------------------------------------------------------------------------------------
+    # -- replies ---------------------------------------------------------------------------------------------
 
-    def _hear(self, one: GuestHandle, descriptor: int) -> None:
-        if descriptor == one.errors:
-            if not one.read_errors():
+    def _hear(self, handle: GuestHandle, descriptor: int) -> None:
+        if descriptor == handle.errors:
+            if not handle.read_errors():
                 self._selector.unregister(descriptor)
             return
         try:
-            for reply in one.read_replies():
-                self._answered(one, reply)
-                if not self._is_here(one):
-                    return  # what it said after its last reply is not read
+            for reply in handle.read_replies():
+                self._answered(handle, reply)
+                if not self._is_here(handle):
+                    return  # its output after the last reply is not read
         except EOFError:
-            self._lose(one, EnvironmentFault.EXITED)
+            self._lose(handle, EnvironmentFault.EXITED)
         except OversizedReply as error:
-            self._lose(one, EnvironmentFault.OVERSIZED, str(error))
+            self._lose(handle, EnvironmentFault.OVERSIZED, str(error))
         except BadReply as error:
-            self._lose(one, EnvironmentFault.CONTRACT, str(error))
+            self._lose(handle, EnvironmentFault.CONTRACT, str(error))
 
-    def _answered(self, one: GuestHandle, reply: dict[str, Any]) -> None:
-        call, one.call = one.call, None
+    def _answered(self, handle: GuestHandle, reply: dict[str, Any]) -> None:
+        call, handle.call = handle.call, None
         if call is None:
-            self._lose(one, EnvironmentFault.CONTRACT, "an answer that nobody asked for")
+            self._lose(handle, EnvironmentFault.CONTRACT, "an answer without a call")
             return
         if call.operation in ("close", "describe") or "fault" in reply:
-            self._end(one)
+            self._end(handle)
         if call.operation != "close":
-            self._reply(one.key, call.turn, time.monotonic() - call.since, reply)
+            self._reply(handle.key, call.turn, time.monotonic() - call.since, reply)
 
     def _reply(self, key: str, turn: int, seconds: float, reply: dict[str, Any]) -> None:
         _say(self._out, reply | {"key": key, "turn": turn, "seconds": seconds})
 
     def _expire(self, now: float) -> None:
-        for one in list(self._guests.values()):
-            if one.call is not None and one.call.is_overdue(now):
-                reason = f"{one.call.operation}: no answer within {one.call.limit:g} s (agent.{one.call.operation}_seconds)"
-                self._lose(one, EnvironmentFault.DEADLINE, reason)
+        for handle in list(self._guests.values()):
+            if handle.call is not None and handle.call.is_overdue(now):
+                reason = (
+                    f"{handle.call.operation}: no answer within {handle.call.limit:g} s "
+                    f"(agent.{handle.call.operation}_seconds)"
+                )
+                self._lose(handle, EnvironmentFault.DEADLINE, reason)
 
-    def _lose(self, one: GuestHandle, fault: EnvironmentFault, reason: str = "") -> None:
-        """Ends a guest that has ended already, or has to for the fault."""
-        end = self._end(one)
-        call = one.call
+    def _lose(self, handle: GuestHandle, fault: EnvironmentFault, reason: str = "") -> None:
+        """End a guest that has ended already, or must end because of the fault."""
+        end = self._end(handle)
+        call = handle.call
         if call is None:
-            self._lost[one.key] = reason or end
+            self._lost[handle.key] = reason or end
         elif call.operation != "close":
-            told = {"fault": fault.value, "reason": reason or end}
-            self._reply(one.key, call.turn, time.monotonic() - call.since, told)
+            reply = {"fault": fault.value, "reason": reason or end}
+            self._reply(handle.key, call.turn, time.monotonic() - call.since, reply)
 
-    def _end(self, one: GuestHandle) -> str:
-        del self._guests[one.key]
-        for descriptor in (one.replies, one.errors):
+    def _end(self, handle: GuestHandle) -> str:
+        del self._guests[handle.key]
+        for descriptor in (handle.replies, handle.errors):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(descriptor)
-        return one.end()
+        return handle.end()
 
 
 def _say(channel: Outbox, message: dict[str, Any]) -> None:
@@ -188,11 +191,11 @@ def _say(channel: Outbox, message: dict[str, Any]) -> None:
 
 
 def _nothing(**options: Any) -> None:
-    """What an environment without it prepares."""
+    """Stand in for the `prepare` of an environment that has none."""
 
 
 def main() -> None:
-    """The host of the environment that the first frame names."""
+    """Run the host of the environment that the first frame names."""
     die_with_parent(int(sys.argv[1]))
     requests, descriptor = take_over()
     os.set_blocking(requests, False)
@@ -211,7 +214,7 @@ def main() -> None:
         _say(channel, {"broken": str(error) if isinstance(error, ConfigError) else repr(error)})
         return
     gc.collect()
-    gc.freeze()  # what is here already stays one copy in all guests
+    gc.freeze()  # so that all guests share one copy of what exists now
     _say(channel, {"ready": True})
     host = Host(lambda: environment(**spec.options), deadlines, requests, channel, buffer)
     for message in received[1:]:

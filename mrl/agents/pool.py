@@ -1,13 +1,13 @@
-"""Environments at work while engines generate: many episodes at once, and none of them is waited for.
+"""Pool of environments that work while engines generate: many episodes at once, without waiting for any.
 
 consumes      open, step and close of episodes, from one thread
-produces      poll(timeout) -> [Answer], each open and step exactly one, in order of completion
+produces      poll(timeout) -> [Answer], exactly one per open and step, in order of completion
 waits for     answers, in `poll` alone, with a time-out; `describe` waits too, with a deadline
-unblocked by  hosts: one process for each environment, with a forked guest for each episode
+unblocked by  hosts: one process per environment, with a forked guest per episode
 
-No thread, and no environment's code in this process. Deadlines are kept by the hosts, so that a caller who is away for minutes
-finds the answers as they came; a host that itself dies or says nothing is killed and replaced, its episodes are lost to us.
-"""
+No thread is needed, and no environment's code runs in this process. Hosts keep the deadlines, so that a
+caller who is away for minutes finds the answers as they came. A host that dies or is silent is killed and
+replaced; its episodes end as infrastructure failures."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from mrl.rewards.causes import CauseLog
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
-"""For a host to read its environment's module."""
+"""Time for a host to import its environment's module."""
 _UNSENT_SECONDS = 0.002
 _DESCRIBING = "\0"
-"""The key of a guest that is asked only what it is; no episode's."""
+"""Key of a guest that only describes its environment; no episode has it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
-    """What an environment says of itself."""
+    """An environment's description of itself."""
 
     tools: tuple[Mapping[str, Any], ...]
-    """As chat templates take them."""
+    """In the form of chat templates."""
     replayable: bool
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schema of each tool's arguments, by the tool's name."""
+        """Return the schema of each tool's arguments, by the tool's name."""
         return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
 
 
 @dataclasses.dataclass(slots=True)
 class _Open:
-    """An episode: its host, its turns so far, and what was asked of it and when."""
+    """An open episode: its host, its turns so far, and its pending call."""
 
     host: _Host
     turn: int = 0
@@ -68,7 +68,7 @@ class _Open:
     ended: bool = False
 
     def is_unheard(self, now: float) -> bool:
-        """Whether its host should have said by now at least that it is late."""
+        """Return True if its host should have answered by now, at least with a missed deadline."""
         start = 0.0 if self.host.is_ready else _START_SECONDS
         return self.waits_since is not None and now > self.waits_since + 2 * self.limit + start
 
@@ -79,12 +79,12 @@ class _Host:
     environment: str
     is_ready: bool = False
     quiet_since: float | None = None
-    """When it was first found to owe an answer and to say nothing; None since it said something."""
+    """When it was first found silent while it owed an answer; None after it sends something."""
 
 
 class EnvironmentPool:
-    """The environments of a run. Hosts start on first need and end with `shutdown`, or with the thread that opened the first of
-    their episodes."""
+    """Environments of a run. Hosts start on demand, and end with `shutdown`, or with the thread that opened
+    their first episode."""
 
     def __init__(
         self,
@@ -93,25 +93,25 @@ class EnvironmentPool:
         *,
         host_seconds: float = 60.0,
     ) -> None:
-        """`environments` by the name that `open` is given; `host_seconds`: of silence, by the clock, before a host that owes answers
-        is given up."""
+        """`environments`: by the name that `open` gets. `host_seconds`: wall time after which a silent host
+        that owes answers is given up."""
         self._specs, self._deadlines, self._host_seconds = (
             dict(environments),
             deadlines or Deadlines(),
             host_seconds,
         )
         self._hosts: dict[str, _Host] = {}
-        """By environment."""
+        """Hosts, by environment."""
         self._episodes: dict[str, _Open] = {}
         self._answers: collections.deque[EnvironmentAnswer] = collections.deque()
         self._causes = CauseLog(_log)
-        self._said: dict[str, Any] | None = None
-        """What a guest that was asked for it says of its environment."""
+        self._description_reply: dict[str, Any] | None = None
+        """Reply of the guest that describes its environment."""
         self._faults: collections.Counter[EnvironmentFault] = collections.Counter()
 
     @classmethod
     def of(cls, section: AgentSection) -> EnvironmentPool:
-        """The configured ones."""
+        """Return the pool of the configured environments."""
         deadlines = Deadlines(
             reset_seconds=section.reset_seconds,
             step_seconds=section.step_seconds,
@@ -122,24 +122,24 @@ class EnvironmentPool:
         return cls(specs, deadlines)
 
     def describe(self, environment: str) -> Description:
-        """Its tools and whether it is replayable, asked of an object made for it. ConfigError where it cannot be made, or its tools
-        are no schemas."""
-        host, self._said = self._host(environment), None
+        """Return an environment's tools and whether it is replayable, from an object made for this. Raise
+        ConfigError if it cannot be made, or its tools are not schemas."""
+        host, self._description_reply = self._host(environment), None
         host.process.send_bytes(call_message(_DESCRIBING, 0, "describe", b'["describe"]'))
         deadline = time.monotonic() + _START_SECONDS + self._deadlines.reset_seconds
         named = f"agent.environment = {environment!r}"
-        while self._said is None:
+        while self._description_reply is None:
             if time.monotonic() > deadline:
-                raise ConfigError(f"{named} says nothing of itself")
+                raise ConfigError(f"{named} did not describe itself in time")
             self._receive([host], 1.0)
             if not self._is_alive(host):
                 raise ConfigError(f"{named}: its process ended")
-        if "fault" in self._said:
-            raise ConfigError(f"{named} cannot be made: {self._said['reason']}")
-        return _description(environment, self._said)
+        if "fault" in self._description_reply:
+            raise ConfigError(f"{named} cannot be made: {self._description_reply['reason']}")
+        return _description(environment, self._description_reply)
 
     def open(self, key: str, environment: str, task: Mapping[str, Any], seed: int) -> None:
-        """Begins an episode; its answer has turn 0. RolloutError for a key that is open, or a task that is no JSON."""
+        """Start an episode; its answer has turn 0. Raise RolloutError if key is open or task is not JSON."""
         if key in self._episodes:
             raise RolloutError(f"episode {key} is open already")
         payload = _encoded(key, "open", dict(task), seed)
@@ -147,7 +147,7 @@ class EnvironmentPool:
         self._ask(key, "open", payload)
 
     def step(self, key: str, text: str, calls: Sequence[ToolCall] = ()) -> None:
-        """Hands a turn to an episode. RolloutError where it is not open, has not answered, or has ended."""
+        """Send a turn to an episode. Raise RolloutError if it is not open, has not answered, or has ended."""
         episode = self._episodes.get(key)
         if episode is None or episode.waits_since is not None or episode.ended:
             state = "not open" if episode is None else "over" if episode.ended else "still at its last turn"
@@ -157,43 +157,43 @@ class EnvironmentPool:
         self._ask(key, "step", payload)
 
     def close(self, key: str) -> None:
-        """Ends an episode, whatever it is at; what it has not answered is not answered. Nothing for one that is not open."""
+        """End an episode in any state; a pending answer is dropped. Do nothing if it is not open."""
         if (episode := self._episodes.pop(key, None)) is not None and self._is_alive(episode.host):
             episode.host.process.send_bytes(call_message(key, episode.turn, "close", b'["close"]'))
         self._answers = collections.deque(answer for answer in self._answers if answer.key != key)
 
     def poll(self, timeout_seconds: float) -> list[EnvironmentAnswer]:
-        """All answers that are there; waits up to `timeout_seconds` for the first one."""
+        """Return all answers so far; wait up to `timeout_seconds` for the first one."""
         until = time.monotonic() + timeout_seconds
         while True:
             left = 0.0 if self._answers else max(0.0, until - time.monotonic())
             self._expire(self._receive(list(self._hosts.values()), left), time.monotonic())
             if self._answers or time.monotonic() >= until:
-                found = list(self._answers)
+                answers = list(self._answers)
                 self._answers.clear()
-                return found
+                return answers
 
     def descriptors(self) -> list[int]:
-        """Return what becomes readable when a host says something, or ends."""
+        """Return the descriptors that become readable when a host sends something, or ends."""
         lines = (host.process for host in self._hosts.values())
         return [fd for line in lines for fd in (line.replies, line.errors)]
 
     @property
     def has_unsent(self) -> bool:
-        """Return True if a host has not taken all that it is to be told."""
+        """True if a host has not taken all that was sent to it."""
         return any(host.process.has_unsent for host in self._hosts.values())
 
     @property
     def num_open(self) -> int:
-        """Episodes that are open."""
+        """Number of open episodes."""
         return len(self._episodes)
 
     def faults(self) -> Mapping[str, int]:
-        """Answers that were faults, by the fault's name."""
+        """Return the number of answers that were faults, by the fault's name."""
         return {fault.value: count for fault, count in self._faults.items()}
 
     def shutdown(self) -> None:
-        """Closes every environment, and ends the hosts; one that is late is killed."""
+        """Close every environment and end the hosts; a late one is killed."""
         until = time.monotonic() + 2 * self._deadlines.close_seconds + 1.0
         hosts = list(self._hosts.values())
         for host in hosts:
@@ -214,7 +214,7 @@ class EnvironmentPool:
     ) -> None:
         self.shutdown()
 
-    # -- hosts ---------------------------------------------------------------------------------------------------
+    # -- hosts -----------------------------------------------------------------------------------------------
 
     def _host(self, environment: str) -> _Host:
         if environment not in self._specs:
@@ -240,7 +240,7 @@ class EnvironmentPool:
             )
 
     def _lose(self, host: _Host, reason: str) -> None:
-        """A host that has died or has to: all that wait for it are answered."""
+        """End a host that died or must end, and answer all calls that wait for it."""
         del self._hosts[host.environment]
         words = f"{reason}: {host.process.end()}"
         _log.warning("environment %s: its host is lost: %s", host.environment, words)
@@ -248,10 +248,10 @@ class EnvironmentPool:
             if episode.host is host and episode.waits_since is not None:
                 self._note(failed(key, episode.turn, EnvironmentFault.HOST_LOST, words))
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _receive(self, hosts: Iterable[_Host], timeout_seconds: float) -> list[_Host]:
-        """Reads what hosts say; waits for the first word. Those that said something."""
+        """Read what hosts sent, waiting for the first message; return the hosts that sent something."""
         by_descriptor = {fd: h for h in hosts for fd in (h.process.replies, h.process.errors)}
         unsent = [host for host in by_descriptor.values() if host.process.has_unsent]
         for host in unsent:
@@ -279,14 +279,14 @@ class EnvironmentPool:
 
     def _heard(self, host: _Host, reply: dict[str, Any]) -> None:
         if "broken" in reply:
-            self._lose(host, "its environment cannot be had")
+            self._lose(host, "its environment cannot be loaded")
             raise ConfigError(str(reply["broken"]))
         if "ready" in reply:
             host.is_ready = True
             return
         key = str(reply["key"])
         if key == _DESCRIBING:
-            self._said = reply
+            self._description_reply = reply
             return
         episode = self._episodes.get(key)
         if episode is not None and episode.waits_since is not None and reply["turn"] == episode.turn:
@@ -301,7 +301,7 @@ class EnvironmentPool:
         self._answers.append(answer)
 
     def _expire(self, spoke: list[_Host], now: float) -> None:
-        """Gives up hosts that say nothing, while they are listened to."""
+        """Give up hosts that stay silent while they are listened to."""
         unheard = {episode.host for episode in self._episodes.values() if episode.is_unheard(now)}
         for host in list(self._hosts.values()):
             if host in spoke or host not in unheard:
@@ -309,34 +309,35 @@ class EnvironmentPool:
             elif host.quiet_since is None:
                 host.quiet_since = now
             elif now > host.quiet_since + self._host_seconds:
-                self._lose(host, "it says nothing")
+                self._lose(host, "it is silent")
 
 
 def _encoded(key: str, operation: str, *arguments: Any) -> bytes:
     try:
         return json.dumps([operation, *arguments]).encode()
     except (TypeError, ValueError) as error:
-        raise RolloutError(f"episode {key}: its {operation} holds what is no JSON: {error}") from error
+        raise RolloutError(f"episode {key}: its {operation} is not valid JSON: {error}") from error
 
 
 def _readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Those that have something to read, or have ended; any number may have any value."""
+    """Return those that are readable or closed; the numbers of descriptors may be large."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(1000 * seconds)]
 
 
-def _description(environment: str, said: Mapping[str, Any]) -> Description:
-    tools = tuple(said["tools"])
+def _description(environment: str, reply: Mapping[str, Any]) -> Description:
+    tools = tuple(reply["tools"])
     try:
         for tool in tools:
             jsonschema.Draft202012Validator.check_schema(tool["function"].get("parameters", {}))
             if not isinstance(tool["function"]["name"], str):
-                raise TypeError("a tool's name is a text")
+                raise TypeError("a tool's name must be a text")
     except (KeyError, TypeError, AttributeError, jsonschema.SchemaError) as error:
         raise ConfigError(
-            f"agent.environment = {environment!r}: a tool is described as {{type: function, function: {{name, description, "
-            f"parameters}}}}, parameters being a JSON schema; {str(tool)[:200]} is not: {error!r:.200}"
+            f"agent.environment = {environment!r}: a tool must be {{type: function, function: {{name, "
+            f"description, parameters}}}} with a JSON schema as parameters; "
+            f"{str(tool)[:200]} is not: {error!r:.200}"
         ) from error
-    return Description(tools, bool(said["replayable"]))
+    return Description(tools, bool(reply["replayable"]))

@@ -1,12 +1,11 @@
-"""What stands between two turns of the policy, as tokens: the end of its turn, the observations, the next header.
+"""Render the tokens between two turns of the policy: the end of its turn, the observations, the next header.
 
-The tokens of an episode only grow. What the policy wrote is never decoded and encoded again; what follows it is the
-difference of two renderings of the chat template, found once at start with made-up turns. Observations are encoded as
-plain text: none of the tokenizer's added tokens comes out of them, whatever they say.
+An episode's tokens only grow. The policy's tokens are never decoded and encoded again; the tokens after them
+are the difference of two renderings of the chat template, found once at start with dummy turns. Observations
+are encoded as plain text: none of the tokenizer's added tokens comes out of them, whatever they contain.
 
-Source of the difference: "append-only" rendering as in verl's continuous tokens; here a template that rewrites what stood
-before is refused, because the policy's tokens would then have another history than the one that was sampled from.
-"""
+The difference is "append-only" rendering, as in verl's continuous tokens. A template that rewrites earlier
+turns is refused: the policy's tokens would have another history than the one they were sampled from."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ _ASKED, _ANSWERED = "mrlasked", "mrlanswered"
 _THOUGHT = "<think>\nmrlthought\n</think>\n\n"
 _SLOT = "mrlslot{}mrl"
 _MOST_MARK = 32
-"""Tokens that the mark of a thought may take, with the white space behind it."""
+"""Most tokens of a thought's mark, with the white space after it."""
 _SLOTS = re.compile(r"mrlslot(\d+)mrl")
 _PROBE = ' \n"mrl\\probe"\tü\n '
 _CALLED = "tool"
-"""The name of a tool that there is not."""
+"""Name of a tool that does not exist."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _FRAMES = 4096
-"""Kept at once; a template that shows ids has one for each id."""
+"""Most frames to keep; a template that shows ids has one per id."""
 
 _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda text: text,
@@ -49,34 +48,34 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
     lambda text: json.dumps(text)[1:-1],
 )
-"""What templates make of a message's text: as it is, without the space before, behind or around it, or in JSON."""
+"""What templates make of a message's text: unchanged, stripped before, after or on both sides, or as JSON."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy sees next."""
+    """Next input of the policy."""
 
     text: str
     role: Role = "user"
     name: str = ""
-    """The tool that it comes from, which some templates show."""
+    """Tool that returned it, which some templates show."""
     id: str = ""
-    """What the policy called the call that it answers, which some templates show."""
+    """Id that the policy gave the call, which some templates show."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Frame:
-    """The template's tokens around so many observations."""
+    """The template's tokens around a number of observations."""
 
     ending: list[int]
-    """What ends the policy's turn where it is the last one; the first run begins with it, or with what stands in its place."""
+    """Tokens that end the policy's last turn; the first run begins with them, or with what replaces them."""
     runs: list[list[int]]
-    """Before, between and behind the observations."""
+    """Tokens before, between and after the observations."""
     spell: Callable[[str], str]
 
 
 class TurnRenderer:
-    """Of one tokenizer, its chat template and the tools of one environment."""
+    """Renderer for one tokenizer, its chat template and the tools of one environment."""
 
     def __init__(
         self,
@@ -87,9 +86,15 @@ class TurnRenderer:
         roles: Sequence[Role] = ("user",),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`system`: what shows the tools in the system message of an opening, if anything, where the template is not to; None
-        where it is. `roles`: those of the observations that are sure to come; another one is looked at when it comes. ConfigError where the tokenizer has no chat template, where it refuses
-        such turns, or where it rewrites what stood before them; the place is named."""
+        """Check the template with these roles.
+
+        Args:
+            system: Text that shows the tools in an opening's system message; None if the template shows them.
+            roles: Roles of observations that are sure to come; another role is checked when it comes.
+
+        Raises:
+            ConfigError: The template is missing, refuses such turns or rewrites earlier ones; says where.
+        """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "an episode of several turns needs a tokenizer with a chat template; this one has none"
@@ -109,37 +114,36 @@ class TurnRenderer:
         self._ending = self._ending_of_a_turn()
         self._names = [str(tool.get("function", tool).get("name", "")) for tool in tools or ()]
         self._frames: dict[tuple[str, tuple[tuple[str, str], ...]], _Frame] = {}
-        """By the observations' role, and the name and id of each."""
+        """Frames, by the observations' role, and the name and id of each."""
         self._openings: dict[tuple[str, ...], list[Callable[[str], str]]] = {}
-        """What the template makes of the texts of messages of these roles."""
+        """What the template makes of the texts of messages, by their roles."""
         self._known: set[str] = set()
         for role in roles:
             self._require_grows(role)
             self._frame(role, (("", ""),))
 
     def after(self, last_token: int | None, observations: Sequence[Observation]) -> np.ndarray:
-        """[n] int32: the tokens from the policy's last one to where it goes on.
+        """Return the tokens after the policy's last one up to its next turn: [n] int32.
 
-        `last_token` is the policy's own last token, so that an end of turn that it wrote is not written again; None where it
-        wrote none. DataError without observations, or with ones of different roles; ConfigError as at the start.
+        `last_token`: the policy's last token, so that an end of turn that it wrote is not repeated; None if
+        it wrote none. Raise DataError without observations or for several roles; ConfigError as at the start.
         """
         roles = {observation.role for observation in observations}
         if len(roles) != 1:
-            raise DataError(f"the observations after a turn have one role, not {sorted(roles) or 'none'}")
+            raise DataError(f"observations after a turn must have one role, not {sorted(roles) or 'none'}")
         (role,) = roles
         self._require_grows(role)
-        frame = self._frame(role, tuple((each.name, each.id) for each in observations))
-        first, *behind = frame.runs
+        frame = self._frame(role, tuple((one.name, one.id) for one in observations))
+        first, *suffixes = frame.runs
         ids = self._unwritten(last_token, frame.ending, first)
-        for observation, tokens in zip(observations, behind, strict=True):
+        for observation, tokens in zip(observations, suffixes, strict=True):
             ids += self.plain(frame.spell(observation.text)) + tokens
         return np.asarray(ids, np.int32)
 
     def _unwritten(self, last_token: int | None, ending: list[int], first: list[int]) -> list[int]:
-        """The tokens before an observation that the policy has not written itself.
+        """Return the tokens before an observation that the policy has not written itself.
 
-        It wrote the end of its turn (`ending`), or the mark that begins the next one where no mark ends a turn.
-        """
+        It may have written the end of its turn (`ending`), or the next turn's mark if no mark ends turns."""
         if last_token in self._added_ids | set(ending[:1]):
             if last_token in ending:
                 written = ending.index(last_token) + 1
@@ -151,22 +155,22 @@ class TurnRenderer:
         return list(first)
 
     def opening(self, messages: Sequence[Mapping[str, str]]) -> np.ndarray:
-        """[n] int32: a prompt of an environment's messages, a role and a content each, up to where the policy goes on."""
+        """Return the prompt of an environment's messages, up to the policy's turn: [n] int32."""
 
         messages = with_system(messages, self._system)
 
         def rendered(texts: Sequence[str]) -> str:
-            said = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
-            return self._rendered(said, opens=True)
+            filled = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+            return self._rendered(filled, opens=True)
 
         roles = tuple(message["role"] for message in messages)
-        ids, *behind = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
+        ids, *suffixes = self._cut(rendered([_SLOT.format(n) for n in range(len(messages))]), len(messages))
         if roles not in self._openings:
             self._openings[roles] = [
                 self._spelling(rendered(["x"] * n + [_PROBE] + ["x"] * (len(roles) - n - 1)), role)
                 for n, role in enumerate(roles)
             ]
-        for message, spell, tokens in zip(messages, self._openings[roles], behind, strict=True):
+        for message, spell, tokens in zip(messages, self._openings[roles], suffixes, strict=True):
             ids = ids + self.plain(spell(message["content"])) + tokens
         return np.asarray(ids, np.int32)
 
@@ -175,15 +179,14 @@ class TurnRenderer:
         return opens_thought(self._tokenizer.decode(tokens[-_MOST_MARK:].tolist(), skip_special_tokens=False))
 
     def hidden_tools(self) -> list[str]:
-        """The names of the tools that the template was given and does not show."""
+        """Return the names of the tools that the template was given and does not show."""
         if not self._arguments["tools"]:
             return []
         text = self._rendered([{"role": "user", "content": _ASKED}], opens=True)
         return [name for name in self._names if name not in text]
 
     def plain(self, text: str) -> list[int]:
-        """The ids of a text that nothing in it can turn into one of the tokenizer's added tokens: an added token's own text
-        is cut behind its first character."""
+        """Encode a text without added tokens: an added token's own text is cut after its first character."""
         ids = self._encode(text)
         if self._added_ids.isdisjoint(ids):
             return ids
@@ -192,16 +195,16 @@ class TurnRenderer:
         ids = [i for part in self._tokenizer(parts, add_special_tokens=False)["input_ids"] for i in part]
         if self._added_ids.isdisjoint(ids):
             return ids
-        # Overlapping ones, or one of a single character: letter by letter, and what is an added token itself is left out.
+        # They overlap, or one is a single character: encode letter by letter, and drop added tokens.
         return [i for letter in text for i in self._encode(letter) if i not in self._added_ids]
 
-    # -- the template --------------------------------------------------------------------------------------------
+    # -- the template ----------------------------------------------------------------------------------------
 
     def _ending_of_a_turn(self) -> str:
-        """The text between the policy's last word and the end of its turn."""
-        asked = [{"role": "user", "content": _ASKED}]
-        opened = self._rendered(asked, opens=True)
-        whole = self._rendered([*asked, {"role": "assistant", "content": _ANSWERED}], opens=False)
+        """Return the text between the policy's last word and the end of its turn."""
+        question = [{"role": "user", "content": _ASKED}]
+        opened = self._rendered(question, opens=True)
+        whole = self._rendered([*question, {"role": "assistant", "content": _ANSWERED}], opens=False)
         at = whole.rfind(_ANSWERED)
         if at < 0:
             raise ConfigError("the chat template leaves out the assistant's turn")
@@ -211,7 +214,7 @@ class TurnRenderer:
         return whole[at + len(_ANSWERED) :]
 
     def _require_grows(self, role: str) -> None:
-        """Observations of this role leave turns as they were, thoughts included; ConfigError where they do not."""
+        """Raise ConfigError if observations of this role change earlier turns, or their thoughts."""
         if role in self._known:
             return
         keeps = role != "tool" or self._has_text
@@ -220,11 +223,11 @@ class TurnRenderer:
         self._known.add(role)
 
     def _frame(self, role: str, calls: tuple[tuple[str, str], ...]) -> _Frame:
-        """What stands around observations of a role that answer these calls, by name and id."""
+        """Return the frame around observations of a role that answer these calls, by name and id."""
         if role != "tool":
             calls = (("", ""),) * len(calls)
         else:
-            calls = tuple((name, own if self._may_show(own) else "") for name, own in calls)
+            calls = tuple((name, call_id if self._may_show(call_id) else "") for name, call_id in calls)
         if (role, calls) not in self._frames:
             if len(self._frames) >= _FRAMES:
                 self._frames.clear()
@@ -237,9 +240,9 @@ class TurnRenderer:
         try:
             ending, text = self._between(slots, role, answer, calls)
         except ConfigError:
-            if not any(own for _, own in calls):
+            if not any(call_id for _, call_id in calls):
                 raise
-            calls = tuple((name, "") for name, _ in calls)  # the template does not take the policy's ids
+            calls = tuple((name, "") for name, _ in calls)  # the template rejects the policy's ids
             ending, text = self._between(slots, role, answer, calls)
         _, probed = self._between([_PROBE, *slots[1:]], role, answer, calls)
         return _Frame(self._encode(ending), self._cut(text, len(slots)), self._spelling(probed, role))
@@ -247,42 +250,43 @@ class TurnRenderer:
     def _between(
         self, texts: Sequence[str], role: str, answer: str, calls: Sequence[tuple[str, str]]
     ) -> tuple[str, str]:
-        """(what ends the policy's turn where it is the last, the text from the turn's end to where the policy goes on): the second begins
-        with the first, or with what the template has in its place, and stands around these observations."""
-        asked = {"role": "user", "content": _ASKED}
+        """Return (the end of the policy's last turn, the text from there to the policy's next turn).
+
+        The second begins with the first, or with what replaces it, and contains these observations."""
+        question = {"role": "user", "content": _ASKED}
         if role != "tool":
             turn: dict[str, Any] = {"role": "assistant", "content": answer}
-            said = [{"role": role, "content": text} for text in texts]
-            before, after = self._grown([asked, turn], said, role, answer)
+            observations = [{"role": role, "content": text} for text in texts]
+            before, after = self._grown([question, turn], observations, role, answer)
             return before[_end_of_answer(before) :], after[_end_of_answer(after) :]
-        ids = [own or f"call{number:05d}" for number, (_, own) in enumerate(calls)]
+        ids = [call_id or f"call{number:05d}" for number, (_, call_id) in enumerate(calls)]
         names = [name if name in self._names else _CALLED for name, _ in calls]
-        said = [
-            {"role": role, "content": text, "tool_call_id": own, "name": name}
-            for text, own, name in zip(texts, ids, names, strict=True)
+        observations = [
+            {"role": role, "content": text, "tool_call_id": call_id, "name": name}
+            for text, call_id, name in zip(texts, ids, names, strict=True)
         ]
-        made = [_call(own, name) for own, name in zip(ids, names, strict=True)]
+        made = [_call(call_id, name) for call_id, name in zip(ids, names, strict=True)]
         try:
-            before, after = self._grown([asked, self._turn(answer, made)], said, role, answer)
+            before, after = self._grown([question, self._turn(answer, made)], observations, role, answer)
         except ConfigError:
             if len(made) == 1:
                 raise
-            # A template that takes one call a turn, and as many results as there are.
-            before, after = self._grown([asked, self._turn(answer, made[:1])], said, role, answer)
+            # The template takes one call per turn, and any number of results.
+            before, after = self._grown([question, self._turn(answer, made[:1])], observations, role, answer)
         ending = self._ending if before.endswith(self._ending) else self._last_mark(before)
         return ending, ending + after[len(before) :]
 
     def _grown(
-        self, turns: list[dict[str, Any]], said: list[dict[str, Any]], role: str, answer: str
+        self, turns: list[dict[str, Any]], observations: list[dict[str, Any]], role: str, answer: str
     ) -> tuple[str, str]:
-        """The conversation before and after what is said; ConfigError where the template changes what stood before."""
+        """Return the conversation before and after the observations; ConfigError if earlier text changes."""
         before = self._rendered(turns, opens=False)
-        after = self._rendered([*turns, *said], opens=True)
+        after = self._rendered([*turns, *observations], opens=True)
         kept = before if role == "tool" else before[: _end_of_answer(before)]
         if _squeezed(answer) not in _squeezed(before):
             raise ConfigError(
-                f"the chat template rewrites what the policy wrote ({answer!r} is {before[-80:]!r} then); set it by "
-                "data.chat_template_kwargs to keep thoughts, or use a template that does"
+                f"the chat template rewrites what the policy wrote ({answer!r} becomes {before[-80:]!r}); "
+                "set data.chat_template_kwargs so that it keeps thoughts, or use a template that does"
             )
         if not after.startswith(kept):
             raise ConfigError(_rewrites(before, after, f"a turn before observations of the role {role!r}"))
@@ -293,7 +297,7 @@ class TurnRenderer:
 
     @functools.cached_property
     def _has_text(self) -> bool:
-        """Whether the template shows the text of a turn that has calls; some leave it out, or refuse it."""
+        """True if the template shows the text of a turn with calls; some leave it out, or refuse it."""
         turn = self._turn(_ANSWERED, [_call("call00000", _CALLED)])
         try:
             return _ANSWERED in self._rendered([{"role": "user", "content": _ASKED}, turn], opens=False)
@@ -304,21 +308,21 @@ class TurnRenderer:
     def _shows_ids(self) -> bool:
         answer = _ANSWERED if self._has_text else ""
         one, other = (
-            self._between(("x",), "tool", answer, (("", own),)) for own in ("call00000", "call00001")
+            self._between(("x",), "tool", answer, (("", call_id),)) for call_id in ("call00000", "call00001")
         )
         return one != other
 
-    def _may_show(self, own: str) -> bool:
-        """Whether an id that the policy gave is put into the template: one of plain signs, where ids are shown."""
-        return bool(_ID.fullmatch(own)) and self._shows_ids and not self._is_added.search(own)
+    def _may_show(self, call_id: str) -> bool:
+        """Return True if the template gets an id of the policy: plain characters, and ids are shown."""
+        return bool(_ID.fullmatch(call_id)) and self._shows_ids and not self._is_added.search(call_id)
 
     def _last_mark(self, text: str) -> str:
-        """The text from its last added token on; empty where it does not end with one and space."""
-        found = list(self._is_added.finditer(text))
-        return text[found[-1].start() :] if found and not text[found[-1].end() :].strip() else ""
+        """Return the text from its last added token on; empty unless only space follows that token."""
+        marks = list(self._is_added.finditer(text))
+        return text[marks[-1].start() :] if marks and not text[marks[-1].end() :].strip() else ""
 
     def _spelling(self, text: str, role: str) -> Callable[[str], str]:
-        """What the template made of the probe in this text."""
+        """Return what the template did to the probe in this text."""
         for spell in _SPELLINGS:
             if spell(_PROBE) in text:
                 return spell
@@ -327,7 +331,7 @@ class TurnRenderer:
         )
 
     def _cut(self, text: str, count: int) -> list[list[int]]:
-        """The tokens before, between and behind the slots of a text."""
+        """Return the tokens before, between and after the slots of a text."""
         parts = _SLOTS.split(text)
         if parts[1::2] != [str(number) for number in range(count)]:
             raise ConfigError(f"the chat template leaves out or repeats one of {count} observations")
@@ -342,14 +346,14 @@ class TurnRenderer:
                 f"the chat template refuses messages with the roles {roles}: {error}"
             ) from error
 
-    # -- tokens --------------------------------------------------------------------------------------------------
+    # -- tokens ----------------------------------------------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _call(own: str, name: str) -> dict[str, Any]:
-    return {"type": "function", "id": own, "function": {"name": name, "arguments": {"n": 1}}}
+def _call(call_id: str, name: str) -> dict[str, Any]:
+    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"n": 1}}}
 
 
 def _end_of_answer(text: str) -> int:
@@ -365,9 +369,9 @@ def _common(first: str, second: str) -> str:
     return first[: next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))]
 
 
-def _rewrites(before: str, after: str, what: str) -> str:
+def _rewrites(before: str, after: str, part: str) -> str:
     at = len(_common(before, after))
     return (
-        f"the chat template rewrites {what}: behind {before[max(0, at - 40) : at]!r} stands {before[at : at + 40]!r}, and with "
-        f"further turns {after[at : at + 40]!r}"
+        f"the chat template rewrites {part}: after {before[max(0, at - 40) : at]!r} it has "
+        f"{before[at : at + 40]!r}, and with further turns {after[at : at + 40]!r}"
     )

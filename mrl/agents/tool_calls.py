@@ -1,13 +1,13 @@
-"""The tool calls of a policy's turn, read out of its text.
+"""Parser of the tool calls in the text of a policy's turn.
 
 | format | a call |
 |---|---|
-| hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several one after the other (Qwen, Hermes) |
+| hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number (Qwen, Hermes) |
 | json | the whole visible text is one such object, or a list of them |
 
-A call may name its arguments `parameters` (Llama 3.1), and have an `id` (Mistral) and a `type`. Nothing is repaired or guessed: a
-call that cannot be read is the policy's mistake, and told to it. The work is linear in the text: the driver reads it.
-"""
+A call may name its arguments `parameters` (Llama 3.1), and have an `id` (Mistral) and a `type`. Nothing is
+repaired or guessed: a call that cannot be read is the policy's mistake, and the policy is told. The work is
+linear in the text, because the driver does it."""
 
 from __future__ import annotations
 
@@ -32,53 +32,52 @@ _ARGUMENTS = ("arguments", "parameters")
 _KEYS = {"name", "id", "type", *_ARGUMENTS}
 _SHOWN = 200
 _MOST = 64
-"""Calls of a turn: each is answered, and all answers together are bounded."""
+"""Most calls of a turn: each is answered, and all answers together are bounded."""
 _DEEPEST = 64
-"""Objects and lists inside each other in a call."""
+"""Deepest nesting of objects and lists in a call."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that can be carried out."""
+    """A call that can be run."""
 
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
-    """What the policy calls it; empty where it gives no id."""
+    """The policy's id for the call; empty if it gives none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BadCall:
-    """What cannot, and why, in words for the policy."""
+    """A call that cannot be run, and why, in words for the policy."""
 
     reason: str
     name: str = ""
-    """The tool that it names; empty unless there is such a tool."""
+    """Tool that the call names; empty if there is no such tool."""
     id: str = ""
 
 
 def calls_in(
     response: str, format: Format, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ToolCall | BadCall]:
-    """The calls of a turn, in order; none where it makes none.
+    """Return the calls of a turn, in order.
 
-    `tools`: the JSON schema of each tool's arguments, by the tool's name. Only what stands behind the last closed thought
-    counts; a call inside an unclosed one is none.
-    """
+    `tools`: the JSON schema of each tool's arguments, by the tool's name. Only text after the last closed
+    thought counts; a call inside an unclosed thought is ignored."""
     text = visible_text(response)
     if format == "json":
         return _whole(text, tools)
     bodies, are_paired = _between_marks(text)
     if len(bodies) > _MOST:
         return [_too_many(len(bodies))]
-    found = [_call(body, tools) for body in bodies]
+    calls = [_call(body, tools) for body in bodies]
     if not are_paired:
-        found.append(BadCall("a <tool_call> that is opened and not closed, or closed and not opened"))
-    return found
+        calls.append(BadCall("a <tool_call> that is opened and not closed, or closed and not opened"))
+    return calls
 
 
 def described(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
-    """The tools as a system message shows them, and how they are called; empty without tools."""
+    """Return the text of a system message that shows the tools and how to call them; empty without tools."""
     if not tools:
         return ""
     call = '{"name": NAME, "arguments": {...}}'
@@ -86,11 +85,14 @@ def described(tools: Sequence[Mapping[str, Any]], format: Format) -> str:
         f"{_OPENS}{call}{_CLOSES}" if format == "hermes" else f"nothing but {call}, or a list of such objects"
     )
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"You can call these tools, which are given as JSON schemas:\n{schemas}\n\nTo call one, write {written}."
+    return (
+        f"You can call these tools, which are given as JSON schemas:\n{schemas}\n\n"
+        f"To call one, write {written}."
+    )
 
 
 def _between_marks(text: str) -> tuple[list[str], bool]:
-    """The texts from an opening mark to the next closing one, and whether every other mark is inside them."""
+    """Return the texts from each opening mark to the next closing one, and True if no mark is unpaired."""
     bodies, are_paired, opened = list[str](), True, list[str]()
     for number, part in enumerate(_MARKS.split(text)):
         is_mark = number % 2 == 1
@@ -129,27 +131,27 @@ def _json(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_number, object_pairs_hook=named_once)
         _require_plain(value)
     except (ValueError, RecursionError) as error:
-        return BadCall(f"the call is no JSON ({str(error)[:_SHOWN]})")
+        return BadCall(f"the call is not valid JSON ({str(error)[:_SHOWN]})")
     return value
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _require_plain(value: Any) -> None:
-    """ValueError for what a tool cannot take as JSON: very deep values, infinite numbers, halves of characters."""
+    """Raise ValueError if tools cannot take the value as JSON: too deep, infinite, with lone surrogates."""
     level, depth = [value], 0
     while level:
         inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += [*each.keys(), *each.values()]
-            elif isinstance(each, list):
-                inner += each
-            elif isinstance(each, str):
-                each.encode()  # a UnicodeEncodeError is a ValueError
-            elif isinstance(each, float) and not math.isfinite(each):
+        for node in level:
+            if isinstance(node, dict):
+                inner += [*node.keys(), *node.values()]
+            elif isinstance(node, list):
+                inner += node
+            elif isinstance(node, str):
+                node.encode()  # a UnicodeEncodeError is a ValueError
+            elif isinstance(node, float) and not math.isfinite(node):
                 raise ValueError("a number that is too large")
         level, depth = inner, depth + 1
         if depth > _DEEPEST:
@@ -159,12 +161,14 @@ def _require_plain(value: Any) -> None:
 def _checked(value: Any, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall | BadCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return BadCall('a call is an object with "name" and "arguments"')
-    name, own = value["name"], value.get("id")
-    own = own if isinstance(own, str) else ""
+    name, call_id = value["name"], value.get("id")
+    call_id = call_id if isinstance(call_id, str) else ""
     if name not in tools:
-        return BadCall(f"there is no tool {name[:_SHOWN]!r}; there are {', '.join(sorted(tools))}", id=own)
+        return BadCall(
+            f"there is no tool {name[:_SHOWN]!r}; there are {', '.join(sorted(tools))}", id=call_id
+        )
     reason = _wrong(name, value, tools[name])
-    return BadCall(reason, name, own) if reason else ToolCall(name, _arguments(value), own)
+    return BadCall(reason, name, call_id) if reason else ToolCall(name, _arguments(value), call_id)
 
 
 def _arguments(value: Mapping[str, Any]) -> Any:
@@ -172,18 +176,18 @@ def _arguments(value: Mapping[str, Any]) -> Any:
 
 
 def _wrong(name: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Why a call of a known tool cannot be carried out; empty where it can."""
+    """Return why a call of a known tool cannot be run; empty if it can."""
     if unknown := sorted(value.keys() - _KEYS):
-        return f'a call of {name} has "name" and "arguments", and nothing reads {unknown[0][:_SHOWN]!r}'
+        return f'a call of {name} has "name" and "arguments", and not {unknown[0][:_SHOWN]!r}'
     if all(key in value for key in _ARGUMENTS):
         return f"a call of {name} has arguments and parameters; give its arguments once"
     arguments = _arguments(value)
     if not isinstance(arguments, dict):
-        return f"the arguments of {name} are an object, not {type(arguments).__name__}"
+        return f"the arguments of {name} must be an object, not {type(arguments).__name__}"
     try:
         error = next(iter(_Validator(dict(schema)).iter_errors(arguments)), None)
     except RecursionError:
-        return f"the arguments of {name} are objects in objects, deeper than can be read"
+        return f"the arguments of {name} are nested too deeply"
     if error is None:
         return ""
     where = "/".join(map(str, error.absolute_path))
@@ -191,7 +195,7 @@ def _wrong(name: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> st
 
 
 def _unique_items(validator: Any, wanted: bool, items: Any, schema: Any) -> Iterator[Any]:
-    """As jsonschema has it, which compares each two items of a list that cannot be sorted."""
+    """Check as jsonschema does, which compares all pairs of items of a list that cannot be sorted."""
     if not wanted or not validator.is_type(items, "array"):
         return
     if len({json.dumps(_canonical(item), sort_keys=True) for item in items}) < len(items):
@@ -199,7 +203,7 @@ def _unique_items(validator: Any, wanted: bool, items: Any, schema: Any) -> Iter
 
 
 def _canonical(value: Any) -> Any:
-    """Equal JSON values as equal texts: 1.0 is 1."""
+    """Return a value whose text is the same for equal JSON values: 1.0 becomes 1."""
     if isinstance(value, dict):
         return {key: _canonical(inner) for key, inner in value.items()}
     if isinstance(value, list):

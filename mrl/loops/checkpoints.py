@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved, kept as many as configured, and made into Hugging Face folders where that is asked."""
+"""Checkpoints of a run: save them, keep the configured number, request Hugging Face exports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves one after the other. A save that fails is loud and leaves the previous one untouched."""
+    """Saver of a run's checkpoints. A failed save is logged and leaves the previous checkpoint untouched."""
 
     def __init__(self, config: Config, folder: RunFolder, exports: Exports | None = None) -> None:
         self._section, self._last_step, self._folder = config.loop.checkpoint, config.loop.steps, folder
@@ -27,17 +27,17 @@ class Checkpoints:
         self._failed_saves = 0
         self._last_saved: int | None = None
         self.pending: int | None = None
-        """The step whose checkpoint is written beside training."""
+        """Step whose checkpoint is being written while training continues, if any."""
 
     def save(self, trainer: TrainerRanks, *, step: int, state: Mapping[str, Any], goes_on: bool) -> None:
-        """One checkpoint; CheckpointError after loop.checkpoint.max_failed failures in a row.
+        """Save a checkpoint; raise its error after loop.checkpoint.max_failed failures in a row.
 
-        It is committed on return, unless training goes on and loop.checkpoint.beside_training is set.
+        It is committed on return, unless training continues and loop.checkpoint.beside_training is set.
         """
         self.finish(trainer)
         path = self._folder.checkpoints / checkpoint_folder.name_of(step)
         beside = goes_on and self._section.beside_training
-        if step == self._last_saved:  # a run that stops right after a step that saved
+        if step == self._last_saved:  # the run stops right after a step that saved
             return
 
         def save() -> None:
@@ -52,12 +52,12 @@ class Checkpoints:
             self._committed(step)
 
     def poll(self, trainer: TrainerRanks) -> None:
-        """Commits the checkpoint that is written beside training if its files are there; without waiting."""
+        """Commit the pending checkpoint if its files are written. Never waits."""
         if self.pending is not None and trainer.checkpoint_is_written():
             self.finish(trainer)
 
     def finish(self, trainer: TrainerRanks) -> None:
-        """Commits the checkpoint that is written beside training, if there is one; waits for its files."""
+        """Commit the pending checkpoint, if any; wait for its files."""
         step, self.pending = self.pending, None
         if step is not None and self._succeeds(step, trainer.commit_checkpoint):
             self._committed(step)
@@ -79,7 +79,7 @@ class Checkpoints:
         return True
 
     def export_due(self) -> None:
-        """Looks after the exports of saved checkpoints, without waiting; after a step's row, which a folder's model card tells."""
+        """Poll the exports without waiting; call it after the step's row, which the model card quotes."""
         self._exports.poll()
 
     def _report_failure(self, step: int, error: Exception) -> None:

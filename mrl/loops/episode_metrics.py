@@ -1,4 +1,4 @@
-"""What a step tells of its episodes."""
+"""Metrics of a step's episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mrl.samples import Sample
 
 
 def episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """The metrics `agent/...` of a step's samples, those without a reward too; none where no sample is an episode."""
+    """Return the `agent/...` metrics of a step's samples, with or without reward; empty without episodes."""
     episodes = [s.transcript for s in samples if s.transcript is not None]
     if not episodes:
         return {}

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, and blocking calls into it that look after workers meanwhile."""
+"""Event loop in its own thread, and blocking calls into it that watch the workers meanwhile."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mrl.errors import MrlError, RolloutError
 from mrl.observe.phases import PhaseClock
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the workers while the caller waits."""
+"""Interval between two checks of the workers while a caller waits."""
 CALL_SECONDS = 600.0
-"""Longest wait for a call without a deadline of its own."""
+"""Longest wait of a call that has no deadline of its own."""
 
 
 class EventThread:
-    """What fails in the loop is raised by the call under way, or the next one."""
+    """Event loop in its own thread. An error in the loop is raised by the current or the next call."""
 
     def __init__(self, name: str, clock: PhaseClock) -> None:
-        """Start the thread. `clock` counts what is waited here, and its listeners look after the workers."""
+        """Start the thread. `clock` counts the waiting time, and its listeners watch the workers."""
         self.clock = clock
         self._aio = uvloop.new_event_loop()
         self._aio.set_exception_handler(self._unhandled)
@@ -39,10 +39,10 @@ class EventThread:
         seconds: float = CALL_SECONDS,
         late: Callable[[], MrlError] | None = None,
     ) -> R:
-        """Run a coroutine in the thread and return its result; meanwhile the clock's listeners look after the workers.
+        """Run a coroutine in the thread and return its result. The clock's listeners watch the workers.
 
         Raises:
-            MrlError: What `late` returns, if the result is not there in time; or what failed in the thread before.
+            MrlError: From `late`, if the result is not there in time; or an earlier failure in the thread.
         """
         future = asyncio.run_coroutine_threadsafe(work, self._aio)
         deadline = time.monotonic() + seconds
@@ -54,7 +54,7 @@ class EventThread:
                         late()
                         if late
                         else RolloutError(
-                            f"engines did not answer within {seconds:g} s in phase {self.clock.current}"
+                            f"engines did not respond within {seconds:g} s in phase {self.clock.current}"
                         )
                     )
                 with self.clock.waiting():
@@ -77,23 +77,23 @@ class EventThread:
         return self.do(call())
 
     def fail(self, error: BaseException) -> None:
-        """Let the call under way, or the next one, raise an error."""
+        """Let the current call, or the next one, raise an error."""
         if not self._failed.done():
             self._failed.set_exception(error)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Fail for what a callback raised: nobody else would hear of it."""
+        """Fail with a callback's exception, which nobody else would see."""
         loop.default_exception_handler(context)
         if isinstance(error := context.get("exception"), Exception):
             self.fail(error)
 
     def cpu_seconds(self) -> float:
-        """Return the processor seconds that the thread has used."""
-        assert self._thread.ident is not None, "it was started"
+        """Return the CPU seconds that the thread has used."""
+        assert self._thread.ident is not None, "the thread was started"
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def close(self) -> None:
-        """End what is under way, and the thread."""
+        """Cancel all tasks and end the thread."""
 
         async def end() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""Hugging Face folders of a run while it trains: `mrl export` beside the driver, which never waits for it."""
+"""Hugging Face exports of a run while it trains: `mrl export` in a process; the driver never waits for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mrl.processes.start import lifeline_words, module_words
 from mrl.training.checkpoint.checkpoint_folder import name_of
 
 NICENESS = 10
-"""An export gives way to training."""
+"""Nice value of an export, which leaves the processor to training."""
 STEP_FOLDER = re.compile(r"step-\d{6}")
 GRACE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
 class Exports:
-    """Makes folders of the checkpoints that a run has just saved, one at a time; whatever happens to one, training goes on."""
+    """Exporter of newly saved checkpoints, one at a time. A failed export never stops training."""
 
     def __init__(self, section: ExportSection, run_folder: Path, *, run_name: str) -> None:
         self._section, self._run_folder = section, run_folder
@@ -34,24 +34,24 @@ class Exports:
         self._waiting: int | None = None
 
     def request(self, step: int, *, last: bool = False) -> None:
-        """The checkpoint of `step` is there and becomes a folder at the next poll() if one is due; an older one that waits does not."""
+        """Export the checkpoint of `step` at the next poll(), if due; replaces a request that still waits."""
         if not self._section.every_steps or (step % self._section.every_steps and not last):
             return
         if self._waiting is not None:
             log.warning(
-                "export of step %d left out: the one before it takes longer than the steps between",
+                "export of step %d skipped: the previous export is still running; raise export.every_steps",
                 self._waiting,
             )
         self._waiting = step
 
     @property
     def needed(self) -> set[int]:
-        """Steps whose checkpoints must stay."""
+        """Steps whose checkpoints must be kept."""
         running = [self._running[0]] if self._running else []
         return {*running, *([] if self._waiting is None else [self._waiting])}
 
     def poll(self) -> None:
-        """Look after the running export, and start the next one. Never waits."""
+        """Check the running export and start the next one. Never waits."""
         if self._running and self._ended(self._running[1], since=self._running[2]):
             self._finish()
         if self._running is None and self._waiting is not None:
@@ -59,7 +59,7 @@ class Exports:
             self._waiting = None
 
     def wait(self, *, should_stop: Callable[[], object] = lambda: None) -> None:
-        """Until everything requested is written, or there is a reason to stop; each export has its deadline."""
+        """Wait until all requested exports are written or `should_stop` is true; each has its deadline."""
         self.poll()
         if self._running:
             print(f"waiting for the export of step {self._running[0]}", flush=True)
@@ -68,7 +68,7 @@ class Exports:
             self.poll()
 
     def close(self) -> None:
-        """End what runs still; its unfinished folder is removed."""
+        """End the running export and remove its unfinished folder."""
         self._waiting = None
         if self._running:
             self._end(self._running[1], f"export of step {self._running[0]} ended with the run")
@@ -76,12 +76,12 @@ class Exports:
 
     def _start(self, step: int) -> None:
         target = self.folder / name_of(step)
-        if target.exists():  # a resumed run
+        if target.exists():  # the run was resumed
             return
         words = ["export", str(self._run_folder), "--step", str(step), "--out", str(target)]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for abandoned in self.folder.glob("step-*" + PARTIAL):  # of a driver that was killed
+            for abandoned in self.folder.glob("step-*" + PARTIAL):  # left by a killed driver
                 shutil.rmtree(abandoned)
             with open(self._run_folder / "exports.log", "ab") as output:
                 process = subprocess.Popen(
@@ -89,7 +89,7 @@ class Exports:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # a Ctrl-C is the driver's
+                    start_new_session=True,  # Ctrl-C reaches only the driver
                     env=_environment(),
                 )
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
@@ -101,13 +101,13 @@ class Exports:
     def _ended(self, process: subprocess.Popen[bytes], *, since: float) -> bool:
         if process.poll() is None and time.monotonic() - since > self._section.deadline_seconds:
             self._end(
-                process, f"an export ended after export.deadline_seconds = {self._section.deadline_seconds:g}"
+                process, f"export stopped after export.deadline_seconds = {self._section.deadline_seconds:g}"
             )
         return process.returncode is not None
 
     def _end(self, process: subprocess.Popen[bytes], why: str) -> None:
         log.warning("%s", why)
-        process.kill()  # it holds nothing but its own files
+        process.kill()  # safe: it writes only its own files
         try:
             process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -128,7 +128,6 @@ class Exports:
         )  # fmt: skip
 
     def _prune(self) -> None:
-        """Remove all but the newest `keep` folders."""
         if self._section.keep is None:
             return
         done = sorted(path for path in self.folder.iterdir() if STEP_FOLDER.fullmatch(path.name))
@@ -137,6 +136,6 @@ class Exports:
 
 
 def _environment() -> dict[str, str]:
-    """The driver's, without GPUs; and without the session's mark, by which the cluster's last processes are found and killed."""
+    """Return the driver's variables without GPUs and without MRL_SESSION, which marks processes to kill."""
     inherited = {name: value for name, value in os.environ.items() if name != "MRL_SESSION"}
     return inherited | child_path() | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,8 +1,6 @@
-"""The groups a step trains on: new ones, filtered, refilled within a budget, surplus kept.
+"""Groups for each step: generate, filter, refill within a budget, keep the surplus.
 
-Refills come in whole rounds and groups are chosen by prompt index, never by finishing time, so that short responses are
-not preferred.
-"""
+Refills come in whole rounds. Groups are chosen by prompt index: finishing time favours short responses."""
 
 from __future__ import annotations
 
@@ -23,28 +21,27 @@ from mrl.trajectories.group_messages import decode_group, encode_group
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Supplied:
-    """The groups of one step and what is told of them."""
+    """Groups of one step and their metrics."""
 
     groups: list[Group]
-    """In prompt order; fewer than asked for, possibly none, where the budget is spent."""
+    """In prompt order; fewer than loop.prompts_per_step, possibly none, if the budget is spent."""
     served_version: int
-    """The policy version that the engines put on the step's new samples; -1 where surplus made up the whole step."""
+    """Policy version that the engines reported for the step's new samples; -1 if all groups are surplus."""
     metrics: dict[str, float]
 
 
 class GroupSupply:
-    """Hands out `loop.prompts_per_step` groups a step; knows the stream's position and the surplus."""
+    """Supplier of `loop.prompts_per_step` groups per step; keeps the data position and the surplus."""
 
     def __init__(self, config: Config, stream: PromptStream, sampling: Sampling) -> None:
         self._config, self._stream, self._sampling = config, stream, sampling
         self._surplus: list[Group] = []
-        self._again: list[Prompt] = []
-        """Of surplus groups that a checkpoint held without their routes."""
+        self._redo: list[Prompt] = []
+        """Prompts of restored surplus groups that must be generated again."""
         self._screen = Screen(config)
 
     def take(self, rollouts: RolloutThread, *, version: int) -> Supplied:
-        """The groups of the step that trains `version`. RewardError where too many of its samples have no verdict,
-        RolloutError where the budget is spent and the configuration says stop."""
+        """Return the groups of the step that trains `version`; RewardError if too many have no verdict."""
         wanted, kept, rounds = self._config.loop.prompts_per_step, self._surplus, 0
         section = self._config.algorithm.filter
         while len(kept) < wanted and self._within_budget(rounds, self._screen.num_booked):
@@ -67,36 +64,37 @@ class GroupSupply:
         return Supplied(chosen, served, metrics)
 
     def take_standing(self) -> Standing:
-        """Where the prompts are; what was dropped is told once."""
+        """Return where the prompts are; dropped prompts are reported once."""
         surplus = [
             *(group.prompt.index for group in self._surplus),
-            *(prompt.index for prompt in self._again),
+            *(prompt.index for prompt in self._redo),
         ]
         return self._screen.take_standing(surplus, self._stream.position)
 
     def state(self) -> dict[str, Any]:
-        """Position in the data, as JSON values, and the bytes of surplus groups; without samples those that are asked anew."""
-        surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._again)]
+        """Return the data position as JSON values and the surplus groups as bytes, empty if to be redone."""
+        surplus = [*self._surplus, *(Group(prompt, ()) for prompt in self._redo)]
         return {"stream": self._stream.state(), "surplus": [encode_group(group) for group in surplus]}
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
-        """Goes on there with weights of this version. Surplus groups with tokens of later ones, which no longer exist, are asked
-        anew; how many. So are those of another number of samples, and all where passes take the engines' routes, which end with the
-        processes that have them."""
+        """Continue from `state` with weights of `version`; return how many groups have tokens of later ones.
+
+        These are generated again. So are groups with another number of samples, and all groups if passes
+        replay the engines' routes, which are lost with the engines' processes."""
         self._stream.restore(state["stream"])
         groups = [decode_group(data, self._stream.prompt_at) for data in state["surplus"]]
-        anew = self._config.routing.replay == "engine"
+        loses_routes = self._config.routing.replay == "engine"
         newer = [group.prompt.index for group in groups if newest_version(group) > version]
         size = self._config.loop.samples_per_prompt
-        lost = [anew or len(g.samples) != size or g.prompt.index in newer for g in groups]
-        self._again = [group.prompt for group, gone in zip(groups, lost, strict=True) if gone]
-        self._surplus = [group for group, gone in zip(groups, lost, strict=True) if not gone]
+        lost = [loses_routes or len(g.samples) != size or g.prompt.index in newer for g in groups]
+        self._redo = [group.prompt for group, is_lost in zip(groups, lost, strict=True) if is_lost]
+        self._surplus = [group for group, is_lost in zip(groups, lost, strict=True) if not is_lost]
         return len(newer)
 
     def _prompts(self, count: int) -> list[Prompt]:
-        """The next ones; first those that are asked anew."""
-        again, self._again = self._again[:count], self._again[count:]
-        return again + self._stream.take(count - len(again))
+        """Return the next prompts, first those to be generated again."""
+        redo, self._redo = self._redo[:count], self._redo[count:]
+        return redo + self._stream.take(count - len(redo))
 
     def _within_budget(self, rounds: int, num_generated: int) -> bool:
         section = self._config.algorithm.filter

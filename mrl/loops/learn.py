@@ -1,10 +1,10 @@
-"""Learning from a step's groups: phases recompute, estimate and update, the same under every schedule.
+"""Learn from a step's groups: the phases recompute, estimate and update, the same for every schedule.
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| recompute | packed batch | values; old log-probs, mismatch and log-probs of the reference where they need a pass | trainer ranks |
+| recompute | packed batch | values; old and reference log-probs and mismatch, if in a pass | trainer ranks |
 | estimate | rewards, log-probs | advantages | algorithms, on the driver |
-| update | minibatches | mismatch and log-probs of the reference where there was no pass for them, new weights, metrics | trainer ranks |
+| update | minibatches | weights, metrics; reference log-probs and mismatch, if in no pass | trainer ranks |
 
 NaN and infinity end the run before parameters change (nan_guard.py).
 """
@@ -31,7 +31,7 @@ from mrl.training.batch import ages, first_versions, minibatches, pack
 from mrl.training.pass_options import PassOptions
 
 METRIC_PREFIXES: dict[Role, str] = {"policy": "optim", "critic": "critic"}
-"""The first word of the metrics of a role's optimizer steps."""
+"""Prefix of a role's optimizer metrics."""
 
 
 class TrainerRanks(Protocol):
@@ -42,7 +42,7 @@ class TrainerRanks(Protocol):
     def forward_recording(
         self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], TrainBatch]:
-        """The policy's forward(), and the batch with the routes it took."""
+        """Return the policy's forward() result, and the batch with the routes it took."""
         ...
 
     def update(
@@ -64,23 +64,23 @@ class TrainerRanks(Protocol):
 
 @dataclasses.dataclass
 class TrainingStep:
-    """What one step has made so far; its phases read it and add to it."""
+    """State of one step, which its phases read and extend."""
 
     number: int
-    """From 1."""
+    """Step number, from 1."""
     version: int
-    """Of the weights that the step trains."""
+    """Version of the weights that the step trains."""
     started: float = dataclasses.field(default_factory=time.monotonic)
     groups: Sequence[Group] = ()
     served_version: int = -1
-    """Of the weights that the engines say they made the step's new samples with."""
+    """Version that the engines reported for the step's new samples."""
     batch: TrainBatch | None = None
-    """The groups packed; None before, and where there are none."""
+    """The groups, packed; None before phase recompute, and if there are none."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Learner:
-    """The three phases over the trainer, and the entropy bonus's weight, which moves with them."""
+    """Learner: the three phases on the trainer, and the entropy coefficient that an update adapts."""
 
     def __init__(self, config: Config, train: TrainerRanks, clock: PhaseClock) -> None:
         self._config, self._train, self._clock = config, train, clock
@@ -88,31 +88,30 @@ class Learner:
         self._plain = PassOptions(temperature=config.rollout.temperature)
         self._measuring = dataclasses.replace(
             self._plain,
-            # Routes of the engine leave routers no choice, so no near-tie of theirs explains a difference.
+            # With the engine's routes a router has no choice, so near-ties explain no difference.
             with_router_margins=not self._takes_routes_of_engine,
             with_reference=config.algorithm.needs_reference,
         )
-        """The pass that measures the engine; it brings the reference's log-probs if the algorithm needs them."""
+        """Pass that measures the mismatch; also returns reference log-probs if the algorithm needs them."""
 
     def learn(self, step: TrainingStep) -> None:
-        """The three phases once; nothing where the step has no groups. BadNumbers where a number is NaN or infinite."""
+        """Run the three phases if the step has groups. Raise BadNumbers if a number is NaN or infinite."""
         if step.groups:
             self._recompute(step)
             self._estimate(step)
             self._update(step)
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `restore` takes."""
+        """Return JSON values for `restore`."""
         return {"entropy": self._entropy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._entropy.restore(state["entropy"])
 
-    # -- phases --------------------------------------------------------------------------------------------------
+    # -- phases ----------------------------------------------------------------------------------------------
 
     def _recompute(self, step: TrainingStep) -> None:
-        """The packed batch with values by the trainer; where the policy needs a pass, also with old
-        log-probs, the engine's distance from those, and log-probs of the reference."""
+        """Pack the batch, with values; after a policy pass also old and reference log-probs, and mismatch."""
         batch = pack(step.groups, with_routes=self._takes_routes_of_engine)
         batch = batch.with_arrays(age=ages(step.groups, version=step.version))
         arrays: dict[str, np.ndarray] = {}
@@ -129,18 +128,17 @@ class Learner:
             nan_guard.check_batch(step.batch, step.batch.arrays)
 
     def _estimate(self, step: TrainingStep) -> None:
-        """Rewards become advantages of the batch's tokens."""
         assert step.batch is not None
-        given = step.batch.arrays
+        inputs = step.batch.arrays
         with self._clock.phase("estimate"):
             step.batch, metrics = shape_and_estimate(self._config.algorithm, step.batch, step.groups)
-            nan_guard.check_batch(step.batch, [name for name in step.batch.arrays if name not in given])
+            nan_guard.check_batch(step.batch, [name for name in step.batch.arrays if name not in inputs])
             step.metrics |= metrics
             if self._config.algorithm.needs_values:
                 step.metrics["critic/explained_variance"] = explained_variance(step.batch)
 
     def _update(self, step: TrainingStep) -> None:
-        """One optimizer step of each role per minibatch and epoch; metrics are means over them."""
+        """Run one optimizer step per role, minibatch and epoch, and aggregate their metrics."""
         batch, rows = step.batch, []
         assert batch is not None
         with self._clock.phase("update"):
@@ -154,8 +152,8 @@ class Learner:
         step.metrics |= metrics
 
     def _pass(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, np.ndarray]]:
-        """The arrays of policy and reference; and the batch, with the routes that were taken where later passes are to take
-        them too: the reference's, then, is such a pass."""
+        """Return the batch, and the arrays of policy and reference. If later passes replay the trainer's
+        routes, the batch contains them, and the reference's pass already takes them."""
         if self._config.routing.replay != "trainer":
             return batch, self._train.forward(batch, self._measuring)
         recording = dataclasses.replace(self._measuring, with_reference=False)
@@ -165,13 +163,13 @@ class Learner:
         return batch, policy
 
     def _forward(self, batch: TrainBatch, *, role: Role) -> dict[str, np.ndarray]:
-        """Return what another model than the policy computes for the batch."""
+        """Return what a model other than the policy computes for the batch."""
         return self._train.forward(batch, dataclasses.replace(self._plain, role=role))
 
-    # -- parts of phases -----------------------------------------------------------------------------------------
+    # -- parts of phases -------------------------------------------------------------------------------------
 
     def _update_part(self, step: TrainingStep, part: TrainBatch) -> dict[str, float]:
-        """The optimizer steps of one minibatch; none, and that counted, where it has nothing to train on."""
+        """Run the optimizer steps of one minibatch; count it as skipped if it has no trained token."""
         if not part.loss_mask.any():
             return {"optim/skipped": 1.0}
         metrics: dict[str, float] = {}
@@ -189,7 +187,7 @@ class Learner:
     def _measured_update(
         self, step: TrainingStep, batch: TrainBatch, divisors: Mapping[str, float]
     ) -> dict[str, float]:
-        """The step's only update of the policy: its own log-probs measure the engine before any parameter changes."""
+        """Run the step's only policy update; its log-probs measure the mismatch before parameters change."""
         policy, metrics = self._train.accumulate(batch, divisors, self._measuring)
         metrics |= self._mismatch(step, batch, policy)
         step.batch = batch.with_arrays(**(kept := _kept(policy)))
@@ -199,10 +197,10 @@ class Learner:
     def _mismatch(
         self, step: TrainingStep, batch: TrainBatch, policy: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """The engine's distance from the policy's log-probs [N] of the step's batch; an error where it is too far."""
+        """Return the mismatch of the policy's log-probs [N]; raise WeightSyncError if it is too large."""
         loop, served = self._config.loop, batch.arrays["age"] == step.version - step.served_version
         if self._takes_routes_of_engine:
-            # What comes before a token has the routes of the version that sampled it, not of a later one.
+            # Earlier tokens have the routes of their own version: all must come from the served one.
             served &= first_versions(step.groups) == step.served_version
         nan_guard.check_batch(batch.with_arrays(logprobs=policy["logprobs"]), ["logprobs"])
         measured = mismatch.measure_mismatch(
@@ -217,17 +215,17 @@ class Learner:
 
     @property
     def _takes_routes_of_engine(self) -> bool:
-        """Whether passes choose the engine's experts."""
+        """True if passes replay the engine's routes."""
         return self._config.routing.replay == "engine"
 
     def _recomputes_policy(self, step: TrainingStep) -> bool:
-        """Whether the step makes a pass for the policy's log-probs; while only the critic learns, no update measures the engine."""
+        """Return True if a pass computes the policy's log-probs; always so while only the critic learns."""
         return self._config.algorithm.recomputes_policy or "policy" not in self._updated_roles(step)
 
     def _updated_roles(self, step: TrainingStep) -> list[Role]:
-        """The policy after the critic's warm-up, and the critic where there is one.
+        """Return the roles to update: the policy after the critic's warm-up, and the critic if there is one.
 
-        The policy first: an update of it that is refused leaves both as they were.
+        The policy comes first: if its update is refused, both stay as they were.
         """
         critic = self._config.critic
         if critic is None:
@@ -236,7 +234,7 @@ class Learner:
 
 
 def denominators(batch: TrainBatch) -> dict[str, float]:
-    """What sums over a whole optimizer step are divided by, whatever its microbatches and ranks."""
+    """Return the divisors of sums over an optimizer step, independent of microbatches and ranks."""
     trained = policy_lengths(batch)
     fresh = batch.loss_mask & (batch.arrays.get("age", 0) == 0)
     counts = {
@@ -250,27 +248,27 @@ def denominators(batch: TrainBatch) -> dict[str, float]:
 
 
 def _kept(policy: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the batch keeps of the policy's pass, by its names there."""
+    """Return the arrays of the policy's pass that the batch keeps, by their names in the batch."""
     names = {"logprobs": "old_logprobs", "ref_logprobs": "ref_logprobs"}
     return {names[name]: array for name, array in policy.items() if name in names}
 
 
 def _with_teachers(batch: TrainBatch, groups: Sequence[Group], section: DistillationSection) -> TrainBatch:
-    """The packed groups, and of each sample which of the section's folders teaches its domain."""
+    """Return the batch with each sample's teacher: the index of its domain's folder, or -1."""
     numbers = {domain: section.folders.index(folder) for domain, folder in section.teachers.items()}
     teachers = [numbers.get(sample.domain, -1) for group in groups for sample in group.samples]
     return dataclasses.replace(batch, samples={**batch.samples, TEACHER: np.array(teachers, np.int64)})
 
 
 def explained_variance(batch: TrainBatch) -> float:
-    """Share of the returns' variance that the values before the update explain; 0 where returns do not vary."""
+    """Return the share of the returns' variance that the old values explain; 0 if returns do not vary."""
     returns, values = (batch.arrays[n][batch.loss_mask].astype(np.float64) for n in ("returns", "values"))
     spread = float(returns.var()) if len(returns) else 0.0
     return 1.0 - float((returns - values).var()) / spread if spread > 0 else 0.0
 
 
 def _over_updates(name: str, values: Sequence[float]) -> float:
-    """A step's figure from its optimizer steps: largest, smallest or mean by the name's ending."""
+    """Return a step's metric from its optimizer steps: maximum, minimum or mean by the name's ending."""
     if name.endswith("_max"):
         return float(np.max(values))
     return float(np.min(values) if name.endswith("_min") else np.mean(values))

@@ -1,8 +1,8 @@
-"""How far the engine's log-probs lie from the trainer's for the same weights. Pure.
+"""Difference between the engine's and the trainer's log-probs for the same weights. Pure.
 
-A router near-tie is no error: where the k-th and (k+1)-th expert are closer than rounding, the two engines may visit different
-experts and the jump is real, for the token and for all that follow it in its sample. Those tokens are counted apart. Tokens of an
-earlier version (surplus groups of dynamic sampling) say nothing about this one and are left out.
+A router near-tie is not an error: if the k-th and (k+1)-th experts differ by less than rounding, engine and
+trainer may choose different experts, and the jump is real for this token and all later ones of its sample.
+Those tokens are counted separately. Tokens of an earlier version (surplus of dynamic sampling) are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mrl.errors import WeightSyncError
 from mrl.samples import TrainBatch
 
 ROUTER_MARGIN = 1e-5
-"""Tokens whose (prefix's) router margin is below this count as near-ties."""
+"""Largest router margin, of a token or its prefix, of a near-tie."""
 
 
 def measure_mismatch(
@@ -26,11 +26,10 @@ def measure_mismatch(
     served: np.ndarray,
     margin: float,
 ) -> dict[str, float]:
-    """Mean and maximum of |engine - trainer| over the served policy tokens [N] outside near-ties, where there are any; the near-ties' count and maximum.
+    """Return mean and maximum of |engine - trainer| over served policy tokens [N] outside near-ties.
 
-    `served`: [N] bool, tokens of the version that the engines said they served, right or wrong, so that a missed weight sync
-    shows in the numbers; what it says of other tokens than the policy's is not read.
-    """
+    `served`: [N] bool, tokens of the version that the engines reported, correct or not, so that a missed
+    weight sync shows; only read for policy tokens. Near-ties have their own count and maximum."""
     clear, near = _Gaps(), _Gaps()
     for piece in batch.pieces():
         mask = batch.loss_mask[piece] & served[piece]
@@ -40,19 +39,19 @@ def measure_mismatch(
             near.add(diff[ties])
             mask &= ~ties
         clear.add(diff[mask])
-    found = {
+    metrics = {
         "policy/rollout_logprob_near_ties": float(near.count),
         "policy/rollout_logprob_near_tie_diff_max": near.largest,
     }
     if clear.count:
-        found["policy/rollout_logprob_diff_max"] = clear.largest
-        found["policy/rollout_logprob_diff_mean"] = clear.total / clear.count
-    return found
+        metrics["policy/rollout_logprob_diff_max"] = clear.largest
+        metrics["policy/rollout_logprob_diff_mean"] = clear.total / clear.count
+    return metrics
 
 
 @dataclasses.dataclass(slots=True)
 class _Gaps:
-    """Distances seen so far; one that is no number stays."""
+    """Differences seen so far; a NaN stays."""
 
     count: int = 0
     total: float = 0.0
@@ -65,10 +64,11 @@ class _Gaps:
 
 
 def check_mismatch(metrics: dict[str, float], limit: float | None, *, version: int) -> None:
-    """Raises WeightSyncError when the engines do not serve the trainer's weights."""
-    found = metrics.get("policy/rollout_logprob_diff_max", 0.0)
-    if limit is not None and not found <= limit:
+    """Raise WeightSyncError if the engines do not serve the trainer's weights."""
+    diff = metrics.get("policy/rollout_logprob_diff_max", 0.0)
+    if limit is not None and not diff <= limit:
         raise WeightSyncError(
-            f"engine and trainer log-probs differ by {found:.3g} at version {version}, more than loop.max_rollout_mismatch = "
-            f"{limit:g}: the engines do not serve the trainer's weights, or the dtypes are too coarse for this limit"
+            f"engine and trainer log-probs differ by {diff:.3g} at version {version}, more than "
+            f"loop.max_rollout_mismatch = {limit:g}: the engines do not serve the trainer's weights, or the "
+            "dtypes are too coarse for this limit"
         )

@@ -1,18 +1,18 @@
-"""The on-policy schedule: the eight phases of a step in order, and nothing else.
+"""On-policy schedule: the eight phases of a step, in order.
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
 | generate, reward | prompts of the stream | scored groups | RolloutThread (engines, reward workers) |
 | filter | scored groups | groups to train on, surplus for the next step | GroupSupply |
 | recompute, estimate, update | groups | weights v + 1, metrics | Learner (learn.py) |
-| save | groups, state of version v + 1 | samples, checkpoint where one is due | Recorder, Checkpoints |
+| save | groups, state of version v + 1 | samples, checkpoint if one is due | Recorder, Checkpoints |
 | sync | weights v + 1 | engines at version v + 1 | Hybrid |
 
-The checkpoint comes before the weight sync because the trainer's memory belongs to the engines after it; with
-loop.checkpoint.beside_training its state is copied there, written while the next step generates, and committed
-after that. Validation and the row of metrics follow the step.
+The checkpoint comes before the weight sync, which gives the trainer's memory to the engines. With
+loop.checkpoint.beside_training its state is copied there, written while the next step generates, and
+committed after that. Validation and the row of metrics follow the step.
 
-Every wait inside has a deadline and names its phase.
+Every wait has a deadline and names its phase.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mrl.loops.schedule import Schedule, TrainerAndEngines
 
 
 class OnPolicyLoop(Schedule):
-    """The engines generate a step's groups, then rest while the trainer learns from them."""
+    """On-policy loop: engines generate a step's groups, then pause while the trainer learns from them."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class OnPolicyLoop(Schedule):
         *rest: Any,
         **more: Any,
     ) -> None:
-        """The further arguments are a Schedule's."""
+        """The remaining arguments are those of Schedule."""
         super().__init__(config, engines, rollouts, supply, *rest, **more)
         self._supply = supply
 
@@ -55,7 +55,7 @@ class OnPolicyLoop(Schedule):
         self._write_row(step.number, step.metrics)
 
     def _collect(self, step: TrainingStep) -> None:
-        """Phases generate, reward and filter: the step's groups, after which the engines rest."""
+        """Run phases generate, reward and filter for the step's groups, then pause the engines."""
         self._rollouts.resume()
         supplied = self._supply.take(self._rollouts, version=step.version)
         self._rollouts.pause()

@@ -1,4 +1,4 @@
-"""What a run tells of itself: rows of metrics, samples, the ledger's lines, trackers and the progress on the screen."""
+"""Records of a run: rows of metrics, samples, ledger lines, trackers, and progress on the screen."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mrl.observe.token_values import Pieces, TokenValues
 from mrl.samples import Group, TrainBatch
 
 RESUMED = ("resume/undone_steps", "resume/undone_prompts", "resume/dropped_samples", "resume/dropped_groups")
-"""What the first row of a resumed run has besides."""
+"""Additional metrics of a resumed run's first row."""
 
 TABLES_EVERY = 20
-"""Steps between two tables of samples in trackers, each of what the step writes to samples.jsonl."""
+"""Steps between two tables of samples in trackers; a table has the step's rows of samples.jsonl."""
 TOKEN_VALUES = 4
-"""Samples of a step that are written with each token's text, log-prob, ratio, age and advantage."""
+"""Samples per step that are written with each token's text, log-prob, ratio, staleness and advantage."""
 
 
 class Recorder:
-    """Writes what a run tells. A failing tracker or a full disk never loses a step of training."""
+    """Writer of a run's records. A failing tracker or a full disk never loses a training step."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Recorder:
         first_step: int,
         pieces: Pieces | None = None,
     ) -> None:
-        """`pieces`: how tokens are told one by one; None tells none."""
+        """`pieces`: turns tokens into one text each; None leaves out tokens' values."""
         self._pieces = pieces
         self._folder, self.clock = folder, clock
         self._metrics = MetricsLog(folder.metrics)
@@ -56,18 +56,18 @@ class Recorder:
         self.last_row: dict[str, float] = {}
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One object of metrics.jsonl; what is of single layers goes to expert_load.jsonl."""
+        """Write one row of metrics.jsonl; metrics of single layers go to expert_load.jsonl."""
         row = {**metrics, "mem/driver_bytes": float(psutil.Process().memory_info().rss)}
         row = self._write(step, row)
         self.progress.step(step, row)
         self.last_row = row
 
     def has_row(self, step: int) -> bool:
-        """False of a saved step whose run died before it wrote that."""
+        """Return False if the run died after it saved this step and before it wrote the row."""
         return self._metrics.has(step)
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Writes a row wherever rows go; returns what metrics.jsonl takes of it."""
+        """Write a row to all logs; return the part that metrics.jsonl gets."""
         row = {name: value for name, value in metrics.items() if not name.startswith(LAYERS)}
         self._metrics.write(step, row)
         if layers := {name: value for name, value in metrics.items() if name not in row}:
@@ -77,28 +77,29 @@ class Recorder:
         return row
 
     def start(self, step: int, standing: Standing, *, newer_groups: int) -> dict[str, float]:
-        """The line of ledger.jsonl for an attempt that begins with this step, and of a resumed one what it undoes: metrics of
-        its first row. `newer_groups`: of the checkpoint, with tokens of weights that it does not have."""
+        """Write the ledger.jsonl line of an attempt that begins with this step; return what a resume undoes,
+        for its first row. `newer_groups`: number of the checkpoint's groups with tokens of lost weights."""
         undone = self._ledger.start(step, standing)
         if self._ledger.attempt == 1:
             return {}
         prompts = sum(undone)
         if undone or newer_groups or self._dropped_samples:
             self.progress.message(
-                f"dropped what came from weights that no longer exist: {len(undone)} steps on {prompts} prompts, which come again, "
-                f"{self._dropped_samples} rows of samples.jsonl, {newer_groups} groups of the checkpoint"
+                f"dropped data of weights that no longer exist: {len(undone)} steps on {prompts} prompts, "
+                f"repeated, {self._dropped_samples} rows of samples.jsonl, "
+                f"{newer_groups} groups of the checkpoint"
             )
         counts = len(undone), prompts, self._dropped_samples, newer_groups
         return dict(zip(RESUMED, map(float, counts), strict=True))
 
     def prompts(self, step: int, trained: Sequence[Group], standing: Standing) -> None:
-        """The step's line of ledger.jsonl."""
+        """Write the step's line of ledger.jsonl."""
         self._ledger.step(step, [group.prompt.index for group in trained], standing)
 
     def samples(
         self, step: int, groups: Sequence[Group], *, kind: str = "train", batch: TrainBatch | None = None
     ) -> None:
-        """Some of the samples; with their tokens' values where `batch`, the groups packed, has them."""
+        """Write some of the samples, with their tokens' values if `batch`, the packed groups, is given."""
         tokens = TokenValues(batch, self._pieces) if batch is not None and self._pieces else None
         rows = self._samples.write(step, groups, kind=kind, tokens=tokens)
         if step % TABLES_EVERY == 0:
@@ -106,7 +107,7 @@ class Recorder:
                 tracker.samples(step, rows)
 
     def bad_samples(self, step: int, groups: Sequence[Group], error: BadNumbers) -> None:
-        """bad_samples.jsonl: the samples whose numbers ended the run."""
+        """Write the samples whose numbers ended the run to bad_samples.jsonl."""
         path = self._folder.path / "bad_samples.jsonl"
         write_named(path, step, groups, error.sample_ids, reason=str(error))
         self.progress.message(f"{len(error.sample_ids)} sample(s) with bad numbers written to {path}")

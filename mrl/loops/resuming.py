@@ -1,5 +1,4 @@
-"""Whether a run may go on from a checkpoint's state, and with which other settings: those that decide what its groups are, and how many are
-on their way."""
+"""Check if a run can resume from a checkpoint's state, and report the settings that changed."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from mrl.config.sections.agent import AgentSection
 from mrl.errors import ConfigError
 
 FIXED = ("loop.schedule", "agent")
-"""Groups on their way are of another form where one of these is another."""
+"""Settings that must not change, because they decide the form of groups in flight."""
 
 
 def kept_settings(config: Config) -> dict[str, Any]:
-    """What a checkpoint keeps of them, by name."""
+    """Return the settings that a checkpoint keeps, by name."""
     return {
         "loop.schedule": config.loop.schedule,
         "agent": _episodes(config.agent),
@@ -27,10 +26,10 @@ def kept_settings(config: Config) -> dict[str, Any]:
 
 
 def _episodes(section: AgentSection | None) -> str:
-    """Which samples are episodes."""
+    """Describe which samples are episodes."""
     if section is None:
         return "no section"
-    domains = {name: own.environment is not None for name, own in sorted(section.domains.items())}
+    domains = {name: domain.environment is not None for name, domain in sorted(section.domains.items())}
     named = [name for name, acts in domains.items() if acts is (section.environment is None)]
     if not named:
         return "a section"
@@ -38,22 +37,23 @@ def _episodes(section: AgentSection | None) -> str:
 
 
 def require_resumable(state: Mapping[str, Any], config: Config) -> None:
-    """ConfigError, with what can be done, for a state that these settings cannot go on from."""
+    """Raise ConfigError, with the remedy, if a run with these settings cannot resume from the state."""
     for name, before, now in _changed(state, config):
         if name in FIXED:
             raise ConfigError(
-                f"{name}: the run in {config.run_folder} was saved with {before}, this is {now}, and what is on its way cannot become the "
-                f"other. Go on with {before}, or start a new run (run.name) from its weights: mrl export {config.run_folder}, model.path"
+                f"{name} = {now}, but the run in {config.run_folder} was saved with {before}, and its groups "
+                f"in flight cannot be converted; resume with {before}, or start a new run (run.name) from "
+                f"its weights: mrl export {config.run_folder}, model.path"
             )
 
 
 def changed_settings(state: Mapping[str, Any], config: Config) -> str:
-    """The settings that are others than the state's, as a sentence; empty where none is."""
-    changed = [f"{name} = {now} ({before} before)" for name, before, now in _changed(state, config)]
-    return f"resumed with other settings: {', '.join(changed)}" if changed else ""
+    """Return a sentence with the settings that differ from the state's; empty if none does."""
+    changed = [f"{name} = {now} (was {before})" for name, before, now in _changed(state, config)]
+    return f"resumed with changed settings: {', '.join(changed)}" if changed else ""
 
 
 def _changed(state: Mapping[str, Any], config: Config) -> list[tuple[str, Any, Any]]:
-    """(name, before, now) of each setting that is another one."""
+    """Return (name, before, now) of each changed setting."""
     before, now = state["settings"], kept_settings(config)
     return [(name, before[name], now[name]) for name in now if name in before and before[name] != now[name]]

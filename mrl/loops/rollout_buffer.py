@@ -1,13 +1,12 @@
-"""The rollout buffer of a stream: as many groups on their way as admission allows, and what becomes of them.
+"""Rollout buffer of a stream: keeps as many groups in flight as admission allows, and tracks how they end.
 
 | waits for | unblocked by |
 |---|---|
-| a free slot | `commit` (a weight sync), a group that is filtered |
+| a free in-flight quota | `commit` (a weight sync), a group that is filtered |
 | a group's verdicts | its task (group.py) |
 
-Groups that are worth training on wait in the store for their step; the others give their slot back. Around a weight sync
-nothing is admitted.
-"""
+Groups worth training on wait in the store for their step; others return their quota. Around a weight sync
+nothing is admitted."""
 
 from __future__ import annotations
 
@@ -35,25 +34,24 @@ from mrl.trajectories.group_messages import decode_group, encode_group
 log = logging.getLogger(__name__)
 
 HOLDERS: tuple[str, ...] = ("engines", "environments", "verdicts", "slots")
-"""What the oldest group may wait for, and with it all admission; slots: a step and its sync, the group being ready."""
+"""What the oldest group, and so admission, waits for; slots: a step and its sync, as the group is ready."""
 LOOK_SECONDS = 0.2
-"""Between two looks at what is waited for."""
+"""Interval between two checks of what the oldest group waits for."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepGroups:
-    """The groups of one step and what is reported of them."""
+    """Groups of one step and their metrics."""
 
     groups: list[Group]
     """In prompt order; fewer than a batch, possibly none, if the budget is spent."""
     served_version: int
-    """Newest version on the tokens that came since the weight sync to the version that is trained; -1 without such a
-    sync, or such tokens."""
+    """Newest version of the tokens since the sync to the trained version; -1 without that sync or tokens."""
     metrics: dict[str, float]
 
 
 class RolloutBuffer:
-    """One run's, over its stream of prompts. All methods belong to one event loop."""
+    """Rollout buffer of one run, over its prompt stream. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -64,27 +62,27 @@ class RolloutBuffer:
         *,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        """`on_failure`: called with what a group's task raised."""
+        """`on_failure`: called with the exception of a group's task."""
         self._config, self._prompts, self._rollouts = config, prompts, rollouts
         self.store = GroupStore()
         self._screen, self._sampling, self._on_failure = Screen(config), sampling, on_failure
         self._ledger, self._admission = GroupLedger(), admission_of(config)
         self._open: dict[int, OpenGroup] = {}
         self._decisions: dict[int, Decision] = {}
-        """What the filter decided of each group that waits for its step, by its prompt's index."""
+        """The filter's decision on each stored group, by prompt index."""
         self._served = -1
-        """The version of the engines; -1 before the first weight sync."""
+        """Version that the engines serve; -1 before the first weight sync."""
         self._admits = False
         self.changed = asyncio.Event()
-        """Set when a group has become ready, or was dropped."""
+        """Set when a group becomes ready or is dropped."""
         self._held = dict.fromkeys(HOLDERS, 0.0)
-        """Seconds by what the oldest group waited for, since the step before took its groups."""
+        """Seconds that the oldest group waited, by reason, since the last step took its groups."""
         self._looking: asyncio.Task[None] | None = None
 
-    # -- between two weight syncs --------------------------------------------------------------------------------
+    # -- between two weight syncs ----------------------------------------------------------------------------
 
     def take(self, version: int) -> StepGroups | None:
-        """Return the next groups, given to the step that trains `version`; None while they are on their way."""
+        """Return the next groups, assigned to the step that trains `version`; None while in flight."""
         indices = self._admission.next_batch(self._ledger)
         if indices is None:
             return None
@@ -105,33 +103,32 @@ class RolloutBuffer:
         return StepGroups(groups, served, metrics | ages_of(groups, version) | self._take_held())
 
     def sync_due(self, *, shared: bool) -> bool:
-        """Return True if the engines are to take the newest weights, by stream.sync_every or because the trainer's slots are
-        theirs (`shared`) and the next groups are not there."""
+        """Return True if the engines need the newest weights: by stream.sync_every, or because they share the
+        trainer's slots (`shared`) and the next groups are not ready."""
         return self._admission.sync_due(self._ledger, shared=shared)
 
     def waiting_for(self) -> str:
-        """Return the oldest group that no step has taken; if the next step has to wait, what the oldest that is not ready
-        lacks."""
+        """Describe the oldest untaken group, and what the oldest unfinished group of the next step lacks."""
         head, awaited = self._ledger.head(), self._awaited()
         if head is None:
-            return "no group is on its way"
-        text = f"the oldest of {self._ledger.on_the_way} groups is {head.index}, {head.state.value}"
+            return "no group is in flight"
+        text = f"the oldest of {self._ledger.on_the_way} groups in flight is {head.index}, {head.state.value}"
         if awaited is not None and awaited is not head:
-            text += f", the oldest that is not ready {awaited.index}, {awaited.state.value}"
+            text += f", the oldest unfinished one is {awaited.index}, {awaited.state.value}"
         if awaited is not None and awaited.index in self._open:
             text += f": {self._rollouts.late(self._open[awaited.index])}"
         return (
             f"{text}; admitted at version {(awaited or head).admitted_at}, the engines serve {self._served}"
         )
 
-    # -- around a weight sync ------------------------------------------------------------------------------------
+    # -- around a weight sync --------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Admit nothing until `resume`."""
         self._admits = False
 
     def commit(self, version: int) -> None:
-        """The engines serve `version`: what it was made of gives its slots back."""
+        """Note that the engines serve `version`, and release the quotas of the groups trained into it."""
         self.store.release(self._ledger.commit(version))
         self._served = version
 
@@ -142,16 +139,16 @@ class RolloutBuffer:
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
 
-    # -- groups --------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start as many groups as there are slots."""
+        """Start as many groups as there are free quotas."""
         count = self._admission.room(self._ledger) if self._admits else 0
         if not count:
             return
         prompts = self._prompts.take(count)
         admitted = self._ledger.admit(count, version=self._served)
-        assert admitted == [prompt.index for prompt in prompts], "ledger and stream of prompts have parted"
+        assert admitted == [prompt.index for prompt in prompts], "group ledger and prompt stream disagree"
         for prompt in prompts:
             self._track(self._rollouts.start(prompt, self._sampling))
 
@@ -160,7 +157,6 @@ class RolloutBuffer:
         group.task.add_done_callback(lambda task: self._ended(group, task))
 
     def _ended(self, group: OpenGroup, task: asyncio.Task[Group]) -> None:
-        """Book a group that is judged."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -169,8 +165,8 @@ class RolloutBuffer:
         try:
             self._book(task.result())
             self._admit()
-        except Exception as failed:  # numbers that are none
-            self._on_failure(failed)
+        except Exception as failure:  # for example BadNumbers
+            self._on_failure(failure)
         self.changed.set()
 
     def _book(self, judged: Group) -> None:
@@ -185,11 +181,11 @@ class RolloutBuffer:
             self._ledger.drop(index, screened.dropped()[index])
 
     def _awaited(self) -> Entry | None:
-        """Return the oldest of the next step's groups that is not ready."""
+        """Return the oldest unfinished group of the next step."""
         return next(self._ledger.unready(self._admission.batch), None)
 
     async def _look(self) -> None:
-        """Note what admission waits for."""
+        """Add up the time by what admission waits for."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -211,16 +207,16 @@ class RolloutBuffer:
         total = sum(held.values()) or 1.0
         return {f"stream/held_by/{holder}": seconds / total for holder, seconds in held.items()}
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def take_standing(self) -> Standing:
-        """Return where the prompts are; what was dropped is told once."""
-        on_the_way = [entry.index for entry in self._ledger.entries(GroupState.MAKING, GroupState.KEPT)]
-        return self._screen.take_standing(on_the_way, self._ledger.next_index)
+        """Return where the prompts are; dropped prompts are reported once."""
+        in_flight = [entry.index for entry in self._ledger.entries(GroupState.MAKING, GroupState.KEPT)]
+        return self._screen.take_standing(in_flight, self._ledger.next_index)
 
     def state(self) -> dict[str, Any]:
-        """Return position in the data and ledger as JSON values, and the bytes of the groups that wait for their step and of
-        those on their way, with what has come of them. While the engines are paused."""
+        """Return the data position and the ledger as JSON values, and the stored and in-flight groups as
+        bytes. Call it only while the engines are paused."""
         kept = self.store.get([entry.handle for entry in self._ledger.entries(GroupState.KEPT)])
         making = [self._rollouts.saved(self._open[e.index]) for e in self._ledger.entries(GroupState.MAKING)]
         return {
@@ -232,44 +228,45 @@ class RolloutBuffer:
         }
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
-        """Continue there with weights of this version. Groups with tokens of later ones, which no longer exist, are generated
-        anew; return how many. So are groups of more samples than a prompt has now, kept ones of fewer, and all if passes take
-        the engines' routes, which end with the processes that have them."""
+        """Continue from `state` with weights of `version`; return how many groups have tokens of later ones.
+
+        These are generated again. So are groups with more samples than a prompt has now, stored groups with
+        fewer, and all groups if passes replay the engines' routes, which end with their processes."""
         self._prompts.restore(state["stream"])
         self._ledger.restore(state["ledger"])
         self._screen.dropped = {index: GroupEnd(name) for index, name in state["dropped"]}
         for entry in self._ledger.entries(GroupState.TAKEN):
-            entry.handle = -1  # its samples are trained
+            entry.handle = -1  # its samples have been trained on
         kept, making = (
             [decode_group(data, self._prompts.prompt_at) for data in state[name]]
             for name in ("kept", "making")
         )
-        anew = self._config.routing.replay == "engine"
+        loses_routes = self._config.routing.replay == "engine"
         newer = {group.prompt.index for group in kept + making if newest_version(group) > version}
         lost, size = set(newer), self._sampling.num_samples
         lost |= {group.prompt.index for group in kept if len(group.samples) != size}
         lost |= {g.prompt.index for g in making if any(s.sample_index >= size for s in g.samples)}
         for entry, group in zip(self._ledger.entries(GroupState.KEPT), kept, strict=True):
-            if anew or entry.index in lost:
+            if loses_routes or entry.index in lost:
                 self._ledger.make_again([entry])
                 making.append(group)
             else:
                 entry.handle = self.store.put(group)
                 (self._decisions[entry.index],) = self._screen.look([group]).decisions
         for group in making:
-            records = () if anew or group.prompt.index in lost else group.samples
+            records = () if loses_routes or group.prompt.index in lost else group.samples
             self._track(self._rollouts.start(group.prompt, self._sampling, records))
         self._warn_of_age(version)
         return len(newer)
 
     def _warn_of_age(self, version: int) -> None:
-        """Warn if more groups are on their way, or older ones, than these settings admit."""
+        """Warn if more or staler groups are in flight than these settings admit."""
         batch, bound = self._admission.batch, self._admission.age_bound
         open_ = self._ledger.entries(GroupState.MAKING, GroupState.KEPT)
         ages = [version + place // batch - entry.admitted_at for place, entry in enumerate(open_)]
         if ages and max(ages) > bound:
             log.warning(
-                "%d groups were begun under another stream.max_age or loop.prompts_per_step: until step %d tokens may be %d versions old, "
-                "where these settings allow %d; the settings before keep their bound",
+                "%d groups were started under another stream.max_age or loop.prompts_per_step: until step %d "
+                "tokens may be %d versions stale, but these settings allow %d; the old ones keep their bound",
                 len(open_), version + 1 + (len(open_) - 1) // batch, max(ages), bound,
             )  # fmt: skip

@@ -1,13 +1,13 @@
-"""Generation as a schedule sees it: an event loop in a thread of its own, and blocking calls into it.
+"""Generation as a schedule sees it: an event loop in its own thread, and blocking calls into it.
 
 | concurrent loop | consumes | waits for | unblocked by |
 |---|---|---|---|
-| engine thread, one in each engine's process (rollout/engine_loop.py) | requests, commands | work | a frame, a Ray call |
-| a task for each group (trajectories/group.py), here or in a rollout worker | a prompt | completions, answers, verdicts | engines, environments, reward workers |
-| `RolloutBuffer` (rollout_buffer.py; a stream's) | prompts | a free slot | `commit`, a filtered group |
-| the schedule's thread, in these calls | groups | groups, engines that stop | the tasks above |
+| engine thread, one per engine process (engine_loop.py) | requests, commands | work | a frame, a Ray call |
+| a task per group (group.py) | a prompt | responses, verdicts | engines, environments, reward workers |
+| `RolloutBuffer` (rollout_buffer.py; of a stream) | prompts | a free quota | `commit`, a filtered group |
+| the schedule's thread, in these calls | groups | groups, engines that pause | the tasks above |
 
-Every wait has a deadline and names its phase and what is missing. What fails in the loop is raised by the next call.
+Every wait has a deadline and names its phase and what is missing. The next call raises the loop's errors.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from mrl.trajectories.remote_rollouts import WorkerEngines
 from mrl.trajectories.rewards import RewardClient, RewardWorkers
 
 AT_ONCE = 4096
-"""Samples on their way if prompts are asked in turn: more than engines generate side by side."""
+"""Most samples that `in_turn` keeps in flight: more than engines generate concurrently."""
 
 
 class RolloutThread(EventThread):
-    """A run's rollouts. Engines stand still until `resume`, and again from `pause` on."""
+    """Rollouts of a run. The engines are paused until `resume`, and again from `pause` on."""
 
     engines: EngineControl
-    """Their methods belong to the thread."""
+    """Control of the engines; its methods belong to the thread."""
     _rollouts: GroupMaker
 
     def __init__(
@@ -56,11 +56,10 @@ class RolloutThread(EventThread):
         """Start the thread.
 
         Args:
-            rollouts: Makes what makes groups, in the thread, given this (`in_this_process`, or
-                remote_rollouts.py).
-            clock: Counts what is waited here.
-            deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; in turn, from one to the
-                next.
+            rollouts: Builds the GroupMaker in the thread, given this (`in_this_process`, remote_rollouts.py).
+            clock: Counts the waiting time.
+            deadline_seconds: Longest wait for all responses of a round, and then for all verdicts; of
+                `in_turn`, from one arrival to the next.
         """
         super().__init__("rollouts", clock)
         self._deadline_seconds = deadline_seconds
@@ -74,11 +73,10 @@ class RolloutThread(EventThread):
 
         self.do(build())
 
-    # -- rounds: on_policy, validation, commands -----------------------------------------------------------------
+    # -- rounds: on_policy, validation, commands -------------------------------------------------------------
 
     def groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Group]:
-        """Return all prompts' groups with verdicts, in the prompts' order. Every sample is in its group, those without a reward
-        too."""
+        """Return all prompts' groups with verdicts, in order; samples without a reward are included."""
         with self.clock.phase("generate"):
             opened = self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
             self.do(_all_answered(opened), self._deadline_seconds, lambda: self._late(opened))
@@ -86,43 +84,43 @@ class RolloutThread(EventThread):
             return self.do(_all_judged(opened), self._deadline_seconds, lambda: self._late(opened))
 
     def in_turn(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Group]:
-        """Yield the groups that `groups` would return, each as soon as it and those before it are whole. Any number of prompts:
-        they are read when there is room among AT_ONCE samples on their way."""
-        waiting, asked, come = iter(prompts), deque[OpenGroup](), -1
+        """Yield the groups that `groups` would return, each once it and all before it are complete. `prompts`
+        may be of any length: it is read while fewer than AT_ONCE samples are in flight."""
+        waiting, opened, num_come = iter(prompts), deque[OpenGroup](), -1
 
         def late() -> MrlError:
-            return self._late(asked)
+            return self._late(opened)
 
         def start(prompts: Sequence[Prompt]) -> list[OpenGroup]:
             return self.ask(lambda: self._rollouts.start_all(prompts, sampling, on_failure=self.fail))
 
         while True:
-            room = (AT_ONCE - sum(group.num_unjudged for group in asked)) // sampling.num_samples
-            more = list(itertools.islice(waiting, max(room, 0 if asked else 1)))
-            if more:
-                asked += start(more)
-            if not asked:
+            room = (AT_ONCE - sum(group.num_unjudged for group in opened)) // sampling.num_samples
+            batch = list(itertools.islice(waiting, max(room, 0 if opened else 1)))
+            if batch:
+                opened += start(batch)
+            if not opened:
                 return
-            come = self.do(self._rollouts.more_than(come), self._deadline_seconds, late)
-            while asked and asked[0].task.done():
-                yield asked.popleft().task.result()
+            num_come = self.do(self._rollouts.more_than(num_come), self._deadline_seconds, late)
+            while opened and opened[0].task.done():
+                yield opened.popleft().task.result()
 
     def _late(self, groups: Iterable[OpenGroup]) -> MrlError:
         groups = list(groups)
         responses, verdicts = self._rollouts.missing(groups)
-        error, what, phase = (
+        error, kind, phase = (
             (RolloutError, "responses", "generate") if responses else (RewardError, "verdicts", "reward")
         )
         missing = responses or verdicts
         return error(
-            f"{len(missing)} {what} of {len(groups)} prompts (first: {missing[:3]}) did not arrive within "
+            f"{len(missing)} {kind} of {len(groups)} prompts (first: {missing[:3]}) did not arrive within "
             f"loop.phase_deadline_seconds = {self._deadline_seconds:g} s in phase {phase}"
         )
 
-    # -- a stream ------------------------------------------------------------------------------------------------
+    # -- a stream --------------------------------------------------------------------------------------------
 
     def open_buffer(self, config: Config, prompts: PromptStream, sampling: Sampling) -> None:
-        """Keep groups on their way from the first `resume` on."""
+        """Open the rollout buffer, which keeps groups in flight from the first `resume` on."""
 
         async def build() -> None:
             self._buffer = RolloutBuffer(config, prompts, self._rollouts, sampling, on_failure=self.fail)
@@ -131,12 +129,12 @@ class RolloutThread(EventThread):
 
     @property
     def buffer(self) -> RolloutBuffer:
-        """Return the buffer, whose methods belong to the thread (`ask`)."""
+        """Rollout buffer, whose methods belong to the thread (`ask`)."""
         assert self._buffer is not None, "only a stream has a buffer"
         return self._buffer
 
     def take(self, version: int, seconds: float) -> StepGroups | None:
-        """Return the next groups, given to the step that trains `version`; None if they are not there in so long."""
+        """Return the next groups, for the step that trains `version`; None if not ready in `seconds`."""
 
         async def taken() -> StepGroups | None:
             buffer = self.buffer
@@ -151,7 +149,7 @@ class RolloutThread(EventThread):
         return self.do(taken())
 
     def commit(self, version: int) -> None:
-        """The engines serve `version`: what it was made of gives its slots back."""
+        """Note that the engines serve `version`, and release the quotas of the groups trained into it."""
         self.ask(lambda: self.buffer.commit(version))
 
     def sync_due(self, *, shared: bool) -> bool:
@@ -159,7 +157,7 @@ class RolloutThread(EventThread):
         return self.ask(lambda: self.buffer.sync_due(shared=shared))
 
     def waiting_for(self) -> str:
-        """Return what a stream waits for, for people."""
+        """Describe what a stream waits for, for messages."""
         return self.buffer.waiting_for()
 
     def take_standing(self) -> Standing:
@@ -167,18 +165,18 @@ class RolloutThread(EventThread):
         return self.ask(lambda: self.buffer.take_standing())
 
     def state(self) -> dict[str, Any]:
-        """Return a stream's position, groups and trajectories; while paused with a snapshot."""
-        assert not self._runs, "tokens that an engine has are in no checkpoint"
+        """Return a stream's position, groups and trajectories; call it while paused with a snapshot."""
+        assert not self._runs, "a checkpoint cannot contain tokens that running engines have"
         return self.ask(lambda: self.buffer.state())
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
-        """Continue a stream there; return how many groups are generated anew."""
+        """Continue a stream from `state`; return how many groups with lost weights are generated again."""
         return self.ask(lambda: self.buffer.restore(state, version=version))
 
-    # -- engines -------------------------------------------------------------------------------------------------
+    # -- engines ---------------------------------------------------------------------------------------------
 
     def resume(self, *, training: bool = True) -> None:
-        """Let the engines step, and a stream admit prompts; with `training` False only requests of a validation run."""
+        """Let the engines step, and a stream admit prompts; `training` False: only validation requests."""
         if self._runs and training == self._trains:
             return
         self._runs, self._trains = True, training
@@ -193,8 +191,8 @@ class RolloutThread(EventThread):
         self.ask(resume)
 
     def pause(self, *, snapshot: bool = False) -> Interrupted:
-        """Stop the engines at a token boundary; nothing is generated until `resume`. `snapshot`: fetch what has come so far,
-        for `state` and for engines that are lost."""
+        """Pause the engines at a token boundary until `resume`. `snapshot`: fetch the partial rollouts, for
+        `state` and for engines that are lost."""
         if not self._runs and (self._has_snapshot or not snapshot):
             return Interrupted()
 
@@ -209,42 +207,42 @@ class RolloutThread(EventThread):
 
     @property
     def is_stranded(self) -> bool:
-        """Return True if requests wait and no engine serves: only a weight sync brings one in."""
+        """True if requests wait and no engine serves: only a weight sync brings one in."""
         return self.engines.is_stranded
 
     def connect(self, number: int, address: Address) -> None:
-        """Connect an engine, which is paused."""
+        """Connect a paused engine."""
         self.do(self._pool.connect(number, address))
 
     def resume_engines(self) -> None:
-        """Let every connected engine step, those that came while the others did too."""
+        """Let every connected engine step, also those that came while the others did."""
         self.ask(lambda: self.engines.resume(training=self._trains))
 
     def close(self) -> None:
-        """End what is under way, and the threads."""
+        """End all tasks and the threads."""
         super().close()
         self._rollouts.close()
 
     def give_up(self, number: int, why: str) -> None:
-        """Generate elsewhere what an engine has."""
+        """Generate an engine's requests elsewhere."""
         self.ask(lambda: self._pool.give_up(number, why))
 
     def take_lost(self) -> dict[int, tuple[str, str]]:
-        """Return, once, the engines whose connections ended: why, and the class of the error that they named."""
+        """Return, once, the engines whose connections ended: (why, class name of their error)."""
         lost, self._lost = self._lost, {}
         return lost
 
     def note_lost(self, number: int, why: str, kind: str) -> None:
-        """Keep that an engine's connection ended, for `take_lost`; called in the thread."""
+        """Note for `take_lost` that an engine's connection ended; called in the thread."""
         self._lost[number] = why, kind
 
     def late(self, seconds: float) -> list[int]:
-        """Return the engines that have had requests and made no step for so long."""
+        """Return the engines that have requests and made no step for `seconds`."""
         return self._pool.late(seconds)
 
     @property
     def num_started_over(self) -> int:
-        """Return how many requests were generated again elsewhere."""
+        """Number of requests that were generated again elsewhere."""
         return self._pool.num_started_over
 
     @property
@@ -263,12 +261,11 @@ def in_this_process[Thread: EventThread](
     rules_of: RulesOf = lambda domain: None,
     max_open: int | None = None,
 ) -> Callable[[Thread], RolloutRunner]:
-    """Return what makes groups in a thread of this process: a RolloutThread's, or a rollout worker's.
+    """Return a builder of group makers in a thread of this process: a RolloutThread's, or a rollout worker's.
 
     Args:
-        engines: Makes what generates, in the thread, given this.
-        environments, rules_of, max_open: Where turns are answered, the rules of a domain's episodes, and how
-            many are open at once.
+        engines: Builds the engines, in and given the thread.
+        environments, rules_of, max_open: Environments, rules per domain, and the limit of open episodes.
     """
 
     def make(thread: Thread) -> RolloutRunner:

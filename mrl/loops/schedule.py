@@ -1,6 +1,6 @@
-"""What all schedules do alike: steps until the end, and after each its row, samples, validation and checkpoint where one is due.
+"""Base of all schedules: steps until the end, each with its row, samples, due validation and checkpoint.
 
-A schedule (on_policy.py, stream.py) has the phases of a step and their order.
+A schedule (on_policy.py, stream.py) defines the phases of a step and their order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mrl.samples import Group, Prompt
 
 
 class TrainerAndEngines(Protocol):
-    """Trainer and engines, on the same slots or on slots of their own."""
+    """Trainer and engines, on shared or separate slots."""
 
     @property
     def train(self) -> TrainerRanks: ...
@@ -36,22 +36,21 @@ class TrainerAndEngines(Protocol):
 
 
 class Supply(Protocol):
-    """Where a schedule's groups come from, as far as checkpoints and the ledger's lines go."""
+    """Source of a schedule's groups, as checkpoints and ledger lines need it."""
 
     def take_standing(self) -> Standing:
-        """Where the prompts are now; those that were dropped are told once."""
+        """Return where the prompts are now; dropped prompts are reported once."""
         ...
 
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any], *, version: int) -> int:
-        """Goes on there with weights of this version. Groups with tokens of later ones, which no longer exist, are asked anew;
-        how many."""
+        """Continue with weights of `version`; return how many groups have later tokens and are redone."""
         ...
 
 
 class Schedule(abc.ABC):
-    """Runs steps until the configured number, or until `should_stop` names a reason."""
+    """Loop of steps until the configured number, or until `should_stop` returns a reason."""
 
     def __init__(
         self,
@@ -77,11 +76,11 @@ class Schedule(abc.ABC):
         """Called with each step's groups; for measurements."""
         self._row_seconds, self._newer_groups = 0.0, 0
         self._computed = (0.0, 0.0)
-        """Processor seconds of the driver's two threads when the step began."""
+        """CPU seconds of the driver's two threads when the step began."""
         self._unwritten: dict[str, float] = {}
-        """The row of the step that this run resumes behind, where the run before died between its checkpoint and its row."""
+        """Row of the step that this run resumes after, if the last process died before it wrote that row."""
         self._resumed: dict[str, float] = {}
-        """Of the first row after a resume."""
+        """Additional metrics of the first row after a resume."""
         self.ended = ""
         """Why there are no more steps: "done", or the reason to stop; empty until then."""
         self.next_step = 1
@@ -89,19 +88,20 @@ class Schedule(abc.ABC):
 
     @property
     def version(self) -> int:
-        """The policy's version: the number of steps that are done."""
+        """Policy version: the number of finished steps."""
         return self.next_step - 1
 
     def run(self) -> str:
-        """All remaining steps after start(); returns why it ended ("done" or the reason to stop)."""
+        """Run all remaining steps after start(); return "done" or the reason to stop."""
         for _ in self.steps():
             pass
         return self.ended
 
     def steps(self) -> Iterator[int]:
-        """All remaining steps after start(), each one's number when its row is written; before the first the starting
-        point's validation, as step 0, or the step behind which the run resumes, where its row is not written yet. Whoever reads
-        this may ask to stop until the next one is read."""
+        """Run all remaining steps after start(); yield each one's number once its row is written.
+
+        First comes step 0, the validation of the starting point, or the resumed step if its row is missing.
+        The reader may ask to stop until it reads the next number."""
         if (row := self._row_before_steps()) is not None:
             self._write_row(self.version, row)
             yield self.version
@@ -118,7 +118,7 @@ class Schedule(abc.ABC):
         self.ended = "done"
 
     def start(self) -> None:
-        """The first weight sync, once a restored state is there."""
+        """Run the first weight sync, after any restore."""
         self._resumed = self._recorder.start(
             self.next_step, self._source.take_standing(), newer_groups=self._newer_groups
         )
@@ -126,22 +126,22 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def step(self) -> None:
-        """One step. BadNumbers, with the samples written down, where a number is NaN or infinite."""
+        """Run one step. If a number is NaN or infinite, write the samples down and raise BadNumbers."""
 
     @abc.abstractmethod
     def _leave_engines(self) -> None:
-        """The engines have nothing left to do, and the trainer is there for a checkpoint."""
+        """Leave the engines idle, and the trainer ready for a checkpoint."""
 
     def _row_before_steps(self) -> dict[str, float] | None:
-        """That of the version which the run begins with; None where it is there, or none is wanted."""
+        """Return the row of the version that the run begins with; None if it is written or not wanted."""
         if self.version == 0:
             return self._validate(0) if self._config.loop.validation.before_training else None
         row, self._unwritten = self._unwritten, {}
-        if row and self._validation_due(self.version):  # the validation behind the checkpoint was not made
+        if row and self._validation_due(self.version):  # the crash came before the validation
             row = row | self._validate(self.version)
         return row or None
 
-    # -- parts of a step -----------------------------------------------------------------------------------------
+    # -- parts of a step -------------------------------------------------------------------------------------
 
     def _begin(self) -> TrainingStep:
         self._clock.step = self.next_step
@@ -152,7 +152,7 @@ class Schedule(abc.ABC):
 
     @contextlib.contextmanager
     def _bad_samples_named(self, step: TrainingStep) -> Iterator[None]:
-        """Writes the samples down whose numbers end the run."""
+        """Write down the samples whose numbers end the run."""
         try:
             yield
         except nan_guard.BadNumbers as error:
@@ -160,14 +160,14 @@ class Schedule(abc.ABC):
             raise
 
     def _commit_pending(self) -> None:
-        """The checkpoint of the step before, if it is written beside this one; generating left time for its files."""
+        """Commit the previous step's checkpoint if its files were written while this step generated."""
         if self._checkpoints.pending:
             with self._clock.phase("save"):
                 self._checkpoints.poll(self._train)
 
     def _save(self, step: TrainingStep, *, saves: bool) -> None:
-        """The ledger's line, samples, and then a checkpoint if it `saves`: before the sync, because the trainer's memory may be
-        the engines' after it."""
+        """Write the ledger's line, the samples, and a checkpoint if `saves`. Comes before the sync, after
+        which the trainer's memory may belong to the engines."""
         with self._clock.phase("save"):
             self._recorder.prompts(step.number, step.groups, self._source.take_standing())
             self._recorder.samples(step.number, step.groups, batch=step.batch)
@@ -175,15 +175,15 @@ class Schedule(abc.ABC):
                 self._save_checkpoint(step.metrics, goes_on=step.number < self._config.loop.steps)
 
     def _measure(self, step: TrainingStep) -> None:
-        """The step's times, and the validation where one is due."""
         self._measure_time(step)
         if self._validation_due(step.number):
             step.metrics |= self._validate(step.number)
 
     def _measure_time(self, step: TrainingStep) -> None:
-        """Note the seconds of the phases and of the step, without saving; rates; and what the driver did itself: its main thread,
-        saving and the row before the step included, less its waits for others, and the processor seconds of the rollout
-        thread."""
+        """Add the seconds of the phases and the step (without saving), the rates, and the driver's own share.
+
+        That share is its main thread's time, with saving and the previous row and without waits for others,
+        plus the rollout thread's CPU seconds."""
         metrics, seconds = step.metrics, time.monotonic() - step.started
         metrics |= self._clock.take()
         metrics["time/step_seconds"] = seconds - metrics["time/save_seconds"]
@@ -191,9 +191,9 @@ class Schedule(abc.ABC):
         metrics |= self._throughput(lengths, metrics)
         computed = time.thread_time(), self._rollouts.cpu_seconds()
         main, rollouts = (now - before for now, before in zip(computed, self._computed, strict=True))
-        own = seconds + self._row_seconds - self._clock.take_waited() + rollouts
-        metrics["perf/driver_seconds"] = own
-        metrics["perf/driver_frac"] = own / (seconds + self._row_seconds)
+        driver_seconds = seconds + self._row_seconds - self._clock.take_waited() + rollouts
+        metrics["perf/driver_seconds"] = driver_seconds
+        metrics["perf/driver_frac"] = driver_seconds / (seconds + self._row_seconds)
         metrics["perf/driver_cpu_seconds"] = main + rollouts
 
     def _write_row(self, number: int, metrics: dict[str, float]) -> None:
@@ -202,7 +202,7 @@ class Schedule(abc.ABC):
         self._checkpoints.export_due()
         self._row_seconds = time.monotonic() - start
 
-    # -- what is due ---------------------------------------------------------------------------------------------
+    # -- what is due -----------------------------------------------------------------------------------------
 
     def _save_due(self, number: int) -> bool:
         section = self._config.loop.checkpoint
@@ -226,10 +226,10 @@ class Schedule(abc.ABC):
         self._clock.take()
         return metrics | {"time/validate_seconds": time.monotonic() - start}
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _save_checkpoint(self, row: Mapping[str, float], *, goes_on: bool) -> None:
-        """`row`: the metrics of the step so far; its own row is written after the weight sync, which a death may prevent."""
+        """Save with the step's metrics so far: a crash may prevent its row, written after the weight sync."""
         state = {
             "next_step": self.next_step,
             "settings": resuming.kept_settings(self._config),
@@ -240,9 +240,9 @@ class Schedule(abc.ABC):
         self._checkpoints.save(self._train, step=self.version, state=state, goes_on=goes_on)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from a checkpoint's state, and says with which other settings."""
-        if told := resuming.changed_settings(state, self._config):
-            self._recorder.progress.message(told)
+        """Continue from a checkpoint's state, and report the settings that changed."""
+        if changes := resuming.changed_settings(state, self._config):
+            self._recorder.progress.message(changes)
         self.next_step = int(state["next_step"])
         self._newer_groups = self._source.restore(state["supply"], version=self.version)
         self._learner.restore(state["algorithm"])

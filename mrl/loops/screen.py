@@ -1,4 +1,4 @@
-"""Which judged groups are worth training on, and the account of them that a step's row tells."""
+"""Select the judged groups worth training on, and account for all of them in the step's row."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Screened:
-    """Judged groups, and what is worth training on of them."""
+    """Judged groups, and those of them that are worth training on."""
 
     judged: tuple[Group, ...]
     """With all their samples."""
     scored: list[Group]
-    """With the samples that have a reward; groups left empty are gone."""
+    """With only the samples that have a reward; groups left empty are removed."""
     decisions: list[filtering.Decision]
-    """Of each scored group, also where the run has no filter."""
+    """Decision on each scored group, even if the run has no filter."""
     kept: list[Group]
-    """The scored groups that the run's filter keeps."""
+    """Scored groups that the run's filter keeps."""
 
     def dropped(self) -> dict[int, GroupEnd]:
-        """How the groups end that are not kept, by their prompts' indices."""
+        """Return how the groups that are not kept end, by prompt index."""
         kept, scored = ({group.prompt.index for group in groups} for groups in (self.kept, self.scored))
         left = [group.prompt.index for group in self.judged if group.prompt.index not in kept]
         return {index: GroupEnd.FILTERED if index in scored else GroupEnd.GIVEN_UP for index in left}
 
 
 def trainable(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups with only the samples that have a reward; groups left empty are gone."""
+    """Return the groups with only the samples that have a reward; groups left empty are removed."""
     kept = [_with_rewards(group) for group in groups]
     return [group for group in kept if group.samples]
 
@@ -57,36 +57,36 @@ def _with_rewards(group: Group) -> Group:
 
 
 class Screen:
-    """The filter of a run, and what went through it since the last step was closed."""
+    """Filter of a run, and the groups that went through it since the last step was closed."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._tests = config.algorithm.filter or FilterSection()
-        """The filter's tests, whose decisions are counted where a run keeps all groups too."""
+        """Filter whose decisions are counted even if the run keeps all groups."""
         self._booked: list[Group] = []
         self._witnesses = Witnesses(config.reward)
         self._account = filtering.Account()
         self.dropped: dict[int, GroupEnd] = {}
-        """How booked groups ended that are not trained on, by their prompts' indices, since `standing` told them."""
+        """How booked groups that are not trained on ended, by prompt index, since the last report."""
 
     @property
     def num_booked(self) -> int:
-        """Groups since the last step was closed."""
+        """Number of groups booked since the last step was closed."""
         return len(self._booked)
 
     def newest_version(self) -> int:
-        """Of their tokens; -1 without any."""
+        """Return the newest version of the booked groups' tokens; -1 without any."""
         return max((newest_version(group) for group in self._booked), default=-1)
 
     def look(self, groups: Sequence[Group]) -> Screened:
-        """What judged groups are worth. BadNumbers for rewards that are no numbers."""
+        """Decide which judged groups are kept. Raise BadNumbers if a reward is not a finite number."""
         nan_guard.check_finite_rewards(groups)
         scored = trainable(groups)
         decisions = filtering.keep(self._tests, [_values(group) for group in scored])
         return self._screened(groups, scored, decisions)
 
     def look_again(self, groups: Sequence[Group], decisions: list[filtering.Decision]) -> Screened:
-        """Return what `look` found of groups that have rewards, given what it decided of each."""
+        """Return what `look` returned for groups that have rewards, given its decisions."""
         return self._screened(groups, trainable(groups), decisions)
 
     def _screened(
@@ -97,13 +97,13 @@ class Screen:
         return Screened(tuple(groups), scored, decisions, kept)
 
     def book(self, screened: Screened) -> None:
-        """Counts groups, as they were judged, to the step that is closed next; with the filter's reason also where all are kept."""
+        """Count judged groups to the next closed step, with the filter's reason even if all are kept."""
         self._booked += screened.judged
         self.dropped |= screened.dropped()
         self._account.add(screened.decisions, [group.prompt.domain for group in screened.scored])
 
     def take_standing(self, on_the_way: Sequence[int], next_index: int) -> Standing:
-        """Where a run's prompts are; what was dropped is told once."""
+        """Return where a run's prompts are; dropped prompts are reported once."""
         dropped, self.dropped = self.dropped, {}
         filtered, given_up = (
             [index for index, end in dropped.items() if end is kind]
@@ -112,11 +112,10 @@ class Screen:
         return Standing(on_the_way, next_index, filtered, given_up)
 
     def close(self, chosen: Sequence[Group], *, version: int, effort: str) -> dict[str, float]:
-        """The metrics of the step that trains `version` on these groups; the next account begins.
+        """Return the metrics of the step that trains `version` on these groups, and start the next account.
 
-        RewardError where too many of the booked samples have no verdict. `effort`: what was spent, for the warning where groups
-        are missing.
-        """
+        Raise RewardError if too many booked samples have no verdict. `effort`: what was
+        spent, for the warning if groups are missing."""
         judged = sorted(self._booked, key=lambda group: group.prompt.index)
         wanted, no_reward = self._config.loop.prompts_per_step, _no_reward(judged)
         metrics = (
@@ -137,17 +136,18 @@ class Screen:
         return metrics
 
     def _agreement(self, judged: Sequence[Group]) -> dict[str, float]:
-        agreement, fallen = self._witnesses.look(judged)
-        if fallen:
-            log.error("%s: look at what the newest responses say, and try mrl rewards check", fallen)
+        agreement, warning = self._witnesses.look(judged)
+        if warning:
+            log.error("%s: read the newest responses and try mrl rewards check", warning)
         return agreement
 
     def _check_rewards(self, no_reward: float) -> None:
         limit = self._config.loop.max_no_reward_fraction
         if no_reward > limit:
             raise RewardError(
-                f"{no_reward:.1%} of this step's samples have no reward, more than loop.max_no_reward_fraction = "
-                f"{limit:.1%}; see the verifier's reasons in samples.jsonl and the log"
+                f"{no_reward:.1%} of this step's samples have no reward, more than "
+                f"loop.max_no_reward_fraction = {limit:.1%}; see the verifier's reasons in samples.jsonl and "
+                "the log"
             )
 
     def _check_budget(self, num_groups: int, metrics: Mapping[str, float], effort: str) -> None:
@@ -156,7 +156,8 @@ class Screen:
             return
         text = (
             f"dynamic sampling found {num_groups} of {wanted} groups in {effort}; "
-            f"{metrics.get('group/all_correct_frac', 0.0):.0%} of the groups were all right, {metrics.get('group/all_wrong_frac', 0.0):.0%} all wrong"
+            f"{metrics.get('group/all_correct_frac', 0.0):.0%} of groups all correct, "
+            f"{metrics.get('group/all_wrong_frac', 0.0):.0%} all incorrect"
         )
         log.warning("%s; training on fewer", text)
 
@@ -172,7 +173,7 @@ def _values(group: Group) -> np.ndarray:
 
 
 def _statistics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards and lengths of all scored samples generated for the step, before filtering."""
+    """Return metrics of rewards and lengths of the step's scored samples, before filtering."""
     samples = [s for g in groups for s in g.samples]
     scored = [s for s in samples if s.has_reward]
     counts = {"rollout/samples": float(len(samples)), **_routes(samples), **episode_metrics(samples)}
@@ -202,15 +203,15 @@ def _statistics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _routes(samples: Sequence[Sample]) -> dict[str, float]:
-    """Rows that engines did not record, where they were to record any; such a sample failed."""
-    told = {s.sample_id: s.routes.missing for s in samples if s.routes is not None}
-    if without := [name for name, missing in told.items() if missing]:
-        log.warning("engines did not record all routes of samples %s, which failed", ", ".join(without))
-    return {"routing/rows_missing": float(sum(told.values()))} if told else {}
+    """Count the route rows that engines failed to record; such a sample has failed."""
+    missing_rows = {s.sample_id: s.routes.missing for s in samples if s.routes is not None}
+    if incomplete := [name for name, missing in missing_rows.items() if missing]:
+        log.warning("engines did not record all routes of samples %s, which failed", ", ".join(incomplete))
+    return {"routing/rows_missing": float(sum(missing_rows.values()))} if missing_rows else {}
 
 
 def _parts(samples: Sequence[Any]) -> dict[str, float]:
-    """Each part's mean over the samples that have it: a witness looks at some, and a domain has parts of its own."""
+    """Return each part's mean over the samples that have it: parts depend on domain and audit share."""
     names = sorted({name for s in samples for name in s.verdict.parts})
     having = {name: [s.verdict.parts[name] for s in samples if name in s.verdict.parts] for name in names}
     return {f"reward/{name}": float(np.mean(values)) for name, values in having.items()}

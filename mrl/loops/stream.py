@@ -1,18 +1,19 @@
-"""The stream schedule: generation runs ahead of training by at most a proven number of versions (mrl/pool/ledger.py).
+"""Stream schedule: generation runs ahead of training by at most a proven bound (mrl/pool/ledger.py).
 
 | phase | consumes | produces | done by |
 |---|---|---|---|
-| generate | prompts of the stream, interrupted responses | the next groups in order | RolloutThread |
-| park (shared slots) | unfinished responses | engines that stand still, and rest | RolloutThread, Hybrid |
-| recompute, estimate, update | groups | weights v + 1, metrics | Learner; engines with slots of their own go on meanwhile |
-| park (own slots) | unfinished responses | a consistent cut: weights v + 1, tokens of versions up to v | RolloutThread |
-| save | groups, state of the cut | samples, checkpoint where one is due | Recorder, Checkpoints |
-| sync | weights v + 1 | engines at version v + 1, slots of the trained groups | Hybrid, RolloutThread |
+| generate | prompts of the stream, partial rollouts | the next groups in order | RolloutThread |
+| park (shared slots) | partial rollouts | paused engines | RolloutThread, Hybrid |
+| recompute, estimate, update | groups | weights v + 1, metrics | Learner; own-slot engines continue |
+| park (own slots) | partial rollouts | a consistent cut: weights v + 1, tokens up to v | RolloutThread |
+| save | groups, state of the cut | samples, checkpoint if one is due | Recorder, Checkpoints |
+| sync | weights v + 1 | engines at version v + 1, quotas of the trained groups | Hybrid, RolloutThread |
 
-After the sync a validation that is due runs on exactly one version, while the unfinished responses wait; then they continue.
-With stream.sync_every above 1 steps follow each other without park and sync while the next groups are there.
+Phase park pauses the engines. After the sync a due validation runs on exactly one version; then the partial
+rollouts resume. With stream.sync_every above 1, steps follow each other without park and sync while the next
+groups are ready.
 
-Every wait inside has a deadline, which names the oldest group; so does the loss of a worker.
+Every wait has a deadline. Its error, and that of a lost worker, names the oldest group.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from mrl.loops.rollout_thread import RolloutThread
 from mrl.loops.schedule import Schedule, TrainerAndEngines
 
 COUNTS: tuple[str, ...] = ("stream/parked", "stream/park_seconds", "stream/reprefill_tokens")
-"""Added up from one step's groups to the next."""
+"""Summed from one step's groups to the next."""
 
 
 class StreamLoop(Schedule):
-    """The engines generate whenever weights and slots allow; a step takes the next groups in order."""
+    """Stream loop: engines generate if weights and slots allow; a step takes the next groups in order."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class StreamLoop(Schedule):
         *rest: Any,
         **more: Any,
     ) -> None:
-        """`rollouts` has a buffer; the further arguments are a Schedule's."""
+        """`rollouts` has a buffer; the remaining arguments are those of Schedule."""
         super().__init__(config, engines, rollouts, rollouts, *rest, **more)
         self._steps_since_sync = 0
         self._counts = dict.fromkeys(COUNTS, 0.0)
@@ -64,7 +65,7 @@ class StreamLoop(Schedule):
 
     @contextlib.contextmanager
     def _oldest_named(self) -> Iterator[None]:
-        """A worker that is lost, or late, ends the run with the oldest group, where it was and what it lacks."""
+        """Add to the error of a lost or late worker the oldest group, where it is and what it lacks."""
         try:
             yield
         except WorkerLost as error:
@@ -90,7 +91,6 @@ class StreamLoop(Schedule):
         self._write_row(step.number, step.metrics)
 
     def _take(self, step: TrainingStep) -> None:
-        """Phase generate: waits until the next groups are there, in order."""
         self._resume()
         start, limit = time.monotonic(), self._config.loop.phase_deadline_seconds
         step.metrics["stream/waited"] = 0.0
@@ -98,8 +98,8 @@ class StreamLoop(Schedule):
             while (batch := self._rollouts.take(step.version, min(LOOK_SECONDS, limit))) is None:
                 if time.monotonic() - start > limit:
                     raise RolloutError(
-                        f"the next groups are not there after loop.phase_deadline_seconds = {limit:g} s in phase generate: "
-                        f"{self._rollouts.waiting_for()}"
+                        f"the next groups are not ready after loop.phase_deadline_seconds = {limit:g} s in "
+                        f"phase generate: {self._rollouts.waiting_for()}"
                     )
                 step.metrics["stream/waited"] = 1.0
                 if self._steps_since_sync and self._rollouts.is_stranded:
@@ -111,8 +111,7 @@ class StreamLoop(Schedule):
         self.on_batch(step.groups)
 
     def _sync_early(self, step: TrainingStep) -> None:
-        """Sync the weights inside phase generate, which brings in the engines that are started again after every engine was
-        lost since the last weight sync."""
+        """Sync inside phase generate, to bring in restarted engines: all were lost since the last sync."""
         self._pause(snapshot=False)
         step.metrics |= self._engines.sync(self.version)
         self._rollouts.commit(self.version)
@@ -120,13 +119,13 @@ class StreamLoop(Schedule):
         self._resume()
 
     def _learn(self, step: TrainingStep, *, saves: bool) -> None:
-        """The engines rest where they share the trainer's slots, and go on where they have their own."""
+        """Learn; engines on the trainer's slots pause meanwhile, engines on their own slots continue."""
         if self._shares_slots:
             self._rest(saves=saves)
         self._learner.learn(step)
 
     def _sync_due(self, number: int) -> bool:
-        """By stream.sync_every; earlier for a validation, and where the engines must go on for the next groups."""
+        """Return True if a sync is due: by stream.sync_every, for a validation or for the next groups."""
         due = self._rollouts.sync_due(shared=self._shares_slots) or number == self._config.loop.steps
         return due or self._validation_due(number)
 
@@ -137,7 +136,7 @@ class StreamLoop(Schedule):
         self._steps_since_sync = 0
 
     def _resume(self) -> None:
-        """The engines work again where they have the newest weights they are to have, and the slots."""
+        """Resume the engines if no step has ended since the last weight sync."""
         if self._steps_since_sync == 0:
             start = time.monotonic()
             self._rollouts.resume()
@@ -159,5 +158,5 @@ class StreamLoop(Schedule):
 
     def _rest(self, *, saves: bool) -> None:
         self._park(saves=saves)
-        if self._steps_since_sync == 0:  # else they rest since the step before
+        if self._steps_since_sync == 0:  # otherwise they are idle since an earlier step
             self._engines.rest()

@@ -1,10 +1,9 @@
 """Tokens per second and model FLOP utilisation of a step (PaLM, arXiv 2204.02311, appendix B). Pure.
 
-Counted is what the step's result needs, not what the machine did: each trained sample generated once (one forward pass over its
-prompt and response), the forward passes of the reference, the teachers and the critic, and forward and backward of each update. Not
-counted: samples that were filtered away, old log-probs computed again, layers computed again in the backward pass. The
-critic is taken to have the policy's shape without the output layer.
-"""
+Counts what the step's result needs, not what the machine did: one forward pass per trained sample (prompt and
+response) for its generation, the forward passes of the reference, the teachers and the critic, and forward
+and backward of each update. Not counted: filtered samples, recomputed old log-probs, activation
+recomputation. The critic is assumed to have the policy's shape without the output layer."""
 
 from __future__ import annotations
 
@@ -32,11 +31,11 @@ PEAKS = {
     "A800": 3.12e14,
     "L40S": 3.62e14,
 }
-"""Dense operations per second in bfloat16 and float16 by the vendor's data sheets; the first name that a device's has in it."""
+"""Dense bfloat16 and float16 FLOP/s by the vendors' data sheets, by the first name in the device's name."""
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """The peak of a device as CUDA names it ("NVIDIA H100 80GB HBM3"); None for others, and for types without a table.
+    """Return the peak FLOP/s of a device ("NVIDIA H100 80GB HBM3"); None if device or dtype is unknown.
 
     >>> peak_flops("NVIDIA H100 PCIe", "bfloat16"), peak_flops("cpu", "bfloat16")
     (756000000000000.0, None)
@@ -49,19 +48,19 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Throughput:
-    """Called with a step's sample lengths and metrics; returns the figures per device."""
+    """Callable that turns a step's sample lengths and metrics into figures per device."""
 
     facts: Facts
     algorithm: AlgorithmSection
     num_devices: int
-    """Slots of the run: GPUs, or processes that stand for them."""
+    """Slots of the run: GPUs, or processes in their place."""
     num_trainers: int
-    """Those of them that update; others are the engines' own."""
+    """Devices that train; the others belong to the engines."""
     peak_flops: float | None
-    """Operations per second of one device; None leaves the utilisation out."""
+    """FLOP/s of one device; None leaves the utilisation out."""
 
     def __call__(self, lengths: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
-        """`lengths` [S]: tokens of each trained sample, prompt and response."""
+        """Return the figures. `lengths` [S]: tokens per trained sample, prompt and response."""
         tokens, pairs = float(lengths.sum()), float((lengths.astype(np.float64) ** 2).sum()) / 2
         policy, critic = (self.facts.forward_flops(tokens, pairs, has_head=head) for head in (True, False))
         update = (
@@ -77,17 +76,17 @@ class Throughput:
         step = policy + update
         step += policy * passes + critic * self.algorithm.needs_values
         seconds = metrics["time/step_seconds"]
-        found = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
-        found |= self._rate("step", step / self.num_devices, seconds)
+        rates = {"perf/tokens_per_second_per_device": tokens / seconds / self.num_devices}
+        rates |= self._rate("step", step / self.num_devices, seconds)
         if "optim/grad_norm" in metrics:
             inside = self.algorithm.reference_in_update + (self.algorithm.distillation is not None)
             update += policy * inside
         update_seconds = metrics.get("time/update_seconds", 0.0)
-        return found | self._rate("update", update / self.num_trainers, update_seconds)
+        return rates | self._rate("update", update / self.num_trainers, update_seconds)
 
     def _rate(self, name: str, flops: float, seconds: float) -> dict[str, float]:
         if not seconds:
             return {}
         rate = flops / seconds
-        found = {f"perf/{name}_flops_per_second_per_device": rate}
-        return found if self.peak_flops is None else found | {f"perf/{name}_mfu": rate / self.peak_flops}
+        rates = {f"perf/{name}_flops_per_second_per_device": rate}
+        return rates if self.peak_flops is None else rates | {f"perf/{name}_mfu": rate / self.peak_flops}

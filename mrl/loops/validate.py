@@ -1,4 +1,4 @@
-"""Rewards on held-out prompts: greedy, and avg@k and pass@k of samples."""
+"""Rewards on held-out prompts: greedy responses, and avg@k and pass@k of k samples."""
 
 from __future__ import annotations
 
@@ -18,53 +18,59 @@ from mrl.samples import Group, Prompt, Sample
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scores:
-    """What a validation takes from the samples of one prompt."""
+    """Scores of one prompt's samples in a validation."""
 
     domain: str
     tag: str
     of_samples: Sequence[float | None]
-    """`score_of` each."""
+    """`score_of` each sample."""
 
     @classmethod
     def of(cls, group: Group, reward: RewardSection) -> Self:
         prompt = group.prompt
         has_parts = len(reward.for_domain(prompt.domain).verifiers()) > 1
-        return cls(prompt.domain, prompt.tag, [score_of(each, has_parts=has_parts) for each in group.samples])
+        return cls(
+            prompt.domain, prompt.tag, [score_of(sample, has_parts=has_parts) for sample in group.samples]
+        )
 
     @property
     def known(self) -> list[float]:
-        """Those of samples with a reward."""
+        """Scores of the samples that have a reward."""
         return [score for score in self.of_samples if score is not None]
 
 
 def validate(
     rollouts: RolloutThread, prompts: Sequence[Prompt], config: Config
 ) -> tuple[dict[str, float], list[Group]]:
-    """The `validation_metrics` of the prompts, and the greedy groups."""
+    """Return the `validation_metrics` of the prompts, and the greedy groups."""
     sampling, reward = validation_sampling_of(config), config.reward
     groups = rollouts.groups(prompts, greedy(sampling))
     sampled = rollouts.groups(prompts, sampling) if sampling.num_samples else []
-    scores = [[Scores.of(group, reward) for group in each] for each in (groups, sampled)]
+    scores = [[Scores.of(group, reward) for group in batch] for batch in (groups, sampled)]
     return validation_metrics(*scores, reward=reward), groups
 
 
 def validation_metrics(
     responses: Sequence[Scores], sampled: Sequence[Scores] = (), *, reward: RewardSection
 ) -> dict[str, float]:
-    """`val/reward` of greedy responses, by domain and tag too, the same as `val/accuracy` where it is a share of correct responses, and
-    of k samples of each prompt `val/avg@k` and `val/pass@k`."""
+    """Return `val/reward` of greedy responses, also by domain and tag, and `val/avg@k` and `val/pass@k` of k
+    samples per prompt. `val/accuracy` repeats a reward that is a share of correct responses."""
     metrics = _means("", responses, reward)
     metrics["val/prompts"] = float(len(responses))
-    metrics["val/no_reward"] = float(sum(score is None for each in responses for score in each.of_samples))
+    metrics["val/no_reward"] = float(
+        sum(score is None for prompt in responses for score in prompt.of_samples)
+    )
     for field in ("domain", "tag"):
-        names = sorted({getattr(each, field) for each in responses})
+        names = sorted({getattr(prompt, field) for prompt in responses})
         for name in names if len(names) > 1 else ():
-            members = [each for each in responses if getattr(each, field) == name]
+            members = [prompt for prompt in responses if getattr(prompt, field) == name]
             metrics |= _means(f"/{name or 'untagged'}", members, reward)
     if sampled:
         k = len(sampled[0].of_samples)
         metrics[f"val/avg@{k}"] = _mean(sampled)
-        metrics[f"val/pass@{k}"] = float(np.mean([max(each.known, default=0.0) >= 1.0 for each in sampled]))
+        metrics[f"val/pass@{k}"] = float(
+            np.mean([max(prompt.known, default=0.0) >= 1.0 for prompt in sampled])
+        )
     return metrics
 
 
@@ -76,23 +82,23 @@ def is_binary(reward: RewardSection, domain: str) -> bool:
 
 
 def greedy(sampling: Sampling) -> Sampling:
-    """One response, of the likeliest tokens."""
+    """Return the sampling of one greedy response."""
     return dataclasses.replace(sampling, num_samples=1, greedy=True)
 
 
 def validation_sampling_of(config: Config) -> Sampling:
-    """How the samples of a validation are drawn: as in training where loop.validation says nothing else."""
+    """Return the sampling of a validation: as in training, unless loop.validation overrides it."""
     section = config.loop.validation
-    own = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k")}
+    overrides = {n: getattr(section, n) for n in ("temperature", "top_p", "top_k")}
     return dataclasses.replace(
         Sampling.of(config),
         num_samples=section.num_samples,
-        **{name: value for name, value in own.items() if value is not None},
+        **{name: value for name, value in overrides.items() if value is not None},
     )
 
 
 def score_of(sample: Sample, *, has_parts: bool) -> float | None:
-    """The verdict's value, or that of the first of several verifiers (format bonuses aside); None without a reward."""
+    """Return the verdict's value, or the first verifier's if there are several; None without a reward."""
     if not sample.has_reward:
         return None
     verdict = sample.verdict
@@ -101,12 +107,12 @@ def score_of(sample: Sample, *, has_parts: bool) -> float | None:
 
 
 def _means(suffix: str, prompts: Sequence[Scores], reward: RewardSection) -> dict[str, float]:
-    mean, domains = _mean(prompts), {each.domain for each in prompts}
+    mean, domains = _mean(prompts), {prompt.domain for prompt in prompts}
     is_share = all(is_binary(reward, domain) for domain in domains)
     names = ("val/reward", "val/accuracy") if is_share else ("val/reward",)
     return {name + suffix: mean for name in names}
 
 
 def _mean(prompts: Sequence[Scores]) -> float:
-    scores = [score for each in prompts for score in each.known]
+    scores = [score for prompt in prompts for score in prompt.known]
     return float(np.mean(scores)) if scores else 0.0

@@ -1,5 +1,5 @@
-"""How far rewards agree with witnesses: verifiers of weight 0 that know what is right of a share of the samples. A policy
-learns to please a judge; that its judge no longer sees what is right shows here while the reward still rises."""
+"""Agreement of rewards with audit verifiers, which have weight 0 and check a share of the samples. A policy
+learns to please a judge: a failing judge shows here while the reward still rises."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mrl.rewards.trials.agreement import wilson
 from mrl.samples import Group, Sample
 
 STEPS = 8
-"""Of the newest steps, together; and of the first, with which they are compared."""
+"""Number of newest steps taken together, and of first steps that they are compared with."""
 RIGHT_ABOVE = 0.5
-"""A reward above it says that a response is right, and so does a witness' value."""
+"""A reward, or an audit verifier's value, above this means that a response is correct."""
 
 Seen = tuple[bool, bool]
-"""(the reward says that a sample is right, its witness says so)."""
+"""(the reward says correct, the audit verifier says correct)."""
 
 
 class Witnesses:
-    """The first steps' samples that a witness looked at, and the newest steps'."""
+    """Audited samples of the first and of the newest steps."""
 
     def __init__(self, section: RewardSection) -> None:
         self._section = section
@@ -29,7 +29,7 @@ class Witnesses:
         self._newest: collections.deque[list[Seen]] = collections.deque(maxlen=STEPS)
 
     def look(self, groups: Sequence[Group]) -> tuple[dict[str, float], str]:
-        """Metrics after one more step, and in words that agreement fell; none of either where no witness looked."""
+        """Return metrics after one more step, and a warning if agreement fell; both empty without audits."""
         if not self._has_any:
             return {}, ""
         seen = [pair for g in groups for s in g.samples if s.has_reward for pair in self._seen(s)]
@@ -39,19 +39,19 @@ class Witnesses:
         if len(self._first) < STEPS:
             self._first.append(seen)
         newest, first = ([pair for step in steps for pair in step] for steps in (self._newest, self._first))
-        said = self._fallen(_agreed(newest), len(newest), _agreed(first), len(first))
+        warning = self._fallen(_agreed(newest), len(newest), _agreed(first), len(first))
         wrong = [says for says, right in newest if not right]
         metrics = {
             "reward/agreement": _agreed(seen) / len(seen),
             "reward/witnessed": float(len(seen)),
-            "reward/agreement_fell": float(bool(said)),
+            "reward/agreement_fell": float(bool(warning)),
         }
         return metrics | (
             {"reward/wrong_taken_for_right_frac": sum(wrong) / len(wrong)} if wrong else {}
-        ), said
+        ), warning
 
     def _seen(self, sample: Sample) -> Iterator[Seen]:
-        """One for each witness that looked at a sample."""
+        """Yield one pair per audit verifier that checked the sample."""
         verdict = sample.verdict
         if verdict is None or verdict.value is None:
             return
@@ -60,9 +60,11 @@ class Witnesses:
                 yield verdict.value > RIGHT_ABOVE, verdict.parts[part.label] > RIGHT_ABOVE
 
     def _fallen(self, agreed: int, total: int, agreed_first: int, total_first: int) -> str:
-        """By more than chance: intervals of 95 % that do not touch."""
+        """Return a warning if agreement fell by more than chance: 95 % intervals that do not overlap."""
         (_, high), (low_first, _) = wilson(agreed, total), wilson(agreed_first, total_first)
-        share = f"rewards agree with witnesses in {agreed} of {total} of the newest samples ({agreed / total:.3f})"
+        share = (
+            f"rewards agree with audit verifiers in {agreed} of {total} new samples ({agreed / total:.3f})"
+        )
         return f"{share}, in {agreed_first / total_first:.3f} of the first" if high < low_first else ""
 
 

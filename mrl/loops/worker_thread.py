@@ -1,5 +1,4 @@
-"""The event loop of a rollout worker's process, in a thread of its own, and the socket that the driver
-connects to."""
+"""Event loop of a rollout worker's process, in its own thread, and the socket that the driver connects to."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerThread(EventThread):
-    """Serves one driver over a listening socket."""
+    """Server of one driver over a listening socket."""
 
     def __init__(
         self,
@@ -47,10 +46,10 @@ class WorkerThread(EventThread):
         """Start serving.
 
         Args:
-            secret: What the driver proves to know, and this process to the engines.
-            names: Of all engines of the run, for people.
+            secret: Proves the driver to this process, and this process to the engines.
+            names: Names of all engines of the run, for messages.
             by_index: A prompt's engine follows from its index.
-            environments, rules_of, max_open: As of `in_this_process`.
+            environments, rules_of, max_open: As in `in_this_process`.
         """
         super().__init__("rollout worker", PhaseClock())
         self._secret = secret
@@ -82,7 +81,7 @@ class WorkerThread(EventThread):
         self.do(build())
 
     def begin(self, groups: Sequence[GroupStart]) -> None:
-        """Begin groups."""
+        """Start groups."""
         self._aio.call_soon_threadsafe(self._worker.begin, groups)
 
     def drop(self, groups: Sequence[int]) -> None:
@@ -90,12 +89,12 @@ class WorkerThread(EventThread):
         self._aio.call_soon_threadsafe(self._worker.drop, groups)
 
     def fail(self, error: BaseException) -> None:
-        """Report to the driver what ends the run."""
+        """Report to the driver the error that ends the run."""
         log.error("the rollout worker failed", exc_info=error)
         self._aio.call_soon_threadsafe(self._worker.failed, error)
 
     def close(self) -> None:
-        """End what is under way, and the threads."""
+        """End all tasks and the threads."""
         super().close()
         self._runner.close()
 

@@ -1,8 +1,8 @@
-"""A rollout of many turns: the policy's from engines, the answers of an environment between them.
+"""Rollout of many turns: the policy's from engines, an environment's observations between them.
 
-A fault of ours, in an engine or an environment, begins the trajectory anew, at most `rules.retries` times; then it ends without
-a reward. A trajectory from a checkpoint repeats its recorded turns in a fresh environment, which must answer as it did.
-"""
+An infrastructure failure, of an engine or an environment, restarts the trajectory, at most `rules.retries`
+times; then it ends without a reward. A trajectory from a checkpoint replays its recorded turns in a fresh
+environment, which must respond as before."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What the episodes of a domain share."""
+    """Settings that the episodes of a domain share."""
 
     environment: str
-    """The environment's key (`AgentSection.environments`)."""
+    """Key of the environment (`AgentSection.environments`)."""
     renderer: TurnRenderer
     limits: Limits
     retries: int
@@ -38,11 +38,11 @@ class Rules:
     tools: Mapping[str, Mapping[str, Any]]
     """JSON schema of each tool's arguments, by the tool's name."""
     replayable: bool = True
-    """True if the environment says the same again; if not, a resumed run begins its episodes anew."""
+    """True if the environment repeats its observations; if not, a resumed run restarts its episodes."""
 
 
 class _OurFault(Exception):
-    """Something of ours failed: it says nothing of the policy."""
+    """Infrastructure failure, which says nothing about the policy."""
 
     def __init__(self, ended_by: EndedBy, reason: str) -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class _OurFault(Exception):
 
 
 class _NotRepeated(Exception):
-    """The environment did not answer as the record has it."""
+    """The environment did not respond as recorded."""
 
 
 async def environment_rollout(
@@ -61,7 +61,7 @@ async def environment_rollout(
     asked: GenerationRequest,
     run_seed: int,
 ) -> None:
-    """Generate turn after turn until the environment, the policy or a limit ends the episode. `asked`: how turns are drawn."""
+    """Generate turns until environment, policy or a limit ends the episode. `asked`: a turn's request."""
     attempt = _attempts(trajectory.record)
     _begin_from_record(rules, trajectory)
     conversation = _Conversation(policy, rules, trajectory, asked, run_seed, attempt)
@@ -74,7 +74,7 @@ async def environment_rollout(
                 f"{trajectory.name}/{trajectory.faults + trajectory.restarts}",
                 rules.environment,
                 dict(trajectory.prompt.metadata),
-                # All samples of a prompt begin alike.
+                # All samples of a prompt start from the same seed.
                 seed_of_request(run_seed, request_id(trajectory.prompt.index, 0)) & 0x7FFFFFFF,
             ) as environment:
                 trajectory.waits_for = ENVIRONMENT
@@ -93,7 +93,7 @@ async def environment_rollout(
 
 
 class _Conversation:
-    """The turns of one trajectory with one environment after the other."""
+    """Turns of one trajectory, with one environment after another."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Conversation:
         return self._trajectory.episode
 
     async def run(self, environment: OpenEnvironment) -> None:
-        """Speak until the episode ends."""
+        """Run turns until the episode ends."""
         self._open(_without_our_fault(await environment.opening()))
         while self._episode.ended_by is None:
             turn = await self._next_turn()
@@ -130,18 +130,18 @@ class _Conversation:
             self._require_repeats()
 
     def _open(self, answer: EnvironmentAnswer) -> None:
-        """Begin the episode; the first observation, if there is one, is the prompt."""
+        """Begin the episode; the first observation, if any, becomes the prompt."""
         trajectory, rules = self._trajectory, self._rules
         if answer.messages:
             tokens = rules.renderer.opening(answer.messages)
-            said = "\n".join(message["content"] for message in answer.messages)
-            trajectory.episode = Episode(tokens, rules.limits, opening=said)
+            text = "\n".join(message["content"] for message in answer.messages)
+            trajectory.episode = Episode(tokens, rules.limits, opening=text)
         if self._episode.budget < 1:
             self._episode.end(EndedBy.CONTEXT_LIMIT, "the prompt leaves no token for a turn")
         self._require_repeats()
 
     async def _next_turn(self) -> tuple[Completion, str]:
-        """Return the next recorded turn, or a new one, with its text."""
+        """Return the next turn, recorded or new, with its text."""
         record, episode = self._trajectory.record, self._episode
         if record is not None and len(episode.turns) < len(turns := _turns(record)):
             turn = turns[len(episode.turns)]
@@ -150,7 +150,7 @@ class _Conversation:
         return completion, completion.text
 
     async def _generate(self, episode: Episode, record: Sample | None) -> Completion:
-        """Return a turn of the policy, which continues where an earlier process was."""
+        """Generate a turn, or continue the partial one of an earlier process."""
         self._trajectory.record, self._trajectory.waits_for = None, ENGINE
         start, so_far = episode.num_tokens, None
         if record is not None and len(record.response_tokens) > start:
@@ -171,7 +171,6 @@ class _Conversation:
         return completion
 
     def _add(self, turn: tuple[Completion, str]) -> str:
-        """Add a turn to the episode; return its text."""
         completion, text = turn
         if self._rules.renderer.opens_thought(self._episode.context()):
             text = as_thought(text)
@@ -185,22 +184,22 @@ class _Conversation:
         return text
 
     def _refuse(self, bad: Sequence[BadCall]) -> None:
-        """Tell the policy which calls cannot be carried out."""
+        """Tell the policy which calls cannot be run."""
         self._episode.answered("\n".join(call.reason for call in bad))
         self._episode.bad_call()
         self._observe([Observation(call.reason, "tool", call.name, call.id) for call in bad])
 
     def _hear(self, answer: EnvironmentAnswer, calls: Sequence[ToolCall | BadCall]) -> None:
-        said = _observations(answer.messages, calls)
-        text = "\n".join(observation.text for observation in said)
+        observations = _observations(answer.messages, calls)
+        text = "\n".join(observation.text for observation in observations)
         self._episode.answered(text, reward=answer.reward, seconds=answer.seconds)
         if answer.ended_by is not None:
             self._episode.end(answer.ended_by, answer.reason)
-        self._observe(said or [Observation("")])
+        self._observe(observations or [Observation("")])
 
-    def _observe(self, said: Sequence[Observation]) -> None:
+    def _observe(self, observations: Sequence[Observation]) -> None:
         if self._episode.ended_by is None:
-            self._episode.observe(self._rules.renderer.after(self._episode.last_token, said))
+            self._episode.observe(self._rules.renderer.after(self._episode.last_token, observations))
 
     def _require_repeats(self) -> None:
         record = self._trajectory.record
@@ -217,31 +216,31 @@ def _without_our_fault(answer: EnvironmentAnswer) -> EnvironmentAnswer:
 def _observations(
     messages: Sequence[Mapping[str, str]], calls: Sequence[ToolCall | BadCall]
 ) -> list[Observation]:
-    """Return what an environment says; with a message for each call, each has the name and the id of its call."""
-    said: list[Any] = [Observation(m["content"], m["role"]) for m in messages]  # type: ignore[arg-type]
-    if len(said) != len(calls):
-        return said
-    return [dataclasses.replace(o, name=c.name, id=c.id) for o, c in zip(said, calls, strict=True)]
+    """Return the environment's observations; if there is one per call, each gets its call's name and id."""
+    observed: list[Any] = [Observation(m["content"], m["role"]) for m in messages]  # type: ignore[arg-type]
+    if len(observed) != len(calls):
+        return observed
+    return [dataclasses.replace(o, name=c.name, id=c.id) for o, c in zip(observed, calls, strict=True)]
 
 
-# -- what a checkpoint has of an episode ---------------------------------------------------------------------------
+# -- what a checkpoint has of an episode ---------------------------------------------------------------------
 
 
 def _begin_from_record(rules: Rules, trajectory: Trajectory) -> None:
-    """Take over what an earlier process counted; drop a record that cannot be, or need not be, repeated."""
+    """Take over the counts of an earlier process; drop a record that cannot, or need not, be replayed."""
     if (record := trajectory.record) is None:
         return
     assert record.transcript is not None, "a partial episode has its transcript"
     trajectory.faults, trajectory.restarts = record.transcript.faults, record.transcript.restarts
     if not len(record.response_tokens):
-        # nothing was said: what its environment opens with need not be again what it was
+        # no turn yet: the environment may open differently this time
         trajectory.record = None
     elif not rules.replayable and record.transcript.turns:
         trajectory.record, trajectory.restarts = None, trajectory.restarts + 1
 
 
 def _attempts(record: Sample | None) -> int:
-    """Return how many requests were made for it."""
+    """Return the number of requests made for a record."""
     return max((segment.attempt + 1 for segment in record.segments), default=0) if record else 0
 
 
@@ -250,7 +249,7 @@ def _turns(record: Sample) -> tuple[Turn, ...]:
 
 
 def _part(record: Sample, start: int, end: int, status: Status) -> Completion:
-    """Return the tokens `start` to `end` of its response, as an engine gave them."""
+    """Return tokens `start` to `end` of the recorded response, as an engine returned them."""
     segments = tuple(
         dataclasses.replace(s, start=s.start - start, end=s.end - start)
         for s in record.segments
@@ -261,22 +260,22 @@ def _part(record: Sample, start: int, end: int, status: Status) -> Completion:
 
 
 def _repeats(episode: Episode, record: Sample) -> bool:
-    """Return True if an episode stands where its record did after as many turns."""
+    """Return True if an episode matches its record after as many turns."""
     count = episode.num_tokens
     if not np.array_equal(episode.prompt_tokens, record.prompt_tokens):
         return False
     if (expected := _next_turn(record, len(episode.turns))) is None:
-        return True  # its environment had not answered yet
+        return True  # the environment had not responded yet
     return count == expected and np.array_equal(episode.response(), record.response_tokens[:count])
 
 
 def _next_turn(record: Sample, number: int) -> int | None:
-    """Return the position of the first token of a turn, begun or not; None if what stands before it is not known."""
+    """Return the position of a turn's first token, begun or not; None if its prefix is not known."""
     turns = _turns(record)
     if number < len(turns):
         return turns[number].start
     end, length = turns[-1].end if turns else 0, len(record.response_tokens)
     if turns and length == end:
         return None
-    own = np.flatnonzero(record.loss_mask[end:])
-    return end + int(own[0]) if len(own) else length
+    trained = np.flatnonzero(record.loss_mask[end:])
+    return end + int(trained[0]) if len(trained) else length

@@ -1,4 +1,4 @@
-"""The group of a prompt: its trajectories rolled out and judged side by side, as one task."""
+"""Group of a prompt: its trajectories, rolled out and judged concurrently in one task."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mrl.trajectories.single_turn import single_turn
 from mrl.trajectories.trajectory import ENGINE, ENVIRONMENT, IN_LINE, Trajectory
 
 RulesOf = Callable[[str], Rules | None]
-"""The rules of a domain's episodes; None if a response is all there is."""
+"""Rules of a domain's episodes; None if a sample is a single response."""
 
 
 class OpenGroup:
-    """A group on its way."""
+    """A group in flight."""
 
     def __init__(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> None:
         self.prompt, self.trajectories = prompt, trajectories
-        self.num_unanswered = sum(each.sample is None for each in trajectories)
+        self.num_unanswered = sum(trajectory.sample is None for trajectory in trajectories)
         """Number of samples without a response."""
         self.task: asyncio.Task[Group]
         self.answered = asyncio.Event()
@@ -32,50 +32,48 @@ class OpenGroup:
 
     @property
     def num_unjudged(self) -> int:
-        """Return the number of samples without a verdict."""
-        return sum(each.verdict is None for each in self.trajectories)
+        """Number of samples without a verdict."""
+        return sum(trajectory.verdict is None for trajectory in self.trajectories)
 
     @property
     def waits_for_environments(self) -> bool:
-        """Return True if nothing but environments has to answer before all responses are there."""
-        unanswered = [each for each in self.trajectories if each.sample is None]
-        return all(each.waits_for != ENGINE for each in unanswered)
+        """True if all missing responses wait for environments, none for an engine."""
+        unanswered = [trajectory for trajectory in self.trajectories if trajectory.sample is None]
+        return all(trajectory.waits_for != ENGINE for trajectory in unanswered)
 
 
 class GroupMaker(abc.ABC):
-    """How the groups of a run are made: in this process (`RolloutRunner`), or in rollout workers
-    (remote_rollouts.py). All methods belong to one event loop."""
+    """Maker of a run's groups: in this process (`RolloutRunner`), or in rollout workers (remote_rollouts.py).
+    All methods belong to one event loop."""
 
     engines: EngineControl
 
     def __init__(self) -> None:
         self.num_come = 0
-        """Responses, verdicts and whole groups so far."""
+        """Responses, verdicts and complete groups so far."""
         self.come = asyncio.Event()
-        """Set with each of them."""
+        """Set with each arrival."""
 
     @abc.abstractmethod
     def start(self, prompt: Prompt, sampling: Sampling, records: Iterable[Sample] = ()) -> OpenGroup:
-        """Start a group, from the samples that `saved` returned of it, if any."""
+        """Start a group, from the samples that `saved` returned, if any."""
 
     @abc.abstractmethod
     def saved(self, group: OpenGroup) -> Group:
-        """Return what a checkpoint keeps of a group, while engines are paused; a sample that has not begun
-        is not in it."""
+        """Return what a checkpoint keeps of a group: all samples that have begun. Engines are paused."""
 
     @abc.abstractmethod
     def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
-        """Return (the samples without a response and where they are, the samples without a verdict), for
-        people."""
+        """Return (samples without a response and where they are, samples without a verdict), for messages."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End what is not the event loop's, after that has ended."""
+        """Close what does not belong to the event loop, after the loop has ended."""
 
     def start_all(
         self, prompts: Iterable[Prompt], sampling: Sampling, *, on_failure: Callable[[BaseException], None]
     ) -> list[OpenGroup]:
-        """Start groups; `on_failure` is called with what one raises."""
+        """Start groups; `on_failure` is called with a group's exception."""
 
         def ended(task: asyncio.Task[Group]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -88,19 +86,19 @@ class GroupMaker(abc.ABC):
         return groups
 
     async def more_than(self, before: int) -> int:
-        """Return `num_come` once it is not `before`."""
+        """Wait until `num_come` is not `before`; return it."""
         while self.num_come == before:
             self.come.clear()
             await self.come.wait()
         return self.num_come
 
     def note(self) -> None:
-        """Note that something has come."""
+        """Count one more arrival."""
         self.num_come += 1
         self.come.set()
 
     def late(self, group: OpenGroup) -> str:
-        """Return what a group lacks, by its first samples, for people."""
+        """Describe what a group lacks, by its first samples."""
         unanswered, unjudged = self.missing([group])
         return (
             f"{len(unanswered)} responses missing{_first(unanswered)}, {len(unjudged)} verdicts missing"
@@ -109,7 +107,7 @@ class GroupMaker(abc.ABC):
 
 
 class RolloutRunner(GroupMaker):
-    """Makes groups in this process: engines, environments and reward workers."""
+    """Maker of groups in this process, with engines, environments and reward workers."""
 
     engines: Engines
 
@@ -123,8 +121,7 @@ class RolloutRunner(GroupMaker):
         rules_of: RulesOf = lambda domain: None,
         max_open: int | None = None,
     ) -> None:
-        """`rules_of` a domain whose samples are episodes, in `environments`; `max_open` of them, for
-        messages."""
+        """`rules_of`: rules of a domain's episodes; `max_open`: limit of `environments`, for messages."""
         super().__init__()
         self.engines, self._rewards = engines, rewards
         self._run_seed, self._environments, self._rules_of = run_seed, environments, rules_of
@@ -145,9 +142,8 @@ class RolloutRunner(GroupMaker):
         self._rewards.flush(group.prompt.index)
 
     async def _run_group(self, group: OpenGroup, sampling: Sampling) -> Group:
-        """Make all samples of a group and have them judged."""
 
-        async def one(trajectory: Trajectory) -> Sample:
+        async def make_sample(trajectory: Trajectory) -> Sample:
             if trajectory.sample is None:
                 await self._rollout(trajectory, sampling)
                 group.num_unanswered -= 1
@@ -155,46 +151,46 @@ class RolloutRunner(GroupMaker):
             if trajectory.verdict is None:
                 assert trajectory.sample is not None, "a rollout ends with a sample"
                 verdict = self._rewards.score(trajectory.sample, group.prompt)
-                if not group.num_unanswered:  # group verifiers may get fewer samples than they wait for
+                if not group.num_unanswered:  # group verifiers may get fewer samples than they expect
                     self._rewards.flush(group.prompt.index)
                     group.answered.set()
                 trajectory.verdict = await verdict
                 self.note()
             return trajectory.judged()
 
-        return Group(group.prompt, tuple(await asyncio.gather(*map(one, group.trajectories))))
+        return Group(group.prompt, tuple(await asyncio.gather(*map(make_sample, group.trajectories))))
 
     async def _rollout(self, trajectory: Trajectory, sampling: Sampling) -> None:
-        asked, rules = (
+        request, rules = (
             sampling.request(trajectory.prompt, trajectory.number),
             self._rules_of(trajectory.prompt.domain),
         )
         if rules is None:
-            await single_turn(self.engines, trajectory, asked)
+            await single_turn(self.engines, trajectory, request)
         else:
             assert self._environments is not None, "only with environments"
             await environment_rollout(
-                self.engines, self._environments, rules, trajectory, asked, self._run_seed
+                self.engines, self._environments, rules, trajectory, request, self._run_seed
             )
 
     def close(self) -> None:
         self._rewards.close()
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     def saved(self, group: OpenGroup) -> Group:
-        samples = (each.saved(self.engines.so_far(each.name)) for each in group.trajectories)
+        samples = (one.saved(self.engines.so_far(one.name)) for one in group.trajectories)
         return Group(group.prompt, tuple(sample for sample in samples if sample is not None))
 
     def missing(self, groups: Iterable[OpenGroup]) -> tuple[list[str], list[str]]:
-        trajectories = [each for group in groups for each in group.trajectories]
-        unanswered = [self._where(each) for each in trajectories if each.sample is None]
-        return unanswered, [each.name for each in trajectories if each.verdict is None]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        unanswered = [self._where(trajectory) for trajectory in trajectories if trajectory.sample is None]
+        return unanswered, [trajectory.name for trajectory in trajectories if trajectory.verdict is None]
 
     def _where(self, trajectory: Trajectory) -> str:
         name = trajectory.name
         if trajectory.waits_for == IN_LINE:
-            return f"{name} in line for an environment (agent.max_open = {self._max_open})"
+            return f"{name} waiting for a free environment (agent.max_open = {self._max_open})"
         engine = self.engines.where(name)
         if trajectory.episode is not None:
             place = "waiting for its environment" if trajectory.waits_for == ENVIRONMENT else engine

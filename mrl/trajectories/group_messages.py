@@ -1,8 +1,7 @@
-"""Samples of a group in a message and in a checkpoint: the driver of a run reads every one, so the form is made to be read fast.
+"""Samples of a group in messages and checkpoints: the driver reads every one, so they decode fast.
 
-Masks and versions follow from the segments and are told only if they differ from what these say, so that a token takes about 8
-bytes. Prompts are not told: the stream of rows has them. Nor are routes, whose blocks end with the processes that have them.
-"""
+Masks and versions follow from the segments and are included only if they differ, so that a token takes about
+8 bytes. Prompts are left out: the stream of rows has them. So are routes: they end with their processes."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _segment_fields = operator.attrgetter(*ResponseSegment.__slots__)
 
 
 class VerdictFields(msgspec.Struct, array_like=True):
-    """A Verdict; numbers stay what they are, integers too."""
+    """A Verdict; numbers keep their types."""
 
     kind: str
     value: Any
@@ -48,24 +47,24 @@ class VerdictFields(msgspec.Struct, array_like=True):
 
 
 class SampleFields(msgspec.Struct, array_like=True):
-    """A Sample; its prompt's domain and tag are not repeated."""
+    """A Sample, without its prompt's domain and tag."""
 
     number: int
     length: int
-    """Tokens of the response."""
+    """Number of response tokens."""
     status: str
     text: str
     segments: list[tuple[int, int, int, int, int, int]]
     """Fields of a ResponseSegment."""
     prompt_tokens: bytes | None
-    """[T] int32; None: the prompt's."""
+    """[T] int32; None: those of the prompt."""
     mask: bytes | None
-    """[T] bool; None: the tokens of the segments."""
+    """[T] bool; None: True for the tokens of the segments."""
     versions: bytes | None
     """[T] int32; None: those of the segments, and -1 between them."""
     verdict: VerdictFields | None
     transcript: Any
-    """A Transcript by its fields."""
+    """Fields of a Transcript."""
 
 
 class GroupFields(msgspec.Struct, array_like=True):
@@ -73,7 +72,7 @@ class GroupFields(msgspec.Struct, array_like=True):
 
     samples: list[SampleFields]
     tokens: bytes
-    """[sum of lengths] int32: the responses, one after the other."""
+    """[sum of lengths] int32: all responses, concatenated."""
     logprobs: bytes
     """[sum of lengths] float32."""
 
@@ -82,9 +81,9 @@ class SavedGroup(msgspec.Struct, array_like=True):
     """A group in a checkpoint."""
 
     form: str
-    """Names of all fields, by which another release's group is told."""
+    """Names of all fields, which differ in another release's group."""
     prompt: int
-    """Its index in the stream of rows."""
+    """Index of the prompt in the stream of rows."""
     fields: GroupFields
 
 
@@ -96,29 +95,29 @@ _FORM = " ".join(
 
 
 def plain_number(value: Any) -> Any:
-    """Return the number that a numpy scalar of a verdict is."""
+    """Return a verdict's numpy scalar as a Python number."""
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is not a value of a message")
+    raise TypeError(f"{type(value).__name__} cannot be part of a message")
 
 
 _encode, _decoder = msgspec.msgpack.Encoder(enc_hook=plain_number).encode, msgspec.msgpack.Decoder(SavedGroup)
 
 
 def encode_group(group: Group) -> bytes:
-    """Return the bytes of a group, without routes. TypeError for a value of a verdict that messages do not have."""
+    """Encode a group without its routes. Raise TypeError if a message cannot contain a verdict's value."""
     samples = [dataclasses.replace(s, routes=None) if s.routes is not None else s for s in group.samples]
     return _encode(SavedGroup(_FORM, group.prompt.index, group_fields(group.prompt, samples)))
 
 
 def decode_group(data: bytes, prompt_at: Callable[[int], Prompt]) -> Group:
-    """Return the group of `encode_group`'s bytes. PoolError where another release wrote them, whose samples have other fields."""
+    """Decode the bytes of `encode_group`. Raise PoolError if a release with other fields wrote them."""
     try:
         saved = _decoder.decode(data)
     except msgspec.MsgspecError:
         saved = None
     if saved is None or saved.form != _FORM:
-        raise PoolError("a group was saved by another release of mrl; finish the run with that one")
+        raise PoolError("a group was saved by another release of mrl; finish the run with that release")
     prompt = prompt_at(saved.prompt)
     return Group(prompt, samples_of(saved.fields, prompt))
 
@@ -133,46 +132,46 @@ def group_fields(prompt: Prompt, samples: Sequence[Sample]) -> GroupFields:
 
 
 def samples_of(fields: GroupFields, prompt: Prompt) -> tuple[Sample, ...]:
-    """Return the samples of `group_fields`' message; their arrays lie in it."""
-    found, end = [], 0
-    for own in fields.samples:
-        start, end = end, end + own.length
-        segments = tuple(ResponseSegment(*each) for each in own.segments)
-        mask, versions = _follow(segments, own.length)
-        tokens = prompt.tokens if own.prompt_tokens is None else np.frombuffer(own.prompt_tokens, _INT)
-        found.append(
+    """Return the samples of a `group_fields` message; their arrays are views of it."""
+    samples, end = [], 0
+    for item in fields.samples:
+        start, end = end, end + item.length
+        segments = tuple(ResponseSegment(*values) for values in item.segments)
+        mask, versions = _follow(segments, item.length)
+        tokens = prompt.tokens if item.prompt_tokens is None else np.frombuffer(item.prompt_tokens, _INT)
+        samples.append(
             Sample(
                 prompt_index=prompt.index,
-                sample_index=own.number,
+                sample_index=item.number,
                 prompt_tokens=tokens,
-                response_tokens=np.frombuffer(fields.tokens, _INT, own.length, 4 * start),
-                loss_mask=mask if own.mask is None else np.frombuffer(own.mask, np.bool_),
-                rollout_logprobs=np.frombuffer(fields.logprobs, _FLOAT, own.length, 4 * start),
-                policy_versions=versions if own.versions is None else np.frombuffer(own.versions, _INT),
-                status=Status(own.status),
-                response_text=own.text,
+                response_tokens=np.frombuffer(fields.tokens, _INT, item.length, 4 * start),
+                loss_mask=mask if item.mask is None else np.frombuffer(item.mask, np.bool_),
+                rollout_logprobs=np.frombuffer(fields.logprobs, _FLOAT, item.length, 4 * start),
+                policy_versions=versions if item.versions is None else np.frombuffer(item.versions, _INT),
+                status=Status(item.status),
+                response_text=item.text,
                 domain=prompt.domain,
                 tag=prompt.tag,
                 segments=segments,
-                verdict=None if own.verdict is None else _verdict(own.verdict),
-                transcript=None if own.transcript is None else _transcript(own.transcript),
+                verdict=None if item.verdict is None else _verdict(item.verdict),
+                transcript=None if item.transcript is None else _transcript(item.transcript),
             )
         )
-    return tuple(found)
+    return tuple(samples)
 
 
 def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
     assert sample.routes is None, "routes do not pass through workers"
     mask, versions = _follow(sample.segments, len(sample.response_tokens))
-    own, verdict, transcript = sample.prompt_tokens, sample.verdict, sample.transcript
-    is_prompts = own is prompt.tokens or np.array_equal(own, prompt.tokens)
+    prompt_tokens, verdict, transcript = sample.prompt_tokens, sample.verdict, sample.transcript
+    is_prompts = prompt_tokens is prompt.tokens or np.array_equal(prompt_tokens, prompt.tokens)
     return SampleFields(
         sample.sample_index,
         len(sample.response_tokens),
         sample.status.value,
         sample.response_text,
         [_segment_fields(segment) for segment in sample.segments],
-        None if is_prompts else np.ascontiguousarray(own, _INT).tobytes(),
+        None if is_prompts else np.ascontiguousarray(prompt_tokens, _INT).tobytes(),
         None if np.array_equal(mask, sample.loss_mask) else sample.loss_mask.tobytes(),
         None
         if np.array_equal(versions, sample.policy_versions)
@@ -183,8 +182,8 @@ def _fields(sample: Sample, prompt: Prompt) -> SampleFields:
 
 
 def _follow(segments: Sequence[ResponseSegment], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ([T] bool, [T] int32): the mask and the versions that segments say."""
-    if len(segments) == 1 and segments[0].end - segments[0].start == length:  # as most are
+    """Return the mask [T] bool and the versions [T] int32 that follow from the segments."""
+    if len(segments) == 1 and segments[0].end - segments[0].start == length:  # the usual case
         return np.ones(length, np.bool_), np.full(length, segments[0].version, _INT)
     mask, versions = np.zeros(length, np.bool_), np.full(length, -1, _INT)
     for segment in segments:
@@ -209,22 +208,22 @@ def _verdict_fields(verdict: Verdict) -> VerdictFields:
     )
 
 
-def _verdict(own: VerdictFields) -> Verdict:
-    values = None if own.token_values is None else np.frombuffer(own.token_values, _FLOAT)
+def _verdict(fields: VerdictFields) -> Verdict:
+    values = None if fields.token_values is None else np.frombuffer(fields.token_values, _FLOAT)
     return Verdict(
-        kind=VerdictKind(own.kind),
-        value=own.value,
-        reason=own.reason,
-        parts=own.parts,
-        verifier=own.verifier,
-        version=own.version,
-        seconds=own.seconds,
+        kind=VerdictKind(fields.kind),
+        value=fields.value,
+        reason=fields.reason,
+        parts=fields.parts,
+        verifier=fields.verifier,
+        version=fields.version,
+        seconds=fields.seconds,
         token_values=values,
-        is_return=own.is_return,
-        applies=own.applies,
+        is_return=fields.is_return,
+        applies=fields.applies,
     )
 
 
-def _transcript(told: dict[str, Any]) -> Transcript:
-    fields: dict[str, Any] = {"turns": tuple(Turn(**turn) for turn in told["turns"])}
-    return Transcript(**told | fields)
+def _transcript(data: dict[str, Any]) -> Transcript:
+    fields: dict[str, Any] = {"turns": tuple(Turn(**turn) for turn in data["turns"])}
+    return Transcript(**data | fields)

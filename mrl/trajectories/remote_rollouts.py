@@ -1,16 +1,14 @@
-"""Groups that rollout workers make: the driver's end. A worker has the engines of its node and runs the
-groups' coroutines.
+"""Driver's end of groups that rollout workers make: a worker has its node's engines and runs the coroutines.
 
 | waits for | unblocked by |
 |---|---|
 | a worker that has an engine, for each group | an engine that is connected, a worker that is up |
 | a group's samples and verdicts | `GroupsDone` of its worker, or the worker's loss |
-| a pause | `RolloutsPaused` of each worker; of a lost one, its engines' word that they have paused |
+| a pause | `RolloutsPaused` of each worker; of a lost one, its engines' report that they have paused |
 
-A worker whose connection ends, or that sends nothing for long, is lost: its groups begin elsewhere from the
-last snapshot, and another process comes in its place. A group's number is new each time it begins, so that
-nothing counts twice.
-"""
+A worker is lost if its connection ends or it is silent for too long: its groups restart elsewhere from the
+last snapshot, and another process replaces it. Each start of a group has a new number, so nothing counts
+twice."""
 
 from __future__ import annotations
 
@@ -39,82 +37,82 @@ from mrl.trajectories.trajectory import Trajectory
 from mrl.trajectories.worker_messages import GroupStart
 
 LOOK_SECONDS = 1.0
-"""Between two looks at which workers have sent nothing."""
+"""Interval between two checks for silent workers."""
 
 
 class WorkerProcesses(Protocol):
-    """The processes of the rollout workers (launch/workers/rollout_workers.py), by number."""
+    """Processes of the rollout workers (launch/workers/rollout_workers.py), by number."""
 
     @property
     def secret(self) -> bytes:
-        """Return what a worker takes as the proof of its driver."""
+        """Secret by which a worker recognises its driver."""
         ...
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the name of each, for people."""
+        """Name of each worker, for messages."""
         ...
 
     @property
     def engines(self) -> Sequence[Sequence[int]]:
-        """Return the engines of each."""
+        """Engines of each worker."""
         ...
 
     async def start_worker(self, number: int) -> Address:
-        """Return where a worker listens, once it is up; starts its process if there is none."""
+        """Return the address of a worker once it listens; start its process if there is none."""
         ...
 
     async def begin(self, number: int, groups: Sequence[GroupStart]) -> None:
-        """Begin groups in a worker."""
+        """Start groups in a worker."""
         ...
 
     async def drop(self, number: int, groups: Sequence[int]) -> None:
-        """Have a worker forget groups, by their numbers, before it begins what comes after."""
+        """Let a worker forget groups, by their numbers, before it starts later ones."""
         ...
 
     async def end_worker(self, number: int, why: str) -> None:
         """End the process of a lost worker; return once its engines have paused.
 
         Raises:
-            WorkerLost: The run survives no more losses.
+            WorkerLost: The run cannot survive another loss.
         """
         ...
 
 
 class _Interrupted(Exception):
-    """The worker is gone, or cannot go on: the group begins elsewhere."""
+    """The worker is lost or has no engine: the group restarts elsewhere."""
 
 
 class RemoteGroup(OpenGroup):
-    """A group on its way in a worker, or waiting for one."""
+    """A group in flight in a worker, or waiting for one."""
 
     def __init__(self, prompt: Prompt, sampling: Sampling, records: tuple[Sample, ...]) -> None:
         super().__init__(prompt, [Trajectory(prompt, number) for number in range(sampling.num_samples)])
         self.sampling, self.records = sampling, records
         self.number = -1
-        """Its name in messages while a worker has it."""
+        """Number of the group in messages while a worker has it."""
         self.worker: RemoteWorker | None = None
         self.left: set[int] = set()
-        """Workers that had it and lost all their engines."""
+        """Workers that had the group and lost all their engines."""
         self.done: asyncio.Future[GroupFields]
-        """Its samples, or _Interrupted."""
+        """The group's samples, or _Interrupted."""
         self.waits = False
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Go back to its records."""
+        """Return to the group's records."""
         whole = {record.sample_index for record in self.records if record.status is not Status.PARKED}
         judged = {record.sample_index for record in self.records if record.verdict is not None}
         numbers = range(self.sampling.num_samples)
         self.lacks([n for n in numbers if n not in whole], [n for n in numbers if n not in judged])
 
     def lacks(self, unanswered: list[int], unjudged: list[int]) -> None:
-        """Note which samples have no response, and which no verdict."""
+        """Set which samples lack a response, and which a verdict."""
         self.unanswered, self.unjudged = unanswered, unjudged
         self.num_unanswered = len(unanswered)
 
     def start(self, engine: int) -> GroupStart:
-        """Return what its worker is given."""
+        """Return the message that starts the group in its worker."""
         lengths, index = self.sampling.lengths, self.prompt.index
         fixed = None if lengths is None else tuple(lengths(index, n) for n in range(len(self.trajectories)))
         sampling = dataclasses.replace(self.sampling, lengths=None)
@@ -130,39 +128,39 @@ class RemoteGroup(OpenGroup):
 
 
 class RemoteWorker:
-    """One rollout worker as the driver knows it; another process may take its place."""
+    """Driver's view of one rollout worker, whose process may be replaced."""
 
     def __init__(self, number: int, name: str, heard: Callable[[RemoteWorker, Any], None]) -> None:
         """`heard(worker, message)` is called with each message."""
         self.number, self.name, self._heard = number, name, heard
         self.serving: set[int] = set()
-        """Its engines that are connected."""
+        """Connected engines of the worker."""
         self.groups: dict[int, RemoteGroup] = {}
-        """By number."""
+        """Groups of the worker, by number."""
         self.load = 0
-        """Samples without a response."""
+        """Number of samples without a response."""
         self.outbox: list[GroupStart] = []
         self.is_up = asyncio.Event()
         self.is_closed = True
         """False while there is a connection."""
         self.is_released = asyncio.Event()
-        """Set unless its process is lost and its engines may still run what it had."""
+        """Set unless its process is lost and its engines may still run the process's requests."""
         self.is_released.set()
         self.num_quiet = 0
-        """Looks in a row at which it had sent nothing."""
+        """Number of successive checks at which it had sent nothing."""
         self.pulse = worker_messages.WorkerPulse({}, 0, {})
         self.num_started_before = 0
-        """Requests that processes before this one started over."""
+        """Requests that earlier processes of the worker started over."""
         self.pausing: asyncio.Future[worker_messages.RolloutsPaused] | None = None
         self.connecting: dict[int, asyncio.Future[None]] = {}
         self.on_silence: Callable[[str], None] = lambda why: None
-        """Gives it up."""
+        """Called when the worker is silent for too long."""
         self._stream: FrameStream
         self._reading: asyncio.Task[None]
 
     async def connect(self, address: Address, secret: bytes, on_lost: Callable[[str], None]) -> None:
-        """Connect; `on_lost(why)` is called once, when the connection ends. OSError or MsgspecError if
-        nobody takes it."""
+        """Connect; `on_lost(why)` is called once, when the connection ends. Raise OSError or MsgspecError if
+        the worker does not accept."""
         async with asyncio.timeout(CONNECT_SECONDS):
             self._stream = await FrameStream.connect(*address)
             await prove(self._stream, secret)
@@ -170,7 +168,7 @@ class RemoteWorker:
         self._reading = asyncio.ensure_future(self._read(on_lost))
 
     async def connect_engine(self, engine: int, address: Address) -> None:
-        """Let it connect an engine; returns once it has, or could not."""
+        """Let the worker connect an engine; return once it has tried."""
         self.connecting[engine] = asyncio.get_running_loop().create_future()
         self.send(worker_messages.ConnectEngine(engine, *address))
         await self.connecting[engine]
@@ -179,7 +177,7 @@ class RemoteWorker:
         self._stream.write(worker_messages.encode_worker_message(message))
 
     def close(self) -> None:
-        """End the connection; what waits for an answer raises _Interrupted."""
+        """Close the connection; pending calls raise _Interrupted."""
         self.is_closed = True
         self.is_up.clear()
         self._stream.close()
@@ -199,13 +197,13 @@ class RemoteWorker:
             while (data := await self._stream.read()) is not None:
                 self.num_quiet = 0
                 self._heard(self, worker_messages.decode_worker_message(data))
-        except Exception as error:  # of any kind: nothing more would be heard of its groups
+        except Exception as error:  # any error: its groups would get no more messages
             why = f"{self.name}: its connection failed: {error!r}"
         on_lost(why)
 
 
 class WorkerEngines(EngineControl):
-    """The engines of a run, each behind the worker of its node; paused until `resume`."""
+    """Engines of a run, each reached through its node's worker; paused until `resume`."""
 
     def __init__(
         self,
@@ -217,42 +215,42 @@ class WorkerEngines(EngineControl):
         flush: Callable[[], None],
     ) -> None:
         """`on_lost(engine, why, kind)`: called when an engine's connection ends. `on_change`: called when an
-        engine comes or goes. `flush`: sends the groups that are to begin."""
+        engine comes or goes. `flush`: sends the groups that are to start."""
         self._workers, self._on_lost, self._on_change, self._flush = workers, on_lost, on_change, flush
         self._worker_of = {
-            engine: worker for worker, own in zip(workers, engines, strict=True) for engine in own
+            engine: worker for worker, numbers in zip(workers, engines, strict=True) for engine in numbers
         }
         self._addresses: dict[int, Address] = {}
-        """Of the engines that live, as far as is known."""
+        """Addresses of the live engines, as far as known."""
         self.newest_version = -1
         self.runs = self.trains = False
         self.num_begun_again = 0
-        """Samples that were begun again in another worker."""
+        """Number of samples that were restarted in another worker."""
         self.num_waiting = 0
-        """Groups that wait for a worker that has an engine."""
+        """Number of groups that wait for a worker with an engine."""
 
     @property
     def serving(self) -> dict[int, RemoteWorker]:
-        """Return the connected engines, by number, and the worker of each."""
+        """Connected engines: number -> worker."""
         return {engine: worker for worker in self._workers for engine in sorted(worker.serving)}
 
     async def connect(self, number: int, address: Address) -> None:
-        """Connect an engine, which is paused and serves from the next `resume` on."""
+        """Connect a paused engine, which serves from the next `resume` on."""
         self._addresses[number], worker = address, self._worker_of[number]
         if not worker.is_up.is_set():
-            await worker.is_up.wait()  # it connects all that are known
+            await worker.is_up.wait()  # connect_known() connects it
         elif number not in worker.serving:
-            with contextlib.suppress(_Interrupted):  # whoever comes in its place connects it
+            with contextlib.suppress(_Interrupted):  # the replacement process connects it
                 await worker.connect_engine(number, address)
 
     async def connect_known(self, worker: RemoteWorker) -> None:
-        """Connect all engines of a worker that has come, and let it work as the others do.
+        """Connect all engines of a new worker, and let it run as the others do.
 
         Raises:
-            _Interrupted: It is lost again.
+            _Interrupted: The worker is lost again.
         """
-        own = [engine for engine, owner in self._worker_of.items() if owner is worker]
-        while missing := [e for e in own if e in self._addresses and e not in worker.serving]:
+        engines = [engine for engine, owner in self._worker_of.items() if owner is worker]
+        while missing := [e for e in engines if e in self._addresses and e not in worker.serving]:
             if worker.is_closed:
                 raise _Interrupted
             await worker.connect_engine(missing[0], self._addresses[missing[0]])
@@ -264,7 +262,7 @@ class WorkerEngines(EngineControl):
         self._on_change()
 
     def heard(self, worker: RemoteWorker, message: Any) -> None:
-        """Take a message of a worker that is about engines."""
+        """Handle a worker's message about engines."""
         match message:
             case worker_messages.EngineConnected():
                 if message.engine in self._addresses:
@@ -282,13 +280,13 @@ class WorkerEngines(EngineControl):
                 if worker.pausing is not None and not worker.pausing.done():
                     worker.pausing.set_result(message)
             case _:
-                raise RolloutError(f"{worker.name} sent {type(message).__name__}")
+                raise RolloutError(f"{worker.name} sent an unexpected {type(message).__name__}")
 
     async def pause(self, *, snapshot: bool) -> Interrupted:
         self._flush()
         self.runs = False
         done = await asyncio.gather(*(self._pause(worker, snapshot) for worker in self._workers))
-        return Interrupted(sum(each.num_requests for each in done), sum(each.num_tokens for each in done))
+        return Interrupted(sum(reply.num_requests for reply in done), sum(reply.num_tokens for reply in done))
 
     async def _pause(
         self, worker: RemoteWorker, snapshot: bool
@@ -317,25 +315,25 @@ class WorkerEngines(EngineControl):
         return bool(waits) and not self._addresses
 
     def late(self, seconds: float) -> list[int]:
-        """Return the engines that have had work and made no step for so long. May be called in any thread."""
+        """Return the engines that have work and made no step for `seconds`. Callable from any thread."""
         pulses = [worker.pulse for worker in self._workers]
         return [e for pulse in pulses for e, silent in pulse.silent_seconds.items() if silent > seconds]
 
     @property
     def num_started_over(self) -> int:
-        """Return how many requests were generated again elsewhere."""
-        numbers = (each.num_started_before + each.pulse.num_started_over for each in self._workers)
+        """Number of requests that were generated again elsewhere."""
+        numbers = (worker.num_started_before + worker.pulse.num_started_over for worker in self._workers)
         return self.num_begun_again + sum(numbers)
 
     def give_up(self, number: int, why: str) -> None:
-        """Take what an engine has elsewhere."""
+        """Generate an engine's requests elsewhere."""
         self._addresses.pop(number, None)
         if (worker := self._worker_of[number]).is_up.is_set():
             worker.send(worker_messages.GiveUpEngine(number, why))
 
 
 class RemoteRollouts(GroupMaker):
-    """Makes groups in rollout workers."""
+    """Maker of groups in rollout workers."""
 
     engines: WorkerEngines
     worker_class: type[RemoteWorker] = RemoteWorker
@@ -352,12 +350,11 @@ class RemoteRollouts(GroupMaker):
         """Start the workers.
 
         Args:
-            by_index: A prompt's engine follows from its index alone, as without workers; else a group goes
-                to the worker that has the fewest samples for each of its engines.
+            by_index: True if a prompt's index alone decides its engine, as without workers; otherwise a group
+                goes to the worker with the fewest samples per engine.
             silent_seconds: A worker that sends nothing for so long is lost.
-            on_failure: Called with what ends the run.
-            on_engine_lost: Called with an engine's number when its connection ends, with why and the class
-                of its error.
+            on_failure: Called with the error that ends the run.
+            on_engine_lost: Called with (engine, why, class name of the error) when a connection ends.
         """
         super().__init__()
         self._processes, self._by_index, self._on_failure = processes, by_index, on_failure
@@ -385,7 +382,7 @@ class RemoteRollouts(GroupMaker):
         return group
 
     async def _run(self, group: RemoteGroup) -> Group:
-        """Have a group made, by one worker after another if some are lost."""
+        """Have a worker make a group, one after another if some are lost."""
         while True:
             worker, engine = await self._choose(group)
             self._assign(group, worker, engine)
@@ -408,8 +405,8 @@ class RemoteRollouts(GroupMaker):
         return Group(group.prompt, samples_of(data, group.prompt))
 
     async def _choose(self, group: RemoteGroup) -> tuple[RemoteWorker, int]:
-        """Return a group's worker, and its engine if that follows from the prompt's index; waits while no
-        engine serves."""
+        """Wait until an engine serves; return a group's worker, and its engine if the prompt's index decides
+        it, else -1."""
         while not (serving := self.engines.serving):
             self._serves.clear()
             self.engines.num_waiting += 1
@@ -422,14 +419,14 @@ class RemoteRollouts(GroupMaker):
             return serving[engine], engine
         able = [worker for worker in self._workers if worker.serving]
         others = [worker for worker in able if worker.number not in group.left]
-        return min(others or able, key=lambda each: (each.load / len(each.serving), each.number)), -1
+        return min(others or able, key=lambda w: (w.load / len(w.serving), w.number)), -1
 
     def _assign(self, group: RemoteGroup, worker: RemoteWorker, engine: int) -> None:
         loop = asyncio.get_running_loop()
         group.number, group.worker, group.done = next(self._numbers), worker, loop.create_future()
         worker.groups[group.number] = group
         worker.load += group.num_unanswered
-        if not any(each.outbox for each in self._workers):
+        if not any(peer.outbox for peer in self._workers):
             loop.call_soon(self._flush)
         worker.outbox.append(group.start(engine))
 
@@ -439,7 +436,7 @@ class RemoteRollouts(GroupMaker):
         group.worker = None
 
     def _flush(self) -> None:
-        """Send the groups of this turn of the loop, by prompt: one call for each worker."""
+        """Send the groups of this loop iteration, ordered by prompt: one call per worker."""
         for worker in self._workers:
             starts, worker.outbox = worker.outbox, []
             starts = [start for start in starts if start.number in worker.groups]
@@ -447,7 +444,7 @@ class RemoteRollouts(GroupMaker):
                 self._call(self._processes.begin(worker.number, starts))
 
     def _call(self, call: Awaitable[None]) -> None:
-        """Call a worker's process; calls begin in their order."""
+        """Call a worker's process; calls start in order."""
 
         async def done() -> None:
             try:
@@ -471,10 +468,10 @@ class RemoteRollouts(GroupMaker):
                 self.note()
             case worker_messages.GroupsProgress():
                 self._note_version(message.newest_version)
-                for each in message.groups:
-                    if (group := worker.groups.get(each.number)) is not None:
-                        waits = each.waits_for_environments
-                        self._progressed(group, worker, each.unanswered, each.unjudged, waits=waits)
+                for progress in message.groups:
+                    if (group := worker.groups.get(progress.number)) is not None:
+                        waits = progress.waits_for_environments
+                        self._progressed(group, worker, progress.unanswered, progress.unjudged, waits=waits)
                 self.note()
             case worker_messages.WorkerPulse():
                 worker.pulse = message
@@ -507,7 +504,6 @@ class RemoteRollouts(GroupMaker):
     # -- workers that come and go ----------------------------------------------------------------------------
 
     async def _open(self, worker: RemoteWorker) -> None:
-        """Start a worker and connect it with its engines."""
         try:
             address = await self._processes.start_worker(worker.number)
             lost = False
@@ -528,7 +524,7 @@ class RemoteRollouts(GroupMaker):
             self._on_failure(error)
 
     def _lost(self, worker: RemoteWorker, why: str) -> None:
-        """Begin elsewhere what a worker had, and start another process in its place."""
+        """Restart a worker's groups elsewhere, and replace its process."""
         worker.is_released.clear()
         worker.close()
         self._interrupt(worker)
@@ -549,7 +545,7 @@ class RemoteRollouts(GroupMaker):
                 group.done.set_exception(_Interrupted())
 
     def _engines_changed(self) -> None:
-        """Let groups begin that wait for an engine, and take those elsewhere whose worker has none left."""
+        """Start groups that waited for an engine, and move the groups of workers that have none left."""
         if not (serving := self.engines.serving):
             return
         self._serves.set()
@@ -562,14 +558,13 @@ class RemoteRollouts(GroupMaker):
                 self._interrupt(worker)
 
     async def _look(self) -> None:
-        """Give workers up that send nothing. Looks are counted, not time: this process may have been held up
-        itself."""
-        most = max(2, round(self._silent_seconds / LOOK_SECONDS))
+        """Give up silent workers. Checks are counted, not time: this process may have been suspended."""
+        limit = max(2, round(self._silent_seconds / LOOK_SECONDS))
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for worker in self._workers:
                 worker.num_quiet += worker.is_up.is_set()
-                if worker.num_quiet > most:
+                if worker.num_quiet > limit:
                     worker.num_quiet = 0
                     worker.on_silence(
                         f"{worker.name} sent nothing within rollout.step_deadline_seconds = "
@@ -582,9 +577,9 @@ class RemoteRollouts(GroupMaker):
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Do nothing: whoever started the processes of workers ends them."""
+        """Do nothing: whoever started the workers' processes ends them."""
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     def saved(self, group: OpenGroup) -> Group:
         assert isinstance(group, RemoteGroup), "groups of this object are remote"
@@ -604,5 +599,5 @@ class RemoteRollouts(GroupMaker):
     def _where(self, group: RemoteGroup) -> str:
         if group.worker is None:
             return "in no rollout worker"
-        said = group.worker.pulse.lacks.get(group.number, "")
-        return f"in {group.worker.name}" + (f", which says: {said}" if said else "")
+        status = group.worker.pulse.lacks.get(group.number, "")
+        return f"in {group.worker.name}" + (f", which reports: {status}" if status else "")

@@ -1,6 +1,6 @@
-"""Verdicts for coroutines: samples go to the reward workers together, once a turn of the loop, and verdicts come back together.
+"""Verdicts for coroutines: samples go to reward workers once per loop iteration; verdicts return in batches.
 
-A thread hands samples in, because reward workers make their callers wait while too many samples are with them.
+A thread submits the samples, because reward workers block their callers while they have too many.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from mrl.samples import Prompt, Sample, Verdict
 
 _CHECK_SECONDS = 1.0
 _GATHER_SECONDS = 0.02
-"""For further verdicts to come, before the first is taken."""
+"""Time to collect further verdicts after the first."""
 
 Deliver = Callable[[str, Verdict], None]
 """Takes a sample's id and its verdict, in any thread."""
 
 
 _Batch = tuple[list[tuple[Sample, Prompt]], set[int]]
-"""Samples to hand in, then prompts whose groups are complete."""
+"""Samples to submit, then prompts whose groups are complete."""
 
 
 class RewardWorkers(Protocol):
-    """The verifiers of a run (mrl/rewards/pool)."""
+    """Verifiers of a run (mrl/rewards/pool)."""
 
     def deliver_to(self, deliver: Deliver) -> None:
-        """Hand every verdict to `deliver` from here on, as it comes."""
+        """Pass every further verdict to `deliver` as it arrives."""
         ...
 
     def submit_all(self, pairs: Iterable[tuple[Sample, Prompt]]) -> None: ...
@@ -40,21 +40,21 @@ class RewardWorkers(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise what ends the run, if there is such a thing."""
+        """Raise the error that ends the run, if there is one."""
         ...
 
 
 class RewardClient:
-    """The reward workers of a run. All methods belong to one event loop."""
+    """Client of a run's reward workers. All methods belong to one event loop."""
 
     def __init__(self, workers: RewardWorkers, *, on_failure: Callable[[BaseException], None]) -> None:
-        """`on_failure`: called in the loop with what a reward worker, or handing in, raised."""
+        """`on_failure`: called in the loop with the error of a reward worker or of the submitting thread."""
         self._workers, self._on_failure = workers, on_failure
         self._loop = asyncio.get_running_loop()
         self._futures: dict[str, asyncio.Future[Verdict]] = {}
         self._outbox: list[tuple[Sample, Prompt]] = []
         self._flushes: set[int] = set()
-        self._told: list[tuple[str, Verdict]] = []
+        self._delivered: list[tuple[str, Verdict]] = []
         self._lock = threading.Lock()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         workers.deliver_to(self._deliver)
@@ -70,12 +70,12 @@ class RewardClient:
         return future
 
     def flush(self, prompt: int) -> None:
-        """No more samples of this prompt will come: let group verifiers start on what they have."""
+        """Start group verifiers on this prompt's samples: no more will come."""
         self._flushes.add(prompt)
         self._send_soon()
 
     def close(self) -> None:
-        """End the thread; what is not judged yet stays so."""
+        """End the thread; samples without a verdict stay without."""
         self._batches.put(None)
         self._thread.join(30.0)
 
@@ -89,7 +89,7 @@ class RewardClient:
             self._outbox, self._flushes = [], set()
 
     def _hand_in(self) -> None:
-        """The thread."""
+        """Submit batches; the thread's main function."""
         try:
             while (batch := self._next_batch()) is not None:
                 pairs, prompts = batch
@@ -97,7 +97,7 @@ class RewardClient:
                     self._workers.submit_all(pairs)
                 if prompts:
                     self._workers.flush_groups(prompts)
-        except BaseException as error:  # of any kind: no verdict would come
+        except BaseException as error:  # any error: no verdict would come
             self._loop.call_soon_threadsafe(self._on_failure, error)
 
     def _next_batch(self) -> _Batch | None:
@@ -108,10 +108,10 @@ class RewardClient:
                 self._workers.check()
 
     def _deliver(self, sample_id: str, verdict: Verdict) -> None:
-        """Called in threads of the reward workers. Verdicts are taken together after a moment, and at once when all are there."""
+        """Store a verdict, in a thread of the reward workers; resolve soon, or at once if it is the last."""
         with self._lock:
-            self._told.append((sample_id, verdict))
-            count = len(self._told)
+            self._delivered.append((sample_id, verdict))
+            count = len(self._delivered)
         if count == len(self._futures):
             self._call(self._resolve)
         elif count == 1:
@@ -126,8 +126,8 @@ class RewardClient:
 
     def _resolve(self) -> None:
         with self._lock:
-            told, self._told = self._told, []
-        for sample_id, verdict in told:
+            delivered, self._delivered = self._delivered, []
+        for sample_id, verdict in delivered:
             future = self._futures.pop(sample_id, None)
             if future is not None and not future.done():
                 future.set_result(verdict)

@@ -1,14 +1,11 @@
-"""A rollout worker: the coroutines of groups in a process of their node, beside its engines, environments
-and reward workers.
+"""Rollout worker: runs groups' coroutines on the node of their engines, environments and reward workers.
 
 | waits for | unblocked by |
 |---|---|
-| messages | the driver; its end ends nothing here, Ray does |
+| messages | the driver, whose end does not end this process: Ray does |
 | groups | engines, environments, reward workers |
 
-Judged groups leave together, once a turn of the loop; what open groups lack leaves every REPORT_SECONDS
-while it changes.
-"""
+Judged groups are sent once per loop iteration; what open groups lack, every REPORT_SECONDS if it changed."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ from mrl.trajectories.worker_messages import GroupProgress, GroupStart
 
 REPORT_SECONDS = 0.25
 MOST_DESCRIBED = 3
-"""Open groups of which a pulse says what they lack."""
+"""Number of open groups that a pulse describes."""
 
 
 class RolloutWorker:
-    """One worker, without its connection to the driver. All methods belong to one event loop."""
+    """One rollout worker, without its connection to the driver. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -41,23 +38,22 @@ class RolloutWorker:
         engines: EnginePool,
         send: Callable[[worker_messages.WorkerMessage], None],
     ) -> None:
-        """`engines`: the runner's; `send` sends the driver a message."""
+        """`engines`: the runner's; `send`: sends a message to the driver."""
         self._runner, self._engines, self._send = runner, engines, send
         self._open: dict[int, OpenGroup] = {}
-        """By number."""
+        """Open groups, by number."""
         self._sent: dict[int, GroupProgress] = {}
-        """What the driver was told last of each."""
+        """Progress that was last sent to the driver, by group number."""
         self._done: list[tuple[int, GroupFields]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def report(self) -> None:
-        """Begin to send pulses, and what changes."""
+        """Start to send pulses and progress."""
         self._task(self._pulse())
         self._task(self._report())
 
     def begin(self, groups: Sequence[GroupStart]) -> None:
-        """Begin groups. Their first requests leave in one message per engine, because all begin in one turn
-        of the loop."""
+        """Start groups, all in one loop iteration, so that first requests leave in one message per engine."""
         for start in groups:
             sampling, prompt = start.sampling, start.prompt
             if start.lengths is not None:
@@ -75,7 +71,7 @@ class RolloutWorker:
                 self._runner.drop(group)
 
     def heard(self, message: worker_messages.WorkerMessage) -> None:
-        """Take a message of the driver."""
+        """Handle a message of the driver."""
         match message:
             case worker_messages.ConnectEngine():
                 self._task(self._connect(message))
@@ -86,14 +82,14 @@ class RolloutWorker:
             case worker_messages.ResumeRollouts():
                 self._engines.resume(training=message.training)
             case _:
-                raise ValueError(f"a driver does not send {type(message).__name__}")
+                raise ValueError(f"the driver sent an unexpected {type(message).__name__}")
 
     def engine_gone(self, engine: int, why: str, kind: str) -> None:
         """Report that an engine's connection ended (`EnginePool`, on_lost)."""
         self._send(worker_messages.EngineGone(engine, why, kind))
 
     def failed(self, error: BaseException) -> None:
-        """Report what ends the run."""
+        """Report the error that ends the run."""
         kind = type(error).__name__ if isinstance(error, MrlError) else ""
         text = str(error) if kind else f"{type(error).__name__}: {error}"
         self._send(worker_messages.WorkerFailure(kind, text))
@@ -116,14 +112,14 @@ class RolloutWorker:
     # -- groups ----------------------------------------------------------------------------------------------
 
     def _forget(self, number: int) -> OpenGroup | None:
-        """Return an open group of this number, which is open no more."""
+        """Remove and return the open group of this number, if any."""
         self._sent.pop(number, None)
         if (group := self._open.pop(number, None)) is not None:
             self._engines.forget(group.prompt.index)
         return group
 
     def _ended(self, number: int, group: OpenGroup, task: asyncio.Task[Group]) -> None:
-        if self._open.get(number) is group:  # else it was dropped, and may have come back
+        if self._open.get(number) is group:  # otherwise it was dropped, and may have been started again
             self._forget(number)
         if task.cancelled():
             return
@@ -144,8 +140,8 @@ class RolloutWorker:
         for number, group in self._open.items():
             progress = GroupProgress(
                 number,
-                [each.number for each in group.trajectories if each.sample is None],
-                [each.number for each in group.trajectories if each.verdict is None],
+                [trajectory.number for trajectory in group.trajectories if trajectory.sample is None],
+                [trajectory.number for trajectory in group.trajectories if trajectory.verdict is None],
                 group.waits_for_environments,
             )
             if self._sent.get(number) != progress:
@@ -155,9 +151,9 @@ class RolloutWorker:
             self._send(worker_messages.GroupsProgress(self._engines.newest_version, changed))
 
     async def _report(self) -> None:
-        come = -1
+        num_come = -1
         while True:
-            come = await self._runner.more_than(come)
+            num_come = await self._runner.more_than(num_come)
             self._send_progress()
             await asyncio.sleep(REPORT_SECONDS)
 

@@ -1,4 +1,4 @@
-"""A rollout of one response."""
+"""Rollout of a single response."""
 
 from __future__ import annotations
 

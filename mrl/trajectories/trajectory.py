@@ -1,4 +1,4 @@
-"""One sample on its way from prompt to verdict: everything that a checkpoint keeps of it."""
+"""Sample in flight, from prompt to verdict: everything that a checkpoint keeps of it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from mrl.rollout.seeds import request_id
 from mrl.samples import Prompt, Sample, Status, Transcript, Verdict
 
 ENGINE, ENVIRONMENT, IN_LINE = "an engine", "its environment", "in line for an environment"
-"""What a trajectory waits for."""
+"""What a trajectory may wait for."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Trajectory:
-    """A rollout adds to it; nothing of a rollout's state lies elsewhere, so that a checkpoint needs no coroutine."""
+    """Sample in flight. It contains all state of its rollout, so that a checkpoint needs no coroutine."""
 
     prompt: Prompt
     number: int
     """Number of the sample in its group."""
     sample: Sample | None = None
-    """The whole sample, without its verdict; None before its end."""
+    """The whole sample, without its verdict; None until it ends."""
     verdict: Verdict | None = None
     record: Sample | None = None
-    """What an earlier process had of it, as PARKED, until it is that again."""
+    """An earlier process's sample, with status PARKED, until this one has caught up with it."""
     episode: Episode | None = None
-    """Its turns, if an environment answers."""
+    """The turns so far, if there is an environment."""
     faults: int = 0
-    """Times it began anew because something of ours had failed."""
+    """Number of restarts after an infrastructure failure."""
     restarts: int = 0
-    """Times it began anew because its environment did not repeat what it had said."""
+    """Number of restarts because the environment did not repeat its observations."""
     waits_for: str = ENGINE
 
     @property
     def name(self) -> str:
-        """Return the sample's id."""
+        """Id of the sample."""
         return request_id(self.prompt.index, self.number)
 
     @classmethod
     def of(cls, prompt: Prompt, number: int, record: Sample | None = None) -> Trajectory:
-        """Return the trajectory of a sample, continuing what `saved` returned of it in an earlier process."""
+        """Return the trajectory of a sample, continuing the `record` that `saved` returned earlier."""
         if record is None:
             return cls(prompt, number)
         if record.status is Status.PARKED:
@@ -50,12 +50,12 @@ class Trajectory:
         return cls(prompt, number, sample=dataclasses.replace(record, verdict=None), verdict=record.verdict)
 
     def so_far(self) -> Completion | None:
-        """Return what an earlier process had of a single response; None without any."""
+        """Return what an earlier process had of a single response, if anything."""
         return None if self.record is None else completion_of(self.record)
 
     def saved(self, so_far: Completion | None) -> Sample | None:
-        """Return what a checkpoint keeps: the sample with its verdict, or as PARKED what has come. None for one that has not
-        begun. `so_far`: what engines have of the generation under way."""
+        """Return what a checkpoint keeps: the sample with its verdict, or the partial rollout as PARKED; None
+        if it has not begun. `so_far`: what engines have of the current generation."""
         if self.sample is not None:
             return self.sample if self.verdict is None else self.sample.with_verdict(self.verdict)
         if self.episode is None:
@@ -63,14 +63,14 @@ class Trajectory:
                 return self.record
             parked = dataclasses.replace(so_far, status=Status.PARKED)
             return whole_sample(self.prompt, self.number, parked)
-        if self.record is not None:  # it is not yet again what it was
+        if self.record is not None:  # it has not caught up yet
             return self.record
         sample = self.episode_sample(Status.PARKED)
         return sample if so_far is None else _with_tail(sample, so_far)
 
     def episode_sample(self, status: Status) -> Sample:
-        """Return the sample that the episode makes, as it is now."""
-        assert self.episode is not None, "only if an environment answers"
+        """Return the episode's sample as it is now."""
+        assert self.episode is not None, "only with an environment"
         transcript = self.episode.transcript(faults=self.faults, restarts=self.restarts)
         made = self.episode.sample(self.prompt, self.number, status=status, text=_text_of(transcript))
         return dataclasses.replace(made, transcript=transcript)
@@ -82,7 +82,7 @@ class Trajectory:
 
 
 def _with_tail(sample: Sample, so_far: Completion) -> Sample:
-    """Return an episode's sample with a turn that was begun."""
+    """Append a partial turn to an episode's sample."""
     start, count = len(sample.response_tokens), len(so_far.tokens)
     moved = tuple(dataclasses.replace(s, start=s.start + start, end=s.end + start) for s in so_far.segments)
     return dataclasses.replace(
@@ -96,6 +96,6 @@ def _with_tail(sample: Sample, so_far: Completion) -> Sample:
 
 
 def _text_of(transcript: Transcript) -> str:
-    """Return what was said, one after the other, as a judge reads it."""
-    said = (part for turn in transcript.turns for part in (turn.text, turn.observation))
-    return "\n".join(part for part in said if part)
+    """Return all turns and observations in order, as a judge reads them."""
+    texts = (part for turn in transcript.turns for part in (turn.text, turn.observation))
+    return "\n".join(part for part in texts if part)

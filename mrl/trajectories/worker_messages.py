@@ -1,18 +1,16 @@
-"""What the driver and a rollout worker send each other: msgpack in frames, never pickles.
+"""Messages between the driver and a rollout worker: msgpack in frames, never pickles.
 
 | from the driver | | from the worker | |
 |---|---|---|---|
 | ConnectEngine | an engine is up | EngineConnected, EngineGone | it is connected; its connection ended |
 | GiveUpEngine | an engine is lost | GroupsDone | judged groups |
-| PauseRollouts | stop engines at a token boundary | RolloutsPaused | all stopped; partial groups if asked |
+| PauseRollouts | stop engines at a token boundary | RolloutsPaused | all stopped; groups, with a snapshot |
 | ResumeRollouts | let engines step again | GroupsProgress | what groups still lack |
 | | | WorkerPulse | each second: the worker lives |
-| | | WorkerFailure | something of ours failed |
+| | | WorkerFailure | an error that ends the run |
 
-A connection begins as an engine's does (mrl/rollout/handshake.py).
-Groups begin and are dropped by Ray calls, which keep their order: prompts do not fit here, because a row's ground
-truth may be any object (`GroupStart`).
-"""
+A connection begins as an engine's does (mrl/rollout/handshake.py). Ray calls start and drop groups, in order:
+prompts do not fit here, because a row's ground truth may be any object (`GroupStart`)."""
 
 from __future__ import annotations
 
@@ -29,27 +27,27 @@ from mrl.trajectories.group_messages import GroupFields, plain_number
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupStart:
-    """A group to begin."""
+    """A group to start."""
 
     number: int
-    """Its name in messages; one that is begun again elsewhere has another."""
+    """Number of the group in messages; a restarted group has another."""
     prompt: Prompt
     sampling: Sampling
     """Without `lengths`."""
     lengths: tuple[int, ...] | None
     """`Sampling.lengths` of its samples."""
     records: tuple[Sample, ...]
-    """What came of its samples before."""
+    """Samples of earlier starts, complete or partial."""
     engine: int
     """The engine that takes its requests; -1 if the worker chooses."""
 
 
 class WorkerMessage(msgspec.Struct, tag=True, array_like=True):
-    """One frame."""
+    """Base of all messages; one per frame."""
 
 
 class ConnectEngine(WorkerMessage):
-    """Connect an engine, which is paused."""
+    """Connect a paused engine."""
 
     engine: int
     host: str
@@ -57,17 +55,17 @@ class ConnectEngine(WorkerMessage):
 
 
 class GiveUpEngine(WorkerMessage):
-    """Generate elsewhere what an engine has."""
+    """Generate an engine's requests elsewhere."""
 
     engine: int
     why: str
 
 
 class PauseRollouts(WorkerMessage):
-    """Stop all engines at a token boundary."""
+    """Pause all engines at a token boundary."""
 
     snapshot: bool
-    """Send what has come so far of each open group."""
+    """Send the partial rollouts of each open group."""
 
 
 class ResumeRollouts(WorkerMessage):
@@ -78,7 +76,7 @@ class ResumeRollouts(WorkerMessage):
 
 
 class EngineConnected(WorkerMessage):
-    """An engine was tried; `EngineGone` came before if it cannot be reached."""
+    """Reply to ConnectEngine; `EngineGone` comes before it if the engine cannot be reached."""
 
     engine: int
 
@@ -89,16 +87,16 @@ class EngineGone(WorkerMessage):
     engine: int
     why: str
     kind: str
-    """Class of the error that the engine named; empty without one."""
+    """Class name of the engine's error; empty without one."""
 
 
 class GroupsDone(WorkerMessage):
     """Judged groups."""
 
     newest_version: int
-    """Newest version on the tokens that came since the last pause; -1 without any."""
+    """Newest version of the tokens since the last pause; -1 without any."""
     groups: list[tuple[int, GroupFields]]
-    """Number of each, and its samples."""
+    """Number and samples of each group."""
 
 
 class GroupProgress(msgspec.Struct, array_like=True):
@@ -120,30 +118,30 @@ class GroupsProgress(WorkerMessage):
 
 
 class RolloutsPaused(WorkerMessage):
-    """No engine of the worker steps any more; all that ended before has been sent."""
+    """No engine of the worker steps any more; all earlier results have been sent."""
 
     num_requests: int
     num_tokens: int
     groups: list[tuple[int, GroupFields]]
-    """Each open group and what has come of it, if a snapshot was asked for."""
+    """Number and partial rollouts of each open group, if a snapshot was requested."""
 
 
 class WorkerPulse(WorkerMessage):
-    """The worker lives."""
+    """Heartbeat of the worker."""
 
     silent_seconds: dict[int, float]
-    """How long each engine has had work and made no step; without those that step."""
+    """Seconds without a step, for each engine that has work and does not step."""
     num_started_over: int
     """Requests that were generated again on another engine."""
     lacks: dict[int, str]
-    """What the oldest open groups lack, for people."""
+    """What the oldest open groups lack, for messages."""
 
 
 class WorkerFailure(WorkerMessage):
-    """Something of ours failed, which ends the run."""
+    """An error that ends the run."""
 
     kind: str
-    """Class of the error, if it is one of mrl.errors; else empty."""
+    """Class name of the error if it is in mrl.errors; otherwise empty."""
     text: str
 
 
@@ -163,9 +161,9 @@ _decoder = msgspec.msgpack.Decoder(
 encode_worker_message: Callable[[WorkerMessage], bytes] = msgspec.msgpack.Encoder(
     enc_hook=plain_number
 ).encode
-"""The bytes of a message."""
+"""Encode a message."""
 
 
 def decode_worker_message(data: bytes | memoryview) -> Any:
-    """Return the message of these bytes. msgspec.ValidationError or DecodeError for anything else."""
+    """Decode a message. Raise msgspec.ValidationError or DecodeError for anything else."""
     return _decoder.decode(data)

@@ -1,6 +1,6 @@
-"""Environments in Gymnasium's form: `reset(seed, options) -> (observation, info)`, `step(action) -> (observation, reward, terminated,
-truncated, info)`. Source: https://gymnasium.farama.org/api/env. The package itself is not needed.
-"""
+"""Environments in Gymnasium's form: `reset(seed, options) -> (observation, info)` and `step(action) ->
+(observation, reward, terminated, truncated, info)`. Source: https://gymnasium.farama.org/api/env. The package
+itself is not needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 class Gymnasium:
-    """Around what `path` makes. An observation that is no text is shown as JSON."""
+    """Adapter of the environment that `path` makes. An observation that is not text is shown as JSON."""
 
     def __init__(
         self,
@@ -29,20 +29,21 @@ class Gymnasium:
         choices: Sequence[str] = (),
         invalid: str = "That is no action.",
     ) -> None:
-        """`path` is a class or function, called with `arguments`. A turn's action is its visible text, the last whole number in it,
-        or the place among `choices` of the one that it says last; a turn without one is told `invalid`, and no step is made."""
+        """`path`: class or function that is called with `arguments`. A turn's action is its visible text, the
+        last whole number in it, or the index of the one of `choices` that it names last. If it has none, the
+        policy is told `invalid` and no step is made."""
         self._environment = find_callable(path, setting="agent.options.path", what="class")[1](
             **(arguments or {})
         )
         self._kind, self._choices, self._invalid = action, list(choices), invalid
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
-        """The first observation; the row's columns are its options."""
+        """Return the first observation; the row's columns are the options."""
         observation, _ = self._environment.reset(seed=seed, options=task)
         return _shown(observation)
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        """The next observation, with the turn's reward; the end where it is terminated or truncated."""
+        """Return the next observation and the turn's reward; done if terminated or truncated."""
         action = self._action(visible_text(text).strip())
         if action is None:
             return Step(self._invalid)
@@ -50,7 +51,7 @@ class Gymnasium:
         return Step(_shown(observation), float(reward), bool(terminated or truncated))
 
     def close(self) -> None:
-        """Its own close."""
+        """Close the environment."""
         self._environment.close()
 
     def _action(self, text: str) -> str | int | None:
@@ -59,8 +60,8 @@ class Gymnasium:
         if self._kind == "number":
             numbers = _NUMBER.findall(text)
             return int(numbers[-1]) if numbers and len(numbers[-1]) < 19 else None
-        said = [(text.rfind(choice), number) for number, choice in enumerate(self._choices)]
-        place, number = max(said, default=(-1, 0))
+        positions = [(text.rfind(choice), number) for number, choice in enumerate(self._choices)]
+        place, number = max(positions, default=(-1, 0))
         return number if place >= 0 else None
 
 

@@ -1,16 +1,14 @@
-"""Environments behind a server in OpenEnv's form, one session for each episode.
+"""Environments on a server in OpenEnv's form, one session per episode.
 
-| address | reset | step | answer |
-|---|---|---|---|
-| ws://, wss:// (`/ws`) | {"type": "reset", "data": {"seed"}} | {"type": "step", "data": action} | {"type": "observation", "data": ...} |
-| http://, https:// | POST `/reset` {"seed"} | POST `/step` {"action"} | ... |
+- ws://, wss:// (`/ws`): {"type": "reset", "data": {"seed"}}, {"type": "step", "data": action}; the answer is
+  {"type": "observation", "data": ...}
+- http://, https://: POST `/reset` {"seed"}, POST `/step` {"action"}; the answer is ...
 
-`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv's core/env_server. A server over
-HTTP alone may have one episode for all who ask; sessions are those of WebSockets.
+`...` is {"observation": {...}, "reward": a number or null, "done": true or false}. Source: OpenEnv's
+core/env_server. A server over HTTP alone may have one episode for all clients; WebSockets have sessions.
 
-Only the configured address is ever asked: no redirect is followed, no proxy is used, and nothing of a row or of the policy's text
-becomes a part of it. A server that does not answer, or answers otherwise, is a fault of ours.
-"""
+Only the configured address is contacted: no redirect is followed, no proxy is used, and nothing of a row or
+of the policy's text becomes part of it. Any other response, or none, is an infrastructure failure."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class _Server(Protocol):
 
 
 class Remote:
-    """An episode of a server at `url`."""
+    """An episode on the server at `url`."""
 
     replayable = False
 
@@ -51,8 +49,9 @@ class Remote:
         seconds: float = 20.0,
         max_kib: int = 256,
     ) -> None:
-        """`action`: the field of an action that the visible text of a turn goes in. `observation`: the field of an observation that
-        is shown; all of it, as JSON, when absent. `seconds`: of one request. ConfigError for another kind of address."""
+        """`action`: field of an action that gets the turn's visible text. `observation`: field of an
+        observation that is shown; all of it, as JSON, if absent. `seconds`: limit of one request. Raise
+        ConfigError for another kind of address."""
         parts = urllib.parse.urlsplit(url)
         if (
             parts.scheme not in _PORTS
@@ -62,37 +61,37 @@ class Remote:
             or parts.fragment
         ):
             raise ConfigError(
-                f"agent.options.url = {url!r} is an address: http, https, ws or wss, a host, a port and a path"
+                f"agent.options.url = {url!r} must be an http, https, ws or wss address: host, port and path"
             )
         self._parts, self._action, self._observation = parts, action, observation
         self._seconds, self._max_bytes = seconds, max_kib * 1024
         self._server: _Server | None = None
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
-        """The first observation. Unreachable where there is none to be had."""
+        """Return the first observation. Raise Unreachable if there is none."""
         kind = _Http if self._parts.scheme.startswith("http") else _WebSocket
         self._server = kind(self._parts, self._seconds, self._max_bytes)
-        return self._shown(self._asked("reset", {"seed": seed}))
+        return self._shown(self._request("reset", {"seed": seed}))
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        """What the server makes of a turn."""
-        said = self._asked("step", {self._action: visible_text(text)})
-        return Step(self._shown(said), said.get("reward"), bool(said.get("done", False)))
+        """Return the server's answer to a turn."""
+        answer = self._request("step", {self._action: visible_text(text)})
+        return Step(self._shown(answer), answer.get("reward"), bool(answer.get("done", False)))
 
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
         if self._server is not None:
             self._server.close()
 
-    def _asked(self, operation: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _request(self, operation: str, content: Mapping[str, Any]) -> dict[str, Any]:
         assert self._server is not None, "reset comes first"
-        said = self._server.ask(operation, content)
-        if not isinstance(said, dict) or "observation" not in said:
-            raise Unreachable(f"{self._parts.geturl()}: an answer without an observation: {str(said)[:100]}")
-        return said
+        answer = self._server.ask(operation, content)
+        if not isinstance(answer, dict) or "observation" not in answer:
+            raise Unreachable(f"{self._parts.geturl()}: no observation in the answer {str(answer)[:100]}")
+        return answer
 
-    def _shown(self, said: Mapping[str, Any]) -> str:
-        seen = said["observation"]
+    def _shown(self, answer: Mapping[str, Any]) -> str:
+        seen = answer["observation"]
         if self._observation is not None and isinstance(seen, dict):
             seen = seen.get(self._observation)
         return seen if isinstance(seen, str) else json.dumps(seen)
@@ -100,7 +99,7 @@ class Remote:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: Any) -> None:
-        return None  # the answer is an HTTPError then
+        return None  # so that the response is an HTTPError
 
 
 class _Http:
@@ -124,7 +123,7 @@ class _Http:
         return _json(data, self._max_bytes, request.full_url)
 
     def close(self) -> None:
-        """There is no session to end."""
+        """Do nothing: there is no session."""
 
 
 class _WebSocket:
@@ -136,7 +135,7 @@ class _WebSocket:
         self._opened = contextlib.ExitStack()
         secure = ssl.create_default_context() if parts.scheme == "wss" else None
         try:
-            # Over a socket of ours no redirect can be followed.
+            # Over a socket of our own no redirect can be followed.
             opening = connect(
                 self._url,
                 sock=socket.create_connection(where, timeout=seconds),
@@ -146,7 +145,7 @@ class _WebSocket:
                 max_size=max_bytes,
             )
             self._connection = self._opened.enter_context(opening)
-        except Exception as error:  # of the name, the socket, TLS or the protocol
+        except Exception as error:  # DNS, socket, TLS or protocol
             raise Unreachable(f"{self._url}: {error}") from error
 
     def ask(self, operation: str, content: Mapping[str, Any]) -> Any:
@@ -155,13 +154,13 @@ class _WebSocket:
             data = self._connection.recv(timeout=self._seconds)
         except Exception as error:
             raise Unreachable(f"{self._url}: {error!r}") from error
-        said = _json(data, self._max_bytes, self._url)
-        if not isinstance(said, dict) or said.get("type") != "observation":
-            raise Unreachable(f"{self._url}: {str(said)[:300]}")
-        return said.get("data")
+        answer = _json(data, self._max_bytes, self._url)
+        if not isinstance(answer, dict) or answer.get("type") != "observation":
+            raise Unreachable(f"{self._url}: {str(answer)[:300]}")
+        return answer.get("data")
 
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
         with self._opened:
             self._connection.send(json.dumps({"type": "close"}))
 
@@ -172,4 +171,4 @@ def _json(data: str | bytes, max_bytes: int, url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Unreachable(f"{url}: an answer that is no JSON: {data[:80]!r}") from error
+        raise Unreachable(f"{url}: an answer that is not valid JSON: {data[:80]!r}") from error

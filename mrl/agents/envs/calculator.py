@@ -17,13 +17,13 @@ _NUMBER = re.compile(r"-?\d+(?:/\d+|\.\d+)?")
 
 
 class Calculator(ToolTask):
-    """Row: {"prompt": ..., "expression": "37*58"}. The value is 1 where the last number of the answer is the expression's."""
+    """Row: {"prompt": ..., "expression": "37*58"}. Reward 1 if the answer's last number is the value."""
 
     def __init__(self) -> None:
         super().__init__(ToolBox([Arithmetic()]))
 
     def score(self, text: str) -> float:
-        """1 or 0."""
+        """Return 1 or 0."""
         numbers = _NUMBER.findall(visible_text(text))
         return float(bool(numbers) and _fraction(numbers[-1]) == value_of(self.task["expression"]))
 
@@ -31,7 +31,7 @@ class Calculator(ToolTask):
 def calculator_rows(
     count: int, *, seed: int, digits: int = 2, operators: Sequence[str] = "+-*"
 ) -> Iterator[dict[str, Any]]:
-    """Made data: so many different expressions of two numbers of up to `digits` digits, a pure function of the arguments."""
+    """Yield `count` different expressions of two numbers of up to `digits` digits; a pure function."""
     rng, seen = random.Random(seed), set()
     while len(seen) < count:
         expression = f"{rng.randrange(10**digits)}{rng.choice(operators)}{rng.randrange(10**digits)}"

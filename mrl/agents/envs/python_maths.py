@@ -1,4 +1,4 @@
-"""Questions with a number for an answer, and tools to find it with: GSM8K's rows, or others of its shape."""
+"""Questions with a number as the answer, and tools to find it: GSM8K's rows, or others of its shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOOLS = ({"kind": "python"},)
 
 
 class PythonMaths(ToolTask):
-    """Row: {"question": ..., "answer": "... #### 18"}, or the number alone. The value is 1 where the final answer is equal."""
+    """Row: {"question": ..., "answer": "... #### 18"}, or the number alone. Reward 1 for an equal answer."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class PythonMaths(ToolTask):
         max_calls: int = 8,
         max_chars: int = 4000,
     ) -> None:
-        """`tools` as `make_tools` takes them; `max_calls` of a turn are carried out, and of each result `max_chars` shown."""
+        """`tools`: as for `make_tools`. At most `max_calls` of a turn run, and results show `max_chars`."""
         super().__init__(ToolBox(make_tools(tools), max_calls=max_calls, max_chars=max_chars))
         self._rules = MathsRules(
             extraction=("boxed", "gsm8k", "answer", "whole_response", "last_number"), symbolic=False
@@ -36,14 +36,14 @@ class PythonMaths(ToolTask):
 
     @classmethod
     def prepare(cls, *, tools: Sequence[Mapping[str, Any]] = _TOOLS, **options: Any) -> None:
-        """Finds the sandbox once for all episodes, where a tool needs it. RewardError, saying what is missing, where there is none."""
+        """Find the sandbox once for all episodes, if a tool needs it. RewardError says what it lacks."""
         if any(tool.get("kind") in SANDBOXED for tool in tools):
             find_boundary()
 
     def score(self, text: str) -> float:
-        """1 or 0; RewardError, which is ours, where the row's answer is no number."""
+        """Return 1 or 0. Raise RewardError (infrastructure failure) if the row's answer is not a number."""
         wanted = str(self.task["answer"]).rpartition(_ANSWER_MARK)[2].strip().replace(",", "")
         verdict = verify_exactly(visible_text(text), wanted, self._rules)
         if verdict is None or verdict.value is None:
-            raise RewardError(f"python_maths: the row's answer {wanted[:80]!r} is no number")
+            raise RewardError(f"python_maths: the row's answer {wanted[:80]!r} is not a number")
         return verdict.value

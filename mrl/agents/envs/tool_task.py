@@ -1,4 +1,4 @@
-"""A question that is answered with tools: turns with calls have results, and the first turn without one is the answer."""
+"""Questions answered with tools: turns with calls get results; the first turn without calls is the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mrl.agents.tools.tool import ToolBox
 
 
 class ToolTask:
-    """A subclass makes the tools, and says what an answer is worth."""
+    """Base of such tasks. A subclass makes the tools and scores the answer."""
 
     def __init__(self, box: ToolBox) -> None:
         self.box = box
@@ -20,21 +20,21 @@ class ToolTask:
         self.calls = 0
 
     def reset(self, task: dict[str, Any], seed: int) -> str:
-        """The row's own prompt stands."""
+        """Return nothing, so that the row's own prompt is used."""
         self.task = task
         return ""
 
     def step(self, text: str, calls: Sequence[ToolCall]) -> Step:
-        """The results, or the end."""
+        """Return the results of the calls, or the end."""
         self.calls += len(calls)
         if calls:
             return Step(self.box.messages(calls))
         return Step(reward=self.score(text), done=True, info={"calls": self.calls})
 
     def close(self) -> None:
-        """Ends the tools."""
+        """Close the tools."""
         self.box.close()
 
     def score(self, text: str) -> float:
-        """What the answer is worth."""
+        """Return the reward of the answer."""
         raise NotImplementedError

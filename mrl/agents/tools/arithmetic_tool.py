@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic on numbers as they are written."""
+"""Calculator: exact arithmetic on numbers as they are written."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Arithmetic:
     parameters = arguments_schema(expression={"type": "string"})
 
     def run(self, expression: str) -> str:
-        """The value as a whole number, or as a fraction in lowest terms. ToolError for what is no such expression."""
+        """Return the value as an integer or a reduced fraction; ToolError if it is not such an expression."""
         return str(value_of(expression))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def value_of(expression: str) -> Fraction:
-    """The exact value. ToolError for what is no arithmetic expression, divides by zero, or grows too large."""
+    """Return the exact value. Raise ToolError if the expression is invalid, divides by 0, or is too large."""
     if len(expression) > _MAX_CHARS:
         raise ToolError(f"an expression has at most {_MAX_CHARS} characters")
     try:
@@ -46,7 +46,7 @@ def value_of(expression: str) -> Fraction:
         raise ToolError("division by zero") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise (
-            error if isinstance(error, ToolError) else ToolError(f"{expression!r} is no expression")
+            error if isinstance(error, ToolError) else ToolError(f"{expression!r} is not an expression")
         ) from error
 
 

@@ -1,9 +1,8 @@
-"""The tools of a server that speaks the Model Context Protocol over its standard input and output, by the official `mcp` package
-(extra `agents`). Source: https://modelcontextprotocol.io/specification, sections Tools and Transports.
+"""Tools of a Model Context Protocol server on standard input and output, by the official `mcp` package (extra
+`agents`). Source: https://modelcontextprotocol.io/specification, sections Tools and Transports.
 
-A server belongs to one episode: it starts with the episode's environment and ends with it, however that ends. What a tool says of its
-failure is told to the policy; a server that cannot be had, or does not answer, is ours.
-"""
+A server belongs to one episode: it starts and ends with the episode's environment. The policy is told a
+tool's failure; a server that is unavailable or does not respond is an infrastructure failure."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ _START_SECONDS = 60.0
 
 
 class McpServer:
-    """A running server."""
+    """A running MCP server."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, seconds: float = 20.0
     ) -> None:
-        """`command` starts it, with HOME, PATH and the like of this process' variables, and `env`. `seconds`: of one call. ConfigError
-        without the package; Unreachable where no server comes of it."""
+        """`command`: starts it, with HOME, PATH and the like of this process, and `env`. `seconds`: limit of
+        one call. Raise ConfigError without the package, Unreachable if no server starts."""
         try:
             from anyio.from_thread import start_blocking_portal
         except ImportError as error:
@@ -49,27 +48,27 @@ class McpServer:
         self.tools = [McpTool(self, tool) for tool in listed.tools]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the tool says. ToolError where it says that it failed, Unreachable where it says nothing in time."""
+        """Return a tool's text. Raise ToolError if it reports a failure, Unreachable if it is late."""
         try:
-            result = self._portal.call(self._asked, name, dict(arguments))
+            result = self._portal.call(self._call_tool, name, dict(arguments))
         except TimeoutError as error:
             raise Unreachable(f"the MCP tool {name}: no answer within {self._seconds:g} s") from error
         except Exception as error:
             raise Unreachable(f"the MCP tool {name}: {_first(error)!r}") from error
-        said = "\n".join(
+        text = "\n".join(
             part.text if part.type == "text" else f"[{part.type} left out]" for part in result.content
         )
         if result.is_error:
-            raise ToolError(said)
-        return said
+            raise ToolError(text)
+        return text
 
     def close(self) -> None:
-        """Ends the server; nothing where that was done."""
+        """End the server, unless it has ended."""
         if self._is_open:
             self._is_open = False
             self._stack.close()
 
-    async def _asked(self, name: str, arguments: dict[str, Any]) -> Any:
+    async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
         import anyio
 
         with anyio.fail_after(self._seconds):
@@ -85,11 +84,11 @@ class McpTool:
         self.parameters: dict[str, Any] = dict(tool.input_schema)
 
     def run(self, **arguments: Any) -> str:
-        """As `McpServer.call`."""
+        """Call the tool as `McpServer.call` does."""
         return self._server.call(self.name, arguments)
 
     def close(self) -> None:
-        """Ends the server, with all its tools."""
+        """End the server, with all its tools."""
         self._server.close()
 
 
@@ -99,7 +98,7 @@ async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncItera
     from mcp.client.session import ClientSession
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    # It ends with this process, also where that is killed.
+    # It ends with this process, even if this is killed.
     program, *words = lifeline_words(command)
     parameters = StdioServerParameters(command=program, args=words, env={**child_path(), **env})
     async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
@@ -109,7 +108,7 @@ async def _session(command: Sequence[str], env: Mapping[str, str]) -> AsyncItera
 
 
 def _first(error: BaseException) -> BaseException:
-    """What a group of errors is about."""
+    """Return the first single error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

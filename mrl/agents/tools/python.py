@@ -1,4 +1,4 @@
-"""Python in the sandbox that programs of responses run in, with names that stay from one call to the next."""
+"""Python in the sandbox that runs responses' programs, with names that persist between calls."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mrl.rewards.code.sandbox import find_boundary
 
 
 class Interpreter:
-    """One sandboxed interpreter at a time: it starts with the first cell, and anew after one that ended it."""
+    """One sandboxed interpreter at a time: the first cell starts it, and the next cell if one ended it."""
 
     def __init__(self, *, seconds: float, memory_mib: int) -> None:
-        """`seconds` of a cell's own time, and of its processes' processor time."""
+        """`seconds`: limit of a cell's own time, and of its processes' CPU time."""
         self._rules = CodeRules(seconds=seconds, cpu_seconds=seconds, memory_mib=memory_mib)
         self._cells: Cells | None = None
 
     def run(self, source: str) -> str:
-        """What a cell printed, and what it raised. ToolError where it used up its time or memory, or ended the interpreter;
-        SandboxLost where there is none to be had."""
+        """Return what a cell printed and raised. Raise ToolError if it exceeded time or memory or ended the
+        interpreter, SandboxLost if there is no sandbox."""
         try:
             if self._cells is None:
                 self._cells = Cells(find_boundary(), self._rules).__enter__()
@@ -35,35 +35,40 @@ class Interpreter:
         return "".join([result.output, result.error]) or "(no output)"
 
     def close(self) -> None:
-        """Ends the interpreter; nothing where there is none."""
+        """End the interpreter, if there is one."""
         cells, self._cells = self._cells, None
         if cells is not None:
             cells.__exit__()
 
 
 class Python:
-    """Cells of Python."""
+    """Tool that runs Python cells."""
 
     name = "python"
-    description = "Runs Python and shows what it prints, and the value of its last expression. Names stay between calls."
+    description = (
+        "Runs Python and shows what it prints, and the value of its last expression. "
+        "Names stay between calls."
+    )
     parameters = arguments_schema(code={"type": "string"})
 
     def __init__(self, *, seconds: float = 10.0, memory_mib: int = 512) -> None:
-        """Of one cell."""
+        """`seconds`, `memory_mib`: limits of one cell."""
         self._interpreter = Interpreter(seconds=seconds, memory_mib=memory_mib)
 
     def run(self, code: str) -> str:
-        """As `Interpreter.run`."""
+        """Run a cell as `Interpreter.run` does."""
         return self._interpreter.run(code)
 
     def close(self) -> None:
-        """Ends the interpreter."""
+        """End the interpreter."""
         self._interpreter.close()
 
 
 _SHELL = """
 import subprocess
-_done = subprocess.run(["/bin/sh", "-c", {command!r}], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+_done = subprocess.run(
+    ["/bin/sh", "-c", {command!r}], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+)
 print(_done.stdout, end="")
 print(_done.stderr, end="")
 if _done.returncode:
@@ -72,19 +77,19 @@ if _done.returncode:
 
 
 class Shell:
-    """Commands of a shell in a sandbox without a network; files in /tmp stay between calls."""
+    """Tool that runs shell commands in a sandbox without a network; files in /tmp persist between calls."""
 
     name = "shell"
     description = "Runs a command in a shell without a network. Files in /tmp stay between calls."
     parameters = arguments_schema(command={"type": "string"})
 
     def __init__(self, *, seconds: float = 10.0, memory_mib: int = 512) -> None:
-        """Of one command."""
+        """`seconds`, `memory_mib`: limits of one command."""
         self._interpreter = Interpreter(seconds=seconds, memory_mib=memory_mib)
 
     def run(self, command: str) -> str:
-        """What the command printed. SandboxLost where this machine's sandbox lets no process be started, else as
-        `Interpreter.run`."""
+        """Return what the command printed. Raise SandboxLost if the machine's sandbox cannot start processes;
+        otherwise as `Interpreter.run`."""
         if not _boundary_has_processes():
             raise SandboxLost(
                 "the shell tool needs a sandbox with a cgroup: without one it starts no process"
@@ -92,7 +97,7 @@ class Shell:
         return self._interpreter.run(_SHELL.format(command=command))
 
     def close(self) -> None:
-        """Ends the sandbox."""
+        """End the sandbox."""
         self._interpreter.close()
 
 

@@ -1,4 +1,4 @@
-"""Search over a local index: one SQLite file with full text (https://www.sqlite.org/fts5.html), made once and then only read."""
+"""Search in a local full-text index: one SQLite file (https://www.sqlite.org/fts5.html), then read-only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mrl.errors import ConfigError
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 32
 _STEPS_A_LOOK = 1000
-"""Of SQLite's machine, between two looks at the clock."""
+"""Steps of SQLite's virtual machine between two checks of the clock."""
 
 
 def build_index(path: Path, documents: Iterable[tuple[str, str]]) -> None:
-    """Writes an index of (title, text) to a path that does not exist."""
+    """Write an index of (title, text) to a path that does not exist."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=rwc", uri=True) as index:
         index.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text, tokenize = 'porter unicode61')")
         index.executemany("INSERT INTO documents VALUES (?, ?)", documents)
@@ -27,15 +27,15 @@ def build_index(path: Path, documents: Iterable[tuple[str, str]]) -> None:
 
 
 class Search:
-    """The documents that hold the most telling of a question's words."""
+    """Tool that finds the documents with a query's most distinctive words."""
 
     name = "search"
     description = "Finds documents by their words."
     parameters = arguments_schema(query={"type": "string"})
 
     def __init__(self, index: str, *, results: int = 3, words: int = 40, seconds: float = 5.0) -> None:
-        """`index` is a file that `build_index` wrote; `words` around a hit are shown of each of `results` documents. ConfigError where
-        there is no such index."""
+        """`index`: a file that `build_index` wrote. `words`: shown around a hit, for each of `results`
+        documents. Raise ConfigError if there is no such index."""
         self._results, self._words, self._seconds = results, words, seconds
         try:
             address = Path(index).resolve(strict=True).as_uri()
@@ -45,24 +45,24 @@ class Search:
             raise ConfigError(f"the search index {index} cannot be read: {error}") from error
 
     def run(self, query: str) -> str:
-        """Titles and what stands around the hits, the best first. ToolError without words, and past the deadline."""
+        """Return titles and the text around hits, best first. Raise ToolError without words or if late."""
         words = _WORD.findall(query)[:_MAX_WORDS]
         if not words:
-            raise ToolError("a query has words")
+            raise ToolError("a query must have words")
         until = time.monotonic() + self._seconds
         self._index.set_progress_handler(lambda: time.monotonic() > until, _STEPS_A_LOOK)
         try:
-            found = self._index.execute(
-                "SELECT title, snippet(documents, 1, '', '', ' ... ', ?) FROM documents WHERE documents MATCH ? "
-                "ORDER BY bm25(documents) LIMIT ?",
+            rows = self._index.execute(
+                "SELECT title, snippet(documents, 1, '', '', ' ... ', ?) FROM documents "
+                "WHERE documents MATCH ? ORDER BY bm25(documents) LIMIT ?",
                 (min(self._words, 64), " OR ".join(f'"{word}"' for word in words), self._results),
             ).fetchall()
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
             raise ToolError(f"time limit: nothing found within {self._seconds:g} s") from error
-        return "\n\n".join(f"{title}\n{text}" for title, text in found) or "nothing found"
+        return "\n\n".join(f"{title}\n{text}" for title, text in rows) or "nothing found"
 
     def close(self) -> None:
-        """Closes the index."""
+        """Close the index."""
         self._index.close()

@@ -1,4 +1,4 @@
-"""Tools as settings name them: {"kind": "python", "seconds": 5}."""
+"""Tools by their settings: {"kind": "python", "seconds": 5}."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SANDBOXED = {"python", "shell"}
 
 
 def make_tools(sources: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """The tools of one episode. ConfigError for a kind that is none, two tools of one name, and what a kind refuses."""
+    """Return the tools of one episode. Raise ConfigError for unknown kinds, bad options or equal names."""
     tools: list[Tool] = []
     for source in sources:
         options = dict(source)
         kind = options.pop("kind", None)
         if kind not in _KINDS:
-            raise ConfigError(f"a tool's kind is one of {', '.join(_KINDS)}, not {kind!r}")
+            raise ConfigError(f"a tool's kind must be one of {', '.join(_KINDS)}, not {kind!r}")
         tools += _KINDS[kind](**options)
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise ConfigError(f"tools have different names; these are {names}")
+        raise ConfigError(f"tools must have different names; these are {names}")
     return tools

@@ -1,4 +1,4 @@
-"""Tools: what a policy may call in a turn, and how a turn's calls are carried out."""
+"""Tools that a policy may call in a turn, and how a turn's calls are run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mrl.errors import MrlError
 
 
 class ToolError(MrlError, ValueError):
-    """The policy's mistake, in words for it: it is told, and goes on. Whatever else a tool raises is a fault of ours."""
+    """Mistake of the policy: it sees the message and continues. Other errors are infrastructure failures."""
 
 
 class Tool(Protocol):
@@ -21,35 +21,35 @@ class Tool(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments, which `run` gets by their names."""
+        """JSON schema of the arguments, which `run` gets by name."""
         ...
 
     @property
     def run(self) -> Callable[..., str]:
-        """Gives what the policy is told. ToolError for what it should have known; a tool that can wait or compute for long keeps a
-        deadline of its own, and says so in a ToolError."""
+        """Function that returns the text for the policy. It raises ToolError for the policy's mistakes; a
+        tool that may take long has a deadline of its own, and a ToolError that says so."""
         ...
 
     def close(self) -> None:
-        """The episode is over."""
+        """End the tool with its episode."""
         ...
 
 
 class ToolBox:
-    """The tools of one episode. Calls are carried out in their order, one after the other."""
+    """Tools of one episode. Calls run in order, one after another."""
 
     def __init__(self, tools: Sequence[Tool], *, max_calls: int = 8, max_chars: int = 8000) -> None:
-        """`max_calls` of a turn are carried out, and of each result `max_chars` characters shown."""
+        """At most `max_calls` of a turn run, and each result shows `max_chars` characters."""
         self._tools = {tool.name: tool for tool in tools}
         self._max_calls, self._max_chars = max_calls, max_chars
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """As chat templates take them."""
+        """Tools in the form of chat templates."""
         return [function_schema(t.name, t.description, t.parameters) for t in self._tools.values()]
 
     def messages(self, calls: Sequence[ToolCall]) -> list[dict[str, str]]:
-        """One message of the role tool for each call, in their order."""
+        """Run the calls; return one message of the role tool per call, in their order."""
         results = [self._result(call) for call in calls[: self._max_calls]]
         results += [f"error: not carried out, a turn has at most {self._max_calls} calls"] * (
             len(calls) - len(results)
@@ -57,7 +57,7 @@ class ToolBox:
         return [{"role": "tool", "content": result} for result in results]
 
     def close(self) -> None:
-        """Ends all tools."""
+        """Close all tools."""
         for tool in self._tools.values():
             tool.close()
 
@@ -69,13 +69,13 @@ class ToolBox:
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chat templates take it."""
+    """Return a tool in the form of chat templates."""
     function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}
 
 
 def arguments_schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of arguments that are all required, by their names."""
+    """Return the schema of arguments that are all required, by name."""
     named = {name: dict(schema) for name, schema in properties.items()}
     return {
         "type": "object",
@@ -86,7 +86,7 @@ def arguments_schema(**properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """The text, or its beginning and its end with what was left out between them."""
+    """Return the text, or its beginning and end, with a note of what was left out between them."""
     if len(text) <= max_chars:
         return text
     head = max_chars * 2 // 3

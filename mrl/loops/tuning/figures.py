@@ -1,4 +1,4 @@
-"""What a validation of `mrl tune` says, from the log-probs or the scores of its rows. Pure."""
+"""Validation metrics of `mrl tune`, from the log-probs or the scores of its rows. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mrl.rewards.trials.agreement import wilson
 def demonstration_figures(
     rows: Sequence[TuneRow], logprobs: Mapping[int, Sequence[float]]
 ) -> dict[str, float]:
-    """Mean negative log-prob of the trained tokens."""
+    """Return the mean negative log-prob of the trained tokens."""
     tokens = sum(int(row.responses[0].mask.sum()) for row in rows)
     return {"val/loss": -sum(logprobs[n][0] for n in range(len(rows))) / tokens, "val/rows": float(len(rows))}
 
@@ -31,24 +31,24 @@ def preference_figures(
     logprobs: Mapping[int, Sequence[float]],
     ref_logprobs: Mapping[int, Sequence[float]] | None,
 ) -> dict[str, float]:
-    """What pairs, or labelled responses (where `loss` is None), say."""
+    """Return the metrics of pairs, or of labelled responses if `loss` is None."""
     sides = [_side(rows, i, logprobs, ref_logprobs) for i in range(len(rows[0].responses))]
-    found = {"val/rows": float(len(rows))}
+    figures = {"val/rows": float(len(rows))}
     if loss is None:
-        return found | _label_figures(section, sides[0], np.array([row.sides[0] for row in rows]))
+        return figures | _label_figures(section, sides[0], np.array([row.sides[0] for row in rows]))
     chosen, rejected = sides
     share = 1 / len(rows)
-    found["val/loss"] = float((loss(section, chosen, rejected) * share).sum())
-    found |= {
+    figures["val/loss"] = float((loss(section, chosen, rejected) * share).sum())
+    figures |= {
         f"val/{name}": float(value) for name, value in pair_metrics(section, chosen, rejected, share).items()
     }
     margin = (rewards(section, chosen) - rewards(section, rejected)).numpy()
-    found |= _margin_figures(margin, (chosen.length - rejected.length).numpy())
-    return found | _tag_figures(rows, margin)
+    figures |= _margin_figures(margin, (chosen.length - rejected.length).numpy())
+    return figures | _tag_figures(rows, margin)
 
 
 def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Scores) -> dict[str, float]:
-    """What a reward model's scores, say of pairs, with the 95 % interval of their accuracy."""
+    """Return the metrics of a reward model's scores of pairs, with the 95 % interval of their accuracy."""
 
     def of(values: Iterable[float]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.float64)
@@ -58,22 +58,22 @@ def score_figures(section: ObjectiveSection, rows: Sequence[TuneRow], scores: Sc
     share = 1 / len(rows)
     metrics = score_metrics(chosen, rejected, probability, share)
     loss = (pair_losses(section, chosen, rejected, margin, probability) * share).sum()
-    found = {"val/rows": float(len(rows)), "val/loss": float(loss)}
-    found |= {f"val/{name}": float(value) for name, value in metrics.items()}
-    accuracy, both = found["val/preference/accuracy"], torch.cat([chosen, rejected])
+    figures = {"val/rows": float(len(rows)), "val/loss": float(loss)}
+    figures |= {f"val/{name}": float(value) for name, value in metrics.items()}
+    accuracy, both = figures["val/preference/accuracy"], torch.cat([chosen, rejected])
     low, high = wilson(accuracy * len(rows), len(rows))
-    found |= {"val/preference/accuracy_low": low, "val/preference/accuracy_high": high}
-    found |= {
+    figures |= {"val/preference/accuracy_low": low, "val/preference/accuracy_high": high}
+    figures |= {
         "val/preference/score_mean": float(both.mean()),
         "val/preference/score_std": float(both.std(correction=0)),
     }
     longer = [len(row.responses[0].tokens) - len(row.responses[1].tokens) for row in rows]
-    found |= _margin_figures((chosen - rejected).numpy(), np.array(longer))
-    return found | _tag_figures(rows, (chosen - rejected).numpy())
+    figures |= _margin_figures((chosen - rejected).numpy(), np.array(longer))
+    return figures | _tag_figures(rows, (chosen - rejected).numpy())
 
 
 def score_report(rows: Sequence[TuneRow], scores: Scores) -> dict[str, Any]:
-    """What held-out pairs say of a reward model: how often its scores are right, and where they lie."""
+    """Return a reward model's report on held-out pairs: its accuracy, also by tag, and its scores' spread."""
     chosen, rejected = (np.array([scores[n][side] for n in range(len(rows))]) for side in (0, 1))
     probability = np.array([row.label.probability for row in rows])
     difference, both = chosen - rejected, np.concatenate([chosen, rejected])
@@ -84,11 +84,11 @@ def score_report(rows: Sequence[TuneRow], scores: Scores) -> dict[str, Any]:
         "accuracy_interval": wilson(float(right.sum()), len(rows)),
         "by_tag": {
             tag: {
-                "pairs": int(own.sum()),
-                "accuracy": float(right[own].mean()),
-                "accuracy_interval": wilson(float(right[own].sum()), int(own.sum())),
+                "pairs": int(members.sum()),
+                "accuracy": float(right[members].mean()),
+                "accuracy_interval": wilson(float(right[members].sum()), int(members.sum())),
             }
-            for tag, own in by_tag(rows).items()
+            for tag, members in by_tag(rows).items()
         },
         "score_mean": float(both.mean()),
         "score_std": float(both.std()),
@@ -96,45 +96,51 @@ def score_report(rows: Sequence[TuneRow], scores: Scores) -> dict[str, Any]:
 
 
 def report_line(report: Mapping[str, Any]) -> str:
-    """The report in one line for the screen."""
+    """Return the report as one line for the screen."""
     low, high = report["accuracy_interval"]
-    return f"held-out accuracy {report['accuracy']:.4f} (95 %: {low:.4f} to {high:.4f}) over {report['pairs']} pairs"
+    return (
+        f"held-out accuracy {report['accuracy']:.4f} (95 %: {low:.4f} to {high:.4f}) over "
+        f"{report['pairs']} pairs"
+    )
 
 
 def _margin_figures(margin: np.ndarray, longer: np.ndarray) -> dict[str, float]:
-    """Of [P] margins, and by how many tokens [P] the chosen response is the longer one."""
-    found = {"val/preference/margin_p10": float(np.quantile(margin, 0.1))}
+    """Return the metrics of [P] margins, given the extra tokens [P] of the chosen responses."""
+    figures = {"val/preference/margin_p10": float(np.quantile(margin, 0.1))}
     if margin.std() and longer.std():
-        found["val/preference/length_correlation"] = float(np.corrcoef(margin, longer)[0, 1])
+        figures["val/preference/length_correlation"] = float(np.corrcoef(margin, longer)[0, 1])
     if (longer < 0).any():
-        found["val/preference/accuracy_shorter_chosen"] = float((margin[longer < 0] > 0).mean())
-    return found
+        figures["val/preference/accuracy_shorter_chosen"] = float((margin[longer < 0] > 0).mean())
+    return figures
 
 
 def _tag_figures(rows: Sequence[TuneRow], margin: np.ndarray) -> dict[str, float]:
-    """Of [P] margins: the accuracy of the pairs of each tag, ties half."""
+    """Return the accuracy of each tag's pairs by their [P] margins; a tie counts half."""
     right = (np.sign(margin) + 1) / 2
-    return {f"val/preference/accuracy/{tag}": float(right[own].mean()) for tag, own in by_tag(rows).items()}
+    return {
+        f"val/preference/accuracy/{tag}": float(right[members].mean())
+        for tag, members in by_tag(rows).items()
+    }
 
 
 def _label_figures(section: ObjectiveSection, side: Side, wanted: np.ndarray) -> dict[str, float]:
-    """Accuracy of labelled responses: how often a wanted one has the larger reward than an unwanted one."""
+    """Return how often a wanted response has a larger reward than an unwanted one, and the mean rewards."""
     reward = rewards(section, side).numpy()
     up, down = np.sort(reward[wanted]), np.sort(reward[~wanted])
-    found = {
+    figures = {
         f"val/preference/reward_{n}": float(r.mean())
         for n, r in (("chosen", up), ("rejected", down))
         if len(r)
     }
     if len(up) and len(down):
         below = np.searchsorted(down, up, "left") + np.searchsorted(down, up, "right")
-        found["val/preference/accuracy"] = float(below.mean() / 2 / len(down))
-    return found
+        figures["val/preference/accuracy"] = float(below.mean() / 2 / len(down))
+    return figures
 
 
 def _side(
     rows: Sequence[TuneRow],
-    which: int,
+    side: int,
     logprobs: Mapping[int, Sequence[float]],
     ref_logprobs: Mapping[int, Sequence[float]] | None,
 ) -> Side:
@@ -142,6 +148,6 @@ def _side(
         return torch.tensor(values, dtype=torch.float64)
 
     numbers = range(len(rows))
-    reference = [0.0 if ref_logprobs is None else ref_logprobs[n][which] for n in numbers]
-    lengths = [max(1, int(row.responses[which].mask.sum())) for row in rows]
-    return Side(of([logprobs[n][which] for n in numbers]), of(reference), of(lengths))
+    reference = [0.0 if ref_logprobs is None else ref_logprobs[n][side] for n in numbers]
+    lengths = [max(1, int(row.responses[side].mask.sum())) for row in rows]
+    return Side(of([logprobs[n][side] for n in numbers]), of(reference), of(lengths))

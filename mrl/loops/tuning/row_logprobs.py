@@ -1,8 +1,7 @@
-"""Log-probs (a reward model: scores) of whole responses, by the weights of now: those of the reference, taken once and kept in
-a file.
+"""Log-probs (reward model: scores) of responses by the current weights; a file caches the reference's.
 
-With the reference's in a file nobody holds its parameters. The file's name is the digest of the weights, of the rows' tokens
-and of the dtype, and at every start some rows are computed again: a file that does not fit is an error, not a flat loss.
+With that file no rank keeps the reference's parameters. Its name is a digest of the weights, the rows' tokens
+and the dtype. Every start computes some rows again: a file that does not match is an error, not a flat loss.
 """
 
 from __future__ import annotations
@@ -23,34 +22,34 @@ from mrl.training.platform.parallel import joined, run_on_rank_zero
 from mrl.training.worker import MegatronWorker
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 5e-2}
-"""How far a response's log-prob may be off when computed again, for each square root of its tokens: rounding differs with what
-shares its microbatch, and adds up like a walk."""
+"""Largest error of a recomputed log-prob per square root of its response's tokens: rounding depends on the
+microbatch, and adds up like a random walk."""
 CHECKED_ROWS = 8
 
 Logprobs = Mapping[int, Sequence[float]]
-"""Row's number -> the log-prob, or the one score, of each of its responses."""
+"""Row number -> log-prob, or single score, of each response."""
 Scores = Mapping[int, np.ndarray]
-"""Row's number -> [responses, K] what each head says of each of its responses."""
+"""Row number -> [responses, K] scores of each head."""
 
 
 def own_share(batch: TrainBatch, worker: MegatronWorker) -> TrainBatch:
-    """The rows of this data-parallel rank: every dp-th, a pair being one."""
+    """Return the rows of this data-parallel rank: every dp-th row, a pair counting as one."""
     return batch.select(np.flatnonzero(batch.group_ids % worker.layout.dp == worker.place.dp))
 
 
 def row_logprobs(
     worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int, numbers: Sequence[int] | None = None
 ) -> dict[int, list[float]]:
-    """The same on all ranks, called on all together; sums in float64 over each response's trained tokens.
+    """Return log-probs, float64 sums over each response's trained tokens. Collective, the same on all ranks.
 
-    `numbers`: of the rows wanted, all by default.
+    `numbers`: the rows wanted, all by default.
     """
-    found = _sums(worker, rows, "logprobs", batch_rows=batch_rows, numbers=numbers)
-    return {number: sums.tolist() for number, sums in found.items()}
+    sums_by_row = _sums(worker, rows, "logprobs", batch_rows=batch_rows, numbers=numbers)
+    return {number: sums.tolist() for number, sums in sums_by_row.items()}
 
 
 def row_scores(worker: MegatronWorker, rows: Sequence[TuneRow], *, batch_rows: int) -> Scores:
-    """A reward model's scores of all rows' responses; the same on all ranks, called on all together."""
+    """Return a reward model's scores of all rows' responses. Collective, the same on all ranks."""
     return _sums(worker, rows, "values", batch_rows=batch_rows)
 
 
@@ -62,8 +61,8 @@ def _sums(
     batch_rows: int,
     numbers: Sequence[int] | None = None,
 ) -> dict[int, np.ndarray]:
-    """Of the array `name` of a forward pass over each response's trained tokens, of which a score has one: [responses] by row."""
-    own: dict[int, list[Any]] = {}
+    """Sum array `name` of a forward pass over each response's trained tokens: [responses] by row."""
+    sums_by_row: dict[int, list[Any]] = {}
     wanted = range(len(rows)) if numbers is None else numbers
     for start in range(0, len(wanted), batch_rows):
         chunk = list(wanted[start : start + batch_rows])
@@ -74,28 +73,27 @@ def _sums(
         values = arrays[name].astype(np.float64)
         sums = np.add.reduceat(values * shard.loss_mask, shard.cu_seqlens[:-1])
         for group, value in zip(shard.group_ids, sums, strict=True):
-            own.setdefault(chunk[int(group)], []).append(value)
-    return joined({number: np.array(sums) for number, sums in own.items()})  # type: ignore[arg-type]
+            sums_by_row.setdefault(chunk[int(group)], []).append(value)
+    return joined({number: np.array(sums) for number, sums in sums_by_row.items()})  # type: ignore[arg-type]
 
 
 def reference_logprobs(
     worker: MegatronWorker, rows: TuneRows, *, folder: Path, batch_rows: int, weights: str
 ) -> Logprobs:
-    """Of all rows by the weights of now, whose digest is `weights`, from the folder's file or, the first time, into it.
+    """Return the log-probs of all rows by the current weights, whose digest is `weights`. Collective.
 
-    Called on all ranks together. ConfigError where the file's values are not what the weights give.
-    """
+    They come from the folder's file, which is written if missing. Raise ConfigError if it does not match."""
     dtype, sizes = worker.training.dtype, [len(row.responses) for row in rows.rows]
     key = hashlib.sha256(f"{weights} {rows.digest()} {dtype}".encode()).hexdigest()[:32]
     path = folder / f"{key}.f64"
     if not all(joined({worker.place.rank: path.is_file()}).values()):  # type: ignore[arg-type]
-        found = row_logprobs(worker, rows.rows, batch_rows=batch_rows)
-        values = np.array([value for number in range(len(sizes)) for value in found[number]])
+        logprobs = row_logprobs(worker, rows.rows, batch_rows=batch_rows)
+        values = np.array([value for number in range(len(sizes)) for value in logprobs[number]])
         run_on_rank_zero(lambda: _write(path, values))
-        return found
+        return logprobs
     values = np.fromfile(path, np.float64)
     if len(values) != sum(sizes):
-        raise ConfigError(f"{path} holds {len(values)} log-probs for {sum(sizes)} responses; remove it")
+        raise ConfigError(f"{path} has {len(values)} log-probs for {sum(sizes)} responses; remove it")
     ends = np.cumsum(sizes)
     kept = {
         n: values[end - size : end].tolist() for n, (size, end) in enumerate(zip(sizes, ends, strict=True))
@@ -105,14 +103,14 @@ def reference_logprobs(
 
 
 def bound_of(row: TuneRow, dtype: str) -> float:
-    """How far one of a row's log-probs may be off."""
-    return BOUNDS[dtype] * max(float(each.mask.sum()) for each in row.responses) ** 0.5
+    """Return the largest allowed error of a row's log-probs."""
+    return BOUNDS[dtype] * max(float(response.mask.sum()) for response in row.responses) ** 0.5
 
 
 def weights_digest(worker: MegatronWorker, path: str) -> str:
-    """Of a folder's weights, in hex; asked for on all ranks together, each reads its share."""
-    own = base.file_digests(path, share=worker.place.rank, shares=worker.layout.world_size)
-    return base.combined_digest(joined(own))
+    """Return the hex digest of a folder's weights. Collective: each rank reads its share."""
+    digests = base.file_digests(path, share=worker.place.rank, shares=worker.layout.world_size)
+    return base.combined_digest(joined(digests))
 
 
 def _write(path: Path, values: np.ndarray) -> None:
@@ -129,6 +127,6 @@ def _verify(
         gap = float(np.abs(np.subtract(again[number], kept[number])).max())
         if gap > (bound := bound_of(rows[number], worker.training.dtype)):
             raise ConfigError(
-                f"{path}: {rows[number].place} has log-probs that are {gap:.3g} off what the reference gives now (bound "
-                f"{bound:.3g}); the file is of other weights or damaged: remove it"
+                f"{path}: the log-probs of {rows[number].place} are {gap:.3g} off what the reference gives "
+                f"now (bound {bound:.3g}), so the file is of other weights or damaged; remove it"
             )

@@ -1,5 +1,4 @@
-"""Whether a tuning can go on from a checkpoint: what it has in common with the one that saved. Imports no engine: `mrl tune` asks
-before its ranks start."""
+"""Check if a tuning can resume from a checkpoint. Imports no engine: `mrl tune` checks before ranks start."""
 
 from __future__ import annotations
 
@@ -13,23 +12,24 @@ from mrl.data.tune_rows import TuneRows
 from mrl.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints in that of the tuning."""
+"""Name of the checkpoints' folder in the tuning's folder."""
 
 
 def require_same_tuning(
     checkpoints: Path, state: Mapping[str, Any], config: Config, section: TuneSection, training: TuneRows
 ) -> None:
-    """ConfigError unless a tuning can go on from a checkpoint's state. Which model it started from is in the manifest."""
+    """Raise ConfigError unless a tuning can resume from `state`. The manifest covers the starting model."""
     saved = state.get("about", {})
-    others = [name for name, value in about(config, section, training).items() if saved.get(name) != value]
-    if others:
+    changed = [name for name, value in about(config, section, training).items() if saved.get(name) != value]
+    if changed:
         raise ConfigError(
-            f"{checkpoints} is of a run with other {', '.join(others)}; choose another run.name, or remove the folder"
+            f"{checkpoints} is of a run with different {', '.join(changed)}; choose another run.name, or "
+            "remove the folder"
         )
 
 
 def about(config: Config, section: TuneSection, training: TuneRows) -> dict[str, Any]:
-    """What a tuning that goes on has in common with the one that saved, beside the model."""
+    """Return what a resumed tuning shares with the one that saved, besides the model."""
     return {
         "rows": training.digest(),
         "tune.objective": section.objective.model_dump_json(),

@@ -1,8 +1,7 @@
-"""The loop of `mrl tune`: steps over rows, validation, checkpoints, the best weights. Runs on every trainer rank alike.
+"""Loop of `mrl tune`: steps over rows, validation, checkpoints, best weights. All trainer ranks run it.
 
-One worker, one pass and one optimizer path: those of `mrl train`. What a step takes is a function of (seed, step), so that a
-resumed run goes on to the last bit.
-"""
+It has the worker, pass and optimizer path of `mrl train`. A step's rows are a function of (seed, step), so
+that a resumed run is bitwise identical."""
 
 from __future__ import annotations
 
@@ -52,11 +51,11 @@ from mrl.training.worker import MegatronWorker
 KEPT_CHECKPOINTS = 2
 BEST = "best"
 REPORT = "score_report.json"
-"""What the last, or the best, validation says of a reward model."""
+"""Report of a reward model's last, or best, validation."""
 
 
 class Tuner:
-    """One run. Every method is called on all ranks together."""
+    """One tuning run. All methods are collective: call them on all ranks."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Tuner:
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
-        """`folder`: of this tuning, in the run's folder; `tell` takes lines for the screen on rank 0."""
+        """`folder`: the tuning's, in the run's folder; `tell` prints lines on the screen of rank 0."""
         self._config, self._section, self._worker, self._folder = config, section, worker, folder
         self._training, self._validation, self._tell = training, validation, tell
         self._objective = _objective_of(section)
@@ -85,29 +84,29 @@ class Tuner:
         self._ref, self._val_ref, self._apart_ref = self._reference()
 
     def _reference(self) -> tuple[Logprobs | None, Logprobs | None, Logprobs | None]:
-        """The reference's log-probs of training, validation and mismatched rows; by the weights before any step."""
+        """Return the reference's log-probs of training, validation and mismatched rows, before any step."""
         if not self._section.objective.needs_reference:
             return None, None, None
-        own, other = self._config.model.path, self._config.model.reference_path
-        path = other or own
-        if path != own:
+        policy, reference = self._config.model.path, self._config.model.reference_path
+        path = reference or policy
+        if path != policy:
             self._worker.policy.load_hf(path)
         of: dict[str, Any] = {
             "folder": self._folder / "reference",
             "batch_rows": self._section.batch_rows,
             "weights": weights_digest(self._worker, path),
         }
-        found = [
+        logprobs = [
             reference_logprobs(self._worker, rows, **of) if rows.rows else None
             for rows in (self._training, self._validation, self._apart)
         ]
-        if path != own:
-            self._worker.policy.load_hf(own)
-        return found[0], found[1], found[2]
+        if path != policy:
+            self._worker.policy.load_hf(policy)
+        return logprobs[0], logprobs[1], logprobs[2]
 
     def run(self, asked_to_stop: Callable[[], bool]) -> bool:
-        """Resumes where a checkpoint is there, and says whether all steps are done. When asked to stop it finishes its step and
-        saves."""
+        """Run, resuming from a checkpoint if there is one; return True if all steps are done. When asked to
+        stop, finish the step and save."""
         self._resume()
         start = time.monotonic()
         while self._step < self.num_steps:
@@ -163,59 +162,66 @@ class Tuner:
         return _named(metrics)
 
     def _zero_point(self, numbers: np.ndarray) -> float:
-        """KTO's z: the mean log-ratio of the step's prompts with responses to other prompts, at least 0."""
+        """Return KTO's z: the mean log-ratio of the step's prompts with others' responses, at least 0."""
         assert self._apart_ref is not None
         wanted = sorted(set(numbers.tolist()))
-        found = row_logprobs(
+        logprobs = row_logprobs(
             self._worker, self._apart.rows, batch_rows=self._section.batch_rows, numbers=wanted
         )
-        ratios = [found[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
+        ratios = [logprobs[number][0] - self._apart_ref[number][0] for number in numbers.tolist()]
         return max(0.0, float(np.mean(ratios)))
 
     def _score_sum(self, rows: Sequence[TuneRow]) -> float:
-        """The sum of all scores of the step, by the weights before it."""
+        """Return the sum of all scores of the step, by the weights before it."""
         return float(sum(scores.sum() for scores in self._scores(rows).values()))
 
     def _scores(self, rows: Sequence[TuneRow]) -> Scores:
         return row_scores(self._worker, rows, batch_rows=self._section.batch_rows)
 
     def _begins_at_the_reference(self, numbers: np.ndarray, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The first step's policy is the reference: what margins there are is rounding, told as preference/noise, and the loss is
-        that of no margin (ln 2 for dpo). NumericError where it is not: the two were not computed alike."""
-        other = self._config.model.reference_path
-        if self._ref is None or self._pair_loss is None or (other and other != self._config.model.path):
+        """Check that the first step's policy is the reference; return the margins' noise (preference/noise).
+
+        The loss must be that of margin 0 (ln 2 for dpo). Raise NumericError if the two differ."""
+        reference = self._config.model.reference_path
+        if (
+            self._ref is None
+            or self._pair_loss is None
+            or (reference and reference != self._config.model.path)
+        ):
             return {}
         noise = max(0.0, metrics["preference/margin_square"]) ** 0.5
         rows, section = self._training.rows, self._section.objective
         bound = 2 * section.beta * max(bound_of(rows[n], self._worker.training.dtype) for n in numbers)
         zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         expected = float(self._pair_loss(section, Side(zero, zero, one), Side(zero, zero, one)))
-        found = metrics["preference/pair_loss"]
-        if noise > bound or abs(found - expected) > (1e-3 + 10 * noise) * (1 + abs(expected)):
+        loss = metrics["preference/pair_loss"]
+        if noise > bound or abs(loss - expected) > (1e-3 + 10 * noise) * (1 + abs(expected)):
             raise NumericError(
-                f"tune: before the first update the policy is the reference, yet margins spread by {noise:.3g} (bound "
-                f"{bound:.3g}) and the loss is {found:.6g} where no margin gives {expected:.6g}"
+                f"tune: before the first update the policy is the reference, yet margins spread by "
+                f"{noise:.3g} (bound {bound:.3g}) and the loss is {loss:.6g} instead of {expected:.6g}"
             )
         return {"preference/noise": noise}
 
     def _validated(self, step: int) -> dict[str, float]:
-        """The figures of a validation that is due after `step`; the best weights so far are kept."""
+        """Return the metrics of the validation due after `step`, if any; keep the best weights so far."""
         every, rows = self._section.validate_every, self._validation.rows
         due = step in (0, self.num_steps) or (every and step % every == 0)
         if not rows or not due:
             return {}
         if self._section.objective.is_reward_model:
             return self._validated_scores()
-        found = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
+        logprobs = row_logprobs(self._worker, rows, batch_rows=self._section.batch_rows)
         if self._section.objective.name == "sft":
-            figures = demonstration_figures(rows, found)
+            figures = demonstration_figures(rows, logprobs)
         else:
-            figures = preference_figures(self._section.objective, self._pair_loss, rows, found, self._val_ref)
+            figures = preference_figures(
+                self._section.objective, self._pair_loss, rows, logprobs, self._val_ref
+            )
         self._is_kept(figures)
         return figures
 
     def _validated_scores(self) -> dict[str, float]:
-        """The figures of a reward model, whose report goes with the weights that are kept."""
+        """Return the metrics of a reward model; its report goes with the weights that are kept."""
         section, rows = self._section.objective, self._validation.rows
         scores = self._scores(rows)
         figures, report = score_figures(section, rows, scores), score_report(rows, scores)
@@ -224,7 +230,7 @@ class Tuner:
         return figures
 
     def score_report(self) -> dict[str, Any]:
-        """What the validation said of the reward model that save_weights() writes; empty where nothing is validated."""
+        """Return the validation report of the reward model that save_weights() writes; empty without one."""
         path = self._folder / REPORT
         if not self._validation.rows or not self._section.objective.is_reward_model:
             return {}
@@ -233,13 +239,15 @@ class Tuner:
         return report
 
     def _is_kept(self, figures: Mapping[str, float]) -> bool:
-        """Keeps today's weights where tune.keep_best is set and no validation was better. Whether they are those to export, as far as
-        is known today."""
+        """Keep the current weights if tune.keep_best is set and no earlier validation was better. Return True
+        if they are those to export so far."""
         name = self._section.keep_best
         if name is None:
             return True
         if name not in figures:
-            raise ConfigError(f"tune.keep_best = {name}: validation gives {', '.join(sorted(figures))}")
+            raise ConfigError(
+                f"tune.keep_best = {name} is not in the validation, which gives {', '.join(sorted(figures))}"
+            )
         value = -figures[name] if name == "val/loss" else figures[name]
         if value <= self._best:
             return False
@@ -255,21 +263,21 @@ class Tuner:
         return True
 
     def save_weights(self, path: Path) -> None:
-        """The weights to export, in Megatron's form: the best ones where they were kept, else those of now."""
-        run_on_rank_zero(lambda: shutil.rmtree(path, ignore_errors=True))  # of an export that was ended
+        """Write the weights to export, in Megatron's format: the best ones if kept, else the current ones."""
+        run_on_rank_zero(lambda: shutil.rmtree(path, ignore_errors=True))  # left by an interrupted export
         if self._section.keep_best:
             run_on_rank_zero(lambda: shutil.copytree(self._folder / BEST, path))
         else:
             self._worker.save_weights(path)
 
     def adapters(self) -> dict[str, Any] | None:
-        """What an export has to know of adapters; None where all weights are trained."""
+        """Return what an export must know of adapters; None if all weights are trained."""
         lora, path = self._worker.training.lora, self._config.model.path
         return None if lora is None else base.about_adapters(lora, path, weights_digest(self._worker, path))
 
     def _save(self) -> None:
         if not self._step:
-            return  # the start is model.path
+            return  # the start is model.path itself
         path = self._checkpoints / checkpoint_folder.name_of(self._step)
         if self._step != self._last_saved:
             run_on_rank_zero(lambda: checkpoint_folder.set_aside_from(path))
@@ -300,7 +308,7 @@ def _objective_of(section: TuneSection) -> Callable[..., Any]:
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A step's metrics by the names of the list (mrl/observe/metric_names.py)."""
+    """Return a step's metrics by their names in mrl/observe/metric_names.py."""
     return {
         name if "/" in name else f"tune/{name}": value
         for name, value in metrics.items()

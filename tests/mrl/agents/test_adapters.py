@@ -132,7 +132,7 @@ def test_a_server_that_answers_otherwise_is_unreachable(http_server: str, kind: 
     ],
 )
 def test_only_an_address_is_taken(url: str) -> None:
-    with pytest.raises(ConfigError, match="is an address"):
+    with pytest.raises(ConfigError, match="must be an http"):
         Remote(url)
 
 

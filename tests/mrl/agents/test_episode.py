@@ -139,7 +139,7 @@ def test_out_of_turn_and_without_sense() -> None:
     with pytest.raises(RolloutError, match="an episode that is wants_step"):
         _turn(episode, [3])
     for reward in (float("nan"), float("inf")):
-        with pytest.raises(RolloutError, match=r"gave the reward (nan|inf) to turn 1"):
+        with pytest.raises(RolloutError, match=r"turn 1 got the reward (nan|inf), "):
             episode.answered("", reward=reward)
     assert episode.turns[0].reward is None and episode.num_tokens == 1
 

@@ -196,7 +196,7 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
         os.kill(stopped.pid, signal.SIGSTOP)
         pool.step("first", "hello")
         answer = answers(pool, 1)["first"]
-    assert answer.fault is EnvironmentFault.HOST_LOST and "says nothing" in answer.reason
+    assert answer.fault is EnvironmentFault.HOST_LOST and "is silent" in answer.reason
 
 
 def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
@@ -208,9 +208,9 @@ def test_an_environment_describes_itself(pool: EnvironmentPool) -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (EnvironmentSpec("no_such_word"), "is none of .* and no path"),
+        (EnvironmentSpec("no_such_word"), "is not known; choose one of .*, or a path"),
         (EnvironmentSpec(FILE + "Counting", {"clsed": 1}), "cannot be made.*clsed"),
-        (EnvironmentSpec(FILE + "BadTool"), "being a JSON schema"),
+        (EnvironmentSpec(FILE + "BadTool"), "with a JSON schema"),
     ],
 )
 def test_what_cannot_be_had_is_told_at_the_start(spec: EnvironmentSpec, says: str) -> None:
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_read_is_told_at_the_start(text: str, says: str, t
 def test_a_pool_is_used_by_its_rules(pool: EnvironmentPool) -> None:
     with pytest.raises(RolloutError, match="no environment 'other'"):
         pool.open("k", "other", {}, 0)
-    with pytest.raises(RolloutError, match="no JSON"):
+    with pytest.raises(RolloutError, match="not valid JSON"):
         pool.open("k", "counting", {"what": object()}, 0)
     with pytest.raises(RolloutError, match="not open"):
         pool.step("k", "hello")

@@ -105,7 +105,7 @@ def test_observations_of_no_role_or_two_are_refused(roles: list[Any]) -> None:
 def test_a_template_that_rewrites_history_is_refused_with_the_place() -> None:
     tokenizer = chat_tokenizers.qwen(chat_tokenizers.FORGETFUL)
     with pytest.raises(
-        ConfigError, match=r"rewrites a turn before observations of the role 'user': behind .*mrlthought"
+        ConfigError, match=r"rewrites a turn before observations of the role 'user': after .*mrlthought"
     ):
         TurnRenderer(tokenizer)
 

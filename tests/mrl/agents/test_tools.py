@@ -53,7 +53,7 @@ def test_no_query_is_an_expression(index: str, query: str) -> None:
     search = Search(index)
     assert search.run(query)
     assert "Town 7\n" in search.run("town 7")
-    with pytest.raises(ToolError, match="has words"):
+    with pytest.raises(ToolError, match="must have words"):
         search.run('"*"')
     search.close()
 
@@ -116,7 +116,7 @@ def test_tools_are_made_as_settings_name_them(index: str) -> None:
     calls = [ToolCall("search", {"query": "nowhere"}), ToolCall("calculator", {"expression": "1+1"})]
     assert [message["content"] for message in box.messages(calls)] == ["nothing found", "2"]
     box.close()
-    with pytest.raises(ConfigError, match="kind is one of"):
+    with pytest.raises(ConfigError, match="kind must be one of"):
         make_tools([{"kind": "pythons"}])
     with pytest.raises(ConfigError, match="different names"):
         make_tools([{"kind": "calculator"}, {"kind": "calculator"}])

@@ -216,7 +216,7 @@ def test_calls_are_handed_over_and_bad_ones_are_told(tmp_path: Path) -> None:
     samples = [s for group in groups_of(thread, config, num_samples=32) for s in group.samples]
     transcripts = [s.transcript for s in samples if s.transcript is not None]
     bad = [turn for t in transcripts for turn in t.turns if turn.text == words["0"]]
-    assert bad and all("no JSON" in turn.observation and turn.reward is None for turn in bad)
+    assert bad and all("not valid JSON" in turn.observation and turn.reward is None for turn in bad)
     ended = [t for t in transcripts if t.ended_by == "bad_call"]
     assert ended and all(sum(turn.text == words["0"] for turn in t.turns) == 2 for t in ended)
     made = [call for turns in environments.calls.values() for calls in turns for call in calls]
@@ -408,7 +408,7 @@ def test_a_validation_does_not_wait_for_environments_of_interrupted_episodes(tmp
     )
     while engines.num_steps < 2:
         time.sleep(0.005)
-    assert "in line for an environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
+    assert "waiting for a free environment (agent.max_open = 3)" in thread._rollouts.late(opened[3])
     thread.pause()
     engines.stops_after = None
     held_out = [dataclasses.replace(prompt, index=-1 - prompt.index) for prompt in PROMPTS[:2]]

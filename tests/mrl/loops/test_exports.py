@@ -92,7 +92,7 @@ def test_of_those_that_wait_the_newest_is_made_and_none_outlives_the_run(
     for step in (2, 4, 6):
         exports.request(step)
         exports.poll()
-    assert exports.needed == {2, 6} and "export of step 4 left out" in caplog.text
+    assert exports.needed == {2, 6} and "export of step 4 skipped" in caplog.text
     child = only_child()
     exports.wait(should_stop=lambda: "SIGTERM")
     assert child.is_running()

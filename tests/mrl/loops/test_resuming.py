@@ -47,7 +47,7 @@ def test_groups_on_their_way_become_as_large_as_new_ones(
     run = after_three_steps(tmp_path, *schedule)
     again = resumed(run, tmp_path, *schedule, f"loop.samples_per_prompt={size}")
     assert {len(group.samples) for groups in again.groups for group in groups} == {size}
-    said = f"resumed with other settings: loop.samples_per_prompt = {size} (4 before)"
+    said = f"resumed with changed settings: loop.samples_per_prompt = {size} (was 4)"
     assert said in capsys.readouterr().out
 
 
@@ -56,7 +56,7 @@ def test_a_smaller_batch_says_how_old_tokens_become(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         again = resumed(run, tmp_path, *STREAM, "loop.prompts_per_step=1")
     told = re.search(
-        r"until step (\d+) tokens may be (\d+) versions old, where these settings allow 3", caplog.text
+        r"until step (\d+) tokens may be (\d+) versions stale, but these settings allow 3", caplog.text
     )
     assert told, caplog.text
     until, age = map(int, told.groups())
@@ -80,7 +80,7 @@ def test_the_same_settings_say_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         resumed(after_three_steps(tmp_path, *STREAM), tmp_path, *STREAM)
-    assert "other settings" not in capsys.readouterr().out and "versions old" not in caplog.text
+    assert "changed settings" not in capsys.readouterr().out and "versions stale" not in caplog.text
 
 
 def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_samples_that_were_no_episodes_cannot_become_some(tmp_path: Path) -> Non
         "{environment: tests.support.guess:Guess, domains: {prose: {environment: tests.support.guess:Guess}}}",
     ):
         with pytest.raises(
-            ConfigError, match=r"agent: .* was saved with a section not for prose, this is a section,"
+            ConfigError, match=r"agent = a section, but .* was saved with a section not for prose,"
         ):
             require_resumable(state, config_of(tmp_path, FILTER, f"agent={agent}"))
     alone = config_of(

@@ -182,7 +182,7 @@ def test_a_call_that_is_late_is_cancelled_and_told(thread: EventThread) -> None:
         finally:
             ended.append(time.monotonic())
 
-    with pytest.raises(RolloutError, match=r"did not answer within 0\.1 s in phase start_up"):
+    with pytest.raises(RolloutError, match=r"did not respond within 0\.1 s in phase start_up"):
         thread.do(late(), 0.1)
     until(lambda: ended)  # it was cancelled
 

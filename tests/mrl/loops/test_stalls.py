@@ -33,7 +33,7 @@ def test_an_environment_that_is_silent_is_named_with_its_turn(tmp_path: Path) ->
 
     environments.poll = silent_later  # type: ignore[method-assign]
     with pytest.raises(
-        RolloutError, match=r"oldest of 8 groups is 0, making: \d responses missing"
+        RolloutError, match=r"oldest of 8 groups in flight is 0, making: \d responses missing"
     ) as caught:
         run.loop.step()
     assert re.search(r"first: 0\.\d at turn [1-9], waiting for its environment", str(caught.value))
@@ -57,7 +57,7 @@ def test_a_lost_worker_ends_the_run_with_the_oldest_group(words: tuple[str, ...]
     run.loop.start()
     run.train.dies = WorkerLost("trainer rank 0 died in phase update")
     with pytest.raises(
-        WorkerLost, match=r"^trainer rank 0 died in phase update; the oldest of 4 groups is 4, "
+        WorkerLost, match=r"^trainer rank 0 died in phase update; the oldest of 4 groups in flight is 4, "
     ) as caught:
         run.loop.step()
     assert "admitted at version 0, the engines serve 0" in str(caught.value)

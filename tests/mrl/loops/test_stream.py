@@ -223,7 +223,7 @@ def test_a_deadline_names_the_oldest_group(tmp_path: Path) -> None:
     run.loop.start()
     with pytest.raises(
         RolloutError,
-        match=r"oldest of 8 groups is 0, making: 4 responses missing \(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
+        match=r"oldest of 8 groups in flight is 0, making: 4 responses missing \(first: 0.0 on the table; 0.1 on the table; .*\), 4 verdicts",
     ):
         run.loop.step()
 
@@ -241,7 +241,10 @@ def test_who_is_waited_for_is_told_of_the_oldest_group_that_is_not_ready(tmp_pat
     run.engines.stops_after = None
     run.rollouts.ask(run.engines._work)
     until(lambda: buffer._held["verdicts"] > 0)
-    said = r"the oldest of 8 groups is 0, kept, the oldest that is not ready 1, making: 0 responses missing, 4 verdicts missing"
+    said = (
+        r"the oldest of 8 groups in flight is 0, kept, the oldest unfinished one is 1, making: "
+        r"0 responses missing, 4 verdicts missing"
+    )
     assert re.search(said, run.rollouts.waiting_for()), run.rollouts.waiting_for()
     for index in range(1, 8):
         for number in range(4):

@@ -132,9 +132,11 @@ def test_a_reward_model_stopped_and_resumed_is_the_same_to_the_bit(task: Path, t
     assert last["val/loss"] < first["val/loss"] and last["val/preference/score_std"] > 0
     assert last["val/preference/accuracy_low"] < last["val/preference/accuracy"]
     assert any(line.startswith("held-out accuracy") for line in whole["lines"])
-    with pytest.raises(AssertionError, match=r"a run with other tune\.objective; choose another run\.name"):
+    with pytest.raises(
+        AssertionError, match=r"a run with different tune\.objective; choose another run\.name"
+    ):
         run_ranks(tuned, 1, words(task, "{name: reward_model}"), str(tmp_path / "parts"), 9)
-    with pytest.raises(AssertionError, match=r"a run with other run\.seed; choose another run\.name"):
+    with pytest.raises(AssertionError, match=r"a run with different run\.seed; choose another run\.name"):
         run_ranks(tuned, 1, [*settings, "run.seed=77"], str(tmp_path / "parts"), 9)
 
 
