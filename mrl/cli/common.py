@@ -1,4 +1,4 @@
-"""What commands have in common: the words of a configuration, and answers on standard output."""
+"""Shared by all commands: arguments of a configuration, and output on a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import os
 import sys
 
-CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged left to right, then the values)"
+CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged from left to right, then the values)"
 
 
 def config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    """A command that takes files and values of a configuration."""
+    """Add a command that takes configuration files and overrides."""
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("config", nargs="+", help=CONFIG_HELP)
     command.set_defaults(run=run)
@@ -18,21 +18,21 @@ def config_command(commands, name: str, run, text: str) -> argparse.ArgumentPars
 
 
 def command_config(options: argparse.Namespace, *overrides: str):
-    """The configuration that a command was given."""
+    """Load the configuration that the command line names."""
     from mrl.config.load import load_config
 
     return load_config(*options.config, *overrides)
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may be given it, whoever wrote parts of it: what would steer one is escaped."""
+    """Escape terminal control characters in a text that models or users may have written."""
     from mrl.report.terminal import plain
 
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
 def print_answer(text: str) -> int:
-    """Prints what a command was asked for; a reader that leaves early (`mrl settings | head`) has what it wanted."""
+    """Print a result and return 0, also if the reader closes the pipe early (`mrl settings | head`)."""
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
