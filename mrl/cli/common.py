@@ -9,9 +9,22 @@ import sys
 CONFIG_HELP = "CONFIG.yaml ... a.b.c=value ... (files are merged from left to right, then the values)"
 
 
-def config_command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
-    """Add a command that takes configuration files and overrides."""
-    command = commands.add_parser(name, help=text, description=text)
+def add_command(
+    commands, name: str, text: str, example: str, exits: str = "0 done; 1 failed; 2 bad input"
+) -> argparse.ArgumentParser:
+    """Add a command; its help says what it does, and has an example and the exit codes."""
+    return commands.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"example:\n  mrl {example}\n\nexit codes:\n  " + exits.replace("; ", "\n  "),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def config_command(commands, name: str, run, *words: str) -> argparse.ArgumentParser:
+    """Add a command that takes configuration files and overrides; `words`: text, example, exit codes."""
+    command = add_command(commands, name, *words)
     command.add_argument("config", nargs="+", help=CONFIG_HELP)
     command.set_defaults(run=run)
     return command
