@@ -159,7 +159,7 @@ class Swallowed:
 
 def test_a_node_whose_questions_are_swallowed_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "SILENCE_SECONDS", 0.3)
-    with pytest.raises(WorkerLost, match=r"node 1: node 0 said nothing for 0\.3 s"):
+    with pytest.raises(WorkerLost, match=r"node 1: no heartbeat from node 0 for 0\.3 s"):
         torchrun._follow(Swallowed(), 1)
 
 

@@ -132,7 +132,7 @@ def test_a_short_cut_heals_and_a_machine_without_power_is_named_and_gone_on_with
     both.wait_for(lambda: lost(1) in both.text(), "the lost machine's name")
     seconds = time.monotonic() - begun
     assert seconds < 45, "Ray by itself takes 65 s"
-    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: f"1 of 2 slots available: continuing with {FEWER}" in both.text(), "the next start")
     both.wait_for(lambda: "resuming at step" in both.text(), "the resume")
     both.wait_for_steps(2)
     both.end()
@@ -148,7 +148,7 @@ def test_a_machine_that_is_told_to_end_has_the_run_saved_and_gone_on_without(mac
     assert "SIGTERM: finishing this step, saving" in both.text() and "lost: " not in both.text()
     assert "forcefully" not in both.text(1)
     saved = steps_done(both.folder)[-1]
-    both.wait_for(lambda: f"1 of 2 slots are there: going on with {FEWER}" in both.text(), "the next start")
+    both.wait_for(lambda: f"1 of 2 slots available: continuing with {FEWER}" in both.text(), "the next start")
     both.wait_for(lambda: f"resuming at step {saved + 1} " in both.text(), "the resume")
     both.wait_for_steps(2)
     both.end()
