@@ -61,7 +61,10 @@ def words_for(config: Config, num_slots: int) -> tuple[str, ...]:
 
 def slots_message(config: Config, words: Sequence[str], num_slots: int) -> str:
     """Return a log line about the chosen entry of launch.elastic."""
-    return f"{num_slots} of {config.num_slots} slots available: continuing with {' '.join(words)} (launch.elastic)"
+    return (
+        f"{num_slots} of {config.num_slots} slots available: continuing with {' '.join(words)} "
+        "(launch.elastic)"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -102,7 +102,7 @@ def test_only_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step-000001.partial").mkdir(parents=True)
     assert go_on(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
     (tmp_path / "checkpoints/step-000001").mkdir()
-    assert go_on(tmp_path / "checkpoints") == "the same command goes on from the last checkpoint"
+    assert go_on(tmp_path / "checkpoints") == "the same command resumes from the last checkpoint"
 
 
 PROGRAM = """

@@ -56,7 +56,7 @@ def test_equal_nodes_have_no_faults() -> None:
          "GPU 1 has 40% of its memory free"),
         ({"ray": RayPart(slots=2, gpus=2, object_store_bytes=9 << 30)},
          "which Ray's object store uses (launch.object_store_bytes), is 8.59e+09 bytes, needed 9.66e+09"),
-        ({"ray": RayPart(slots=2)}, "Ray was told of none"),
+        ({"ray": RayPart(slots=2)}, "Ray has none"),
         ({"error": "the run folder /x cannot be written"}, "cannot be written"),
     ],
 )  # fmt: skip

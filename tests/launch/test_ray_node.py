@@ -78,7 +78,7 @@ def test_a_port_that_is_held_is_named_with_its_holder_before_ray_starts() -> Non
         raise AssertionError("Ray started on a port that is held")
     text = str(caught.value)
     assert (
-        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is held by process {os.getpid()} ("
+        f"node 1 (10.0.0.1) cannot start Ray: port {held} (runtime-env-agent-port) is used by process {os.getpid()} ("
         in text
     )
     assert "MRL_PORT_BASE" in text
@@ -115,7 +115,7 @@ def test_the_secret_is_not_on_the_command_line() -> None:
 
 def test_a_short_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "short")
-    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN must hold"):
+    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN must contain"):
         token_of_environment()
 
 
