@@ -166,8 +166,8 @@ def _counts(gpus: Gpus, shown: int, ray: int | None, slots: int | None) -> list[
     num_visible = 0 if gpus.visible is None else len(gpus.visible.split(","))
     if gpus.torch and num_visible > gpus.torch:
         return [
-            f"{gpus.said}: the variable names {num_visible}, of which {num_visible - gpus.torch} do not exist; "
-            "correct it"
+            f"{gpus.said}: the variable names {num_visible}, of which {num_visible - gpus.torch} do not "
+            "exist; correct it"
         ]
     if slots is not None and 0 < offered < slots:
         return [f"{gpus.said}: launch.slots_per_node = {slots} is more; lower it or make all GPUs visible"]
