@@ -1,4 +1,5 @@
-"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would refuse."""
+"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would
+refuse."""
 
 import json
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_rows_lengths_and_what_is_left_out(tmp_path, words, capsys) -> None:
     assert "rows: 2, validation_rows: 1, duplicates: 1" in said.splitlines()[0]
     train, validation, sft = said.split("\n\n")[1:]
     assert train.splitlines()[:4] == [
-        f"train {tmp_path}/train.jsonl: 3 rows, 2 left",
+        f"train {tmp_path}/train.jsonl: 3 rows, 2 kept",
         "  domains: sums 2",
         "  left out by data.dedupe: 1 of domain sums",
         f"    {tmp_path}/train.jsonl:3: the prompt of {tmp_path}/train.jsonl:2",

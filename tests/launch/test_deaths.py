@@ -51,8 +51,9 @@ def clock() -> PhaseClock:
 
 def test_rays_memory_monitor_is_named_with_who_held_how_much(clock: PhaseClock) -> None:
     assert deaths.why(Exception(MONITOR), clock, here="192.0.2.2") == (
-        "killed by Ray's memory monitor, as 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by what it killed (pid 19177), "
-        "9.72 by node (pid 16006), 0.42 by python (pid 18181); before, a trainer rank 4.6 GiB and an engine 1.5 GiB at most; "
+        "killed by Ray's memory monitor, as 22.85 of 23.54 GiB of node 192.0.2.2 were in use: 6.04 by what "
+        "it killed (pid 19177), 9.72 by node (pid 16006), 0.42 by python (pid 18181); before, a trainer rank "
+        "4.6 GiB and an engine 1.5 GiB at most; "
         + LOWER
     )
 
@@ -98,7 +99,7 @@ def test_a_crash_is_named_with_its_log(tmp_path: Path) -> None:
 
 
 def test_only_what_was_saved_is_gone_on_from(tmp_path: Path) -> None:
-    assert go_on(tmp_path / "checkpoints") == "there is no checkpoint yet, and the same command begins anew"
+    assert go_on(tmp_path / "checkpoints") == "there is no checkpoint yet; the same command starts from the beginning"
     (tmp_path / "checkpoints/step-000001.partial").mkdir(parents=True)
     assert go_on(tmp_path / "checkpoints").startswith("there is no checkpoint yet")
     (tmp_path / "checkpoints/step-000001").mkdir()
@@ -162,7 +163,8 @@ def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.
     ],
 )
 def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by whoever looks."""
+    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by
+    whoever looks."""
     if way == "monitor":
         monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")

@@ -1,4 +1,5 @@
-"""`mrl difficulty`: what it refuses before an engine starts, a survey that goes on where it was ended, and a real measurement."""
+"""`mrl difficulty`: what it refuses before an engine starts, a survey that goes on where it was ended, and a
+real measurement."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def settings(tmp_path: Path) -> list[str]:
 
 
 def test_bad_settings_end_it_before_an_engine_starts(settings: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"writes data\.difficulty\.file, which is not given"):
+    with pytest.raises(ConfigError, match=r"data\.difficulty\.file is not set"):
         measure_difficulty(load([GSM8K], settings))
     (tmp_path / "rates.jsonl").write_text('{"about": {"model": "another"}}\n')
     with pytest.raises(ConfigError, match="was measured with model = another, this configuration has"):

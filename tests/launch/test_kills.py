@@ -1,7 +1,8 @@
-"""kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
+"""kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start
+resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by fault injection (benchmarks/soak/faults.py), whose record
-says which process it killed and in which phase.
+Each start resumes what the death before it left, and is then killed itself, by fault injection
+(benchmarks/soak/faults.py), whose record says which process it killed and in which phase.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker: test_rollout_workers.py; a vLLM
-    worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
+    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker:
+    test_rollout_workers.py; a vLLM worker by itself: test_engine_over_nodes.py; a driver:
+    tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
     chain.ended("reward:reward:1,sync:train-1:2")
     done = [(record["target"], record["during"]) for record in chain.injected()]
     assert done == [("reward", "reward"), ("train-1", "sync")]
@@ -61,8 +63,8 @@ VICTIMS = dict(
         strict=True,
     )
 )
-"""Each kind of process that ends a run, in two phases. Who died decides how it is noticed, and the phase what was saved; nothing
-depends on both."""
+"""Each kind of process that ends a run, in two phases. Who died decides how it is noticed, and the phase what
+was saved; nothing depends on both."""
 
 
 @pytest.mark.slow
@@ -84,11 +86,11 @@ def test_two_interrupts_end_a_run_whose_rank_stands_still(chain: Chain) -> None:
         command.wait_for("step 2/1000", seconds=400)
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
         command.send(signal.SIGINT)
-        command.wait_for("once more leaves now", seconds=400)
+        command.wait_for("send it again to exit now", seconds=400)
         command.send(signal.SIGINT)
         assert command.wait(seconds=400) == 128 + signal.SIGINT
         chain.assert_nothing_left(command)
-    assert "SIGINT again: leaving now" in command.output
+    assert "SIGINT again: exiting now" in command.output
 
 
 @pytest.mark.slow
