@@ -87,7 +87,9 @@ def test_right_responses_are_the_user_s_where_no_verifier_knows_them(where, tmp_
     assert main(asked(tmp_path, "try", *function)) == 1
     said = capsys.readouterr().out
     assert "every response has the reward 0" in said
-    assert "rows' answers were tried as correct responses ('12' in the first row)" in said and "--right" in said
+    assert (
+        "rows' answers were tried as correct responses ('12' in the first row)" in said and "--right" in said
+    )
     words = asked(tmp_path, "try", *function)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     right = [json.dumps({"answer": row["answer"]}) for row in rows]
