@@ -37,7 +37,7 @@ def test_an_environment_that_is_another_one_on_a_workers_node_is_refused() -> No
     found = look_at(acting("calculator"), chat_tokenizers.qwen())
     said = descriptions(found)
     require_described(found, said)
-    with pytest.raises(ConfigError, match="'calculator' is another one than on the driver's node"):
+    with pytest.raises(ConfigError, match="'calculator' differs from the one on the driver's node"):
         require_described(found, {key: ({}, is_replayable) for key, (_, is_replayable) in said.items()})
 
 

@@ -101,6 +101,6 @@ def test_a_stopped_rank_is_found_at_the_deadline(chain: Chain) -> None:
         command.worker(chain.run_folder / "logs/latest/train-1.log").suspend()
         assert command.wait(seconds=400) == 1, command.output[-3000:]
         chain.assert_nothing_left(command)
-    assert re.search("trainer rank 1 did not answer within 20 s in phase ", command.output), command.output[
+    assert re.search("trainer rank 1 did not respond within 20 s in phase ", command.output), command.output[
         -2000:
     ]
