@@ -10,16 +10,11 @@ from mrl.cli.common import CONFIG_HELP, add_command, command_config, config_comm
 
 log = logging.getLogger(__name__)
 
-TRAIN_EXITS = (
-    "0 done; 1 failed; 2 bad input; 99 stopped by SIGUSR1, to be queued again; 128 + n stopped by signal n"
-)
-
 
 def add_training_to(commands) -> None:
     """Add the commands that train or prepare data."""
     _train_command(commands)
-    text = "train on demonstrations or preferences; writes a model folder"
-    config_command(commands, "tune", _tune, text, "tune configs/tune_dpo.yaml", TRAIN_EXITS)
+    config_command(commands, "tune", _tune, "train on demonstrations or preferences; writes a model folder")
     _make_command(commands)
     _data_command(commands)
 
@@ -28,11 +23,7 @@ def add_asking_to(commands) -> None:
     """Add the commands that inspect or evaluate a configuration."""
     _eval_command(commands)
     config_command(
-        commands,
-        "difficulty",
-        _difficulty,
-        "measure how often model.path solves each prompt of data.train",
-        "difficulty configs/quickstart.yaml data.difficulty.file=rates.jsonl",
+        commands, "difficulty", _difficulty, "measure how often model.path solves each prompt of data.train"
     )
     _rewards_command(commands)
     _plan_command(commands)
@@ -40,14 +31,7 @@ def add_asking_to(commands) -> None:
 
 
 def _train_command(commands) -> None:
-    train = config_command(
-        commands,
-        "train",
-        _train,
-        "start or resume a training run",
-        "train configs/quickstart.yaml loop.steps=20",
-        f"{TRAIN_EXITS}; 4 all steps done and nothing learned",
-    )
+    train = config_command(commands, "train", _train, "start or resume a training run")
     train.add_argument(
         "--dry-run",
         action="store_true",
@@ -80,12 +64,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _make_command(commands) -> None:
-    make = add_command(
-        commands,
-        "make",
-        "make task files, preference pairs, or a tokenizer",
-        "make arithmetic --out data/arithmetic",
-    )
+    make = add_command(commands, "make", "make task files, preference pairs, or a tokenizer")
     make.add_argument("what", choices=["arithmetic", "calculator", "preferences", "tokenizer"])
     make.add_argument("config", nargs="*", help=f"preferences: {CONFIG_HELP}")
     make.add_argument("--out", required=True, help="folder to write to")
@@ -131,11 +110,7 @@ def _pairs(options: argparse.Namespace) -> int:
 
 def _data_command(commands) -> None:
     data = config_command(
-        commands,
-        "data",
-        _data,
-        "show rows as the policy sees them, their lengths, what is left out and why",
-        "data configs/quickstart.yaml",
+        commands, "data", _data, "show rows as the policy sees them, lengths, what is left out and why"
     )
     data.add_argument("--rows", type=int, default=2, help="rows to show per file; 2 by default")
 
@@ -148,11 +123,7 @@ def _data(options: argparse.Namespace) -> int:
 
 def _eval_command(commands) -> None:
     evaluate = config_command(
-        commands,
-        "eval",
-        _eval,
-        "measure greedy reward, avg@k and pass@k of model.path on data.validation",
-        "eval configs/quickstart.yaml model.path=exported --out results",
+        commands, "eval", _eval, "measure greedy reward, avg@k and pass@k of model.path on data.validation"
     )
     evaluate.add_argument("--out", help="new or empty folder for samples.jsonl and summary.json")
 
@@ -179,15 +150,8 @@ def _difficulty(options: argparse.Namespace) -> int:
 
 def _rewards_command(commands) -> None:
     text = "try the configured rewards: on one response, on good and bad responses, or against labelled rows"
-    rewards = add_command(commands, "rewards", text, "rewards try configs/quickstart.yaml")
-    kinds = rewards.add_subparsers(required=True, metavar="WHAT")
-    show = config_command(
-        kinds,
-        "show",
-        _rewards,
-        "print the verdict on one response to one row of the data",
-        'rewards show configs/quickstart.yaml --row 7 --response "12" --explain',
-    )
+    kinds = add_command(commands, "rewards", text).add_subparsers(required=True, metavar="WHAT")
+    show = config_command(kinds, "show", _rewards, "print the verdict on one response to one row of the data")
     show.add_argument("--row", required=True, help="row number in its file, from 1, or file:line")
     show.add_argument(
         "--response", help="text, a file, or - for standard input; the row's ground truth in a box by default"
@@ -198,8 +162,6 @@ def _rewards_command(commands) -> None:
         "try",
         _rewards_try,
         "score good, bad, empty, truncated and attacking responses before a run",
-        "rewards try configs/quickstart.yaml --rows 20",
-        "0 no errors; 1 failed, or the report has errors; 2 bad input",
     )
     tried.add_argument("--rows", type=int, default=20, help="first rows per domain; 20 by default")
     tried.add_argument(
@@ -210,8 +172,6 @@ def _rewards_command(commands) -> None:
         "check",
         _rewards_check,
         "measure agreement with labelled responses, and try attacks",
-        "rewards check configs/quickstart.yaml --gold labelled.jsonl --min-agreement 0.9",
-        "0 accuracy is high enough; 1 failed, or accuracy is too low; 2 bad input",
     )
     check.add_argument("--gold", required=True, help='rows {"prompt", "response", "right", "answer", "tag"}')
     check.add_argument(
@@ -269,14 +229,7 @@ def _rewards_check(options: argparse.Namespace) -> int:
 
 def _plan_command(commands) -> None:
     text = "estimate memory, traffic and time without a GPU"
-    plan = config_command(
-        commands,
-        "plan",
-        _plan,
-        text,
-        "plan configs/qwen3_30b_a3b.yaml --hardware 8x80gb",
-        "0 the run fits; 1 it does not fit; 2 bad input",
-    )
+    plan = config_command(commands, "plan", _plan, text)
     plan.add_argument("--hardware", default="8x80gb", help="name in configs/hardware, or a file; 8x80gb")
 
 
@@ -289,12 +242,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _settings_command(commands) -> None:
-    settings = add_command(
-        commands,
-        "settings",
-        "list all settings, or those below a path, one sentence each",
-        "settings rollout.tp",
-    )
+    text = "list all settings, or those below a path, one sentence each"
+    settings = add_command(commands, "settings", text)
     settings.add_argument("path", nargs="?", default="", help="for example reward, or rollout.tp")
     settings.set_defaults(run=_settings)
 

@@ -20,7 +20,7 @@ def add_to(commands) -> None:
 
 def _report_command(commands) -> None:
     text = "write runs as one HTML page that opens from disk, and print their curves"
-    report = add_command(commands, "report", text, "report runs/quickstart runs/faster")
+    report = add_command(commands, "report", text)
     report.add_argument("folder", nargs="+", help="run folder, or several to compare")
     report.add_argument("--out", help="file to write; report.html in the first folder by default")
     report.add_argument("--text", action="store_true", help="only print the curves, write nothing")
@@ -57,13 +57,7 @@ def _steps(words: str | None) -> tuple[int, int] | None:
 
 def _audit_command(commands) -> None:
     text = "check that each prompt of a run was trained, filtered or given up exactly once"
-    audit = add_command(
-        commands,
-        "audit",
-        text,
-        "audit runs/quickstart",
-        "0 the check passed; 1 failed, or the check did not pass; 2 bad input",
-    )
+    audit = add_command(commands, "audit", text)
     audit.add_argument("folder", help="run folder")
     audit.set_defaults(run=_audit)
 
@@ -77,7 +71,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 def _diagnose_command(commands) -> None:
     text = "find what is wrong with a run, since which step, and what to change"
-    diagnose = add_command(commands, "diagnose", text, "diagnose runs/quickstart")
+    diagnose = add_command(commands, "diagnose", text)
     diagnose.add_argument("folder", help="run folder; diagnosis.md is written there")
     diagnose.set_defaults(run=_diagnose)
 
@@ -96,12 +90,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _samples_command(commands) -> None:
-    samples = add_command(
-        commands,
-        "samples",
-        "print samples of a run as text, episodes turn by turn",
-        "samples runs/quickstart --limit 3",
-    )
+    samples = add_command(commands, "samples", "print samples of a run as text, episodes turn by turn")
     samples.add_argument("path", help="run folder, or a file of samples")
     samples.add_argument("--step", type=int, help="only samples of this step")
     samples.add_argument("--kind", help="only samples of this kind: train, validation or sampled")
@@ -117,12 +106,7 @@ def _samples(options: argparse.Namespace) -> int:
 
 
 def _export_command(commands) -> None:
-    export = add_command(
-        commands,
-        "export",
-        "export a run's checkpoint as a Hugging Face folder",
-        "export runs/quickstart --out exported",
-    )
+    export = add_command(commands, "export", "export a run's checkpoint as a Hugging Face folder")
     export.add_argument("folder", help="run folder")
     where = export.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", help="folder to write to")
