@@ -34,8 +34,7 @@ class Floors:
     host_bytes: int = 0
     """Peak host memory of a node's trainer ranks in a step, by the capacity estimate."""
     object_store_bytes: int = 0
-    """Bytes that a step moves through a node's Ray object store, by the same estimate; Ray spills the rest to
-    disk."""
+    """Bytes that a step moves through a node's Ray object store, by the estimate; Ray spills the rest."""
     slots_per_node: int | None = None
     """launch.slots_per_node: the intended number of slots, also on a node with more GPUs."""
     shared_memory_bytes: int = 256 << 20
@@ -175,8 +174,7 @@ def check_nodes(
 
 
 def wait_for_nodes(num_nodes: int, *, deadline_seconds: float) -> list[dict[str, Any]]:
-    """Return Ray's living nodes in the order of the launcher's numbers. Raises WorkerLost if some do not
-    join."""
+    """Return Ray's living nodes by launcher's number. Raises WorkerLost if some do not join."""
     import ray
 
     deadline = time.monotonic() + deadline_seconds
@@ -242,8 +240,7 @@ def _skew(probe: Any, deadline_seconds: float) -> float:
 def _all_reduce(
     nodes: Sequence[dict[str, Any]], probes: Sequence[Any], floors: Floors, deadline_seconds: float
 ) -> list[str]:
-    """Return the faults of an all-reduce with one process per node, over NCCL if every node has GPUs, else
-    gloo."""
+    """Return the faults of an all-reduce with one process per node, over NCCL if all have GPUs, else gloo."""
     import ray
 
     port = ray.get(probes[0].open_port.remote(), timeout=60)

@@ -16,8 +16,7 @@ from mrl.errors import ConfigError
 
 
 def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
-    """Return (slots, GPUs) of this node; slots: as configured, else its GPUs, else an equal share of the
-    layout."""
+    """Return this node's (slots, GPUs); slots: as configured, else its GPUs, else a share of the layout."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -190,8 +190,7 @@ def _forget_torchrun() -> None:
 
 
 def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) -> int:
-    """Return the exit code of the run's checks; node 0 runs them before any Ray starts, and publishes the
-    code."""
+    """Return the exit code of the run's checks, which node 0 runs before any Ray starts."""
     if number == 0:
         command = module_words("mrl.cli", "train", *arguments, "--dry-run")
         environment = {**os.environ, **child_path()}
@@ -206,8 +205,7 @@ def _checked(store: Any, arguments: Sequence[str], number: int, num_nodes: int) 
 
 
 def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> int:
-    """Run preflight and the driver on node 0, publish the exit code, and wait until the other nodes have read
-    it."""
+    """Run preflight and the driver on node 0, publish the exit code, and wait until all have read it."""
     environment = {**os.environ, **child_path(), **token_environment(node.token), "RAY_ADDRESS": node.head}
     environment.pop("MRL_SESSION", None)  # the driver does not belong to its node's Ray session
     code = 1

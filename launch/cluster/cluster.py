@@ -39,14 +39,12 @@ UNUSED_SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node that start the autoscaler, the log monitor, and the dashboard server."""
 
 NO_TASK_EVENTS: dict[str, int] = {"task_events_report_interval_ms": 0}
-"""Disables Ray's record of the last 100,000 calls for its state API, which is not used here: it takes 350 MB
-of the head after 3,000 small steps."""
+"""Disables Ray's unused record of the last 100,000 calls: 350 MB of the head after 3,000 small steps."""
 LOOPBACK = "127.0.0.1"
 TOKEN = "RAY_AUTH_TOKEN"
 """Variable with the secret of a Ray cluster."""
 RAY_FOLDER = "r"
-"""Ray's part of a session's folder. Ray opens it to all users (mode 0777); the folder above keeps others
-out."""
+"""Ray's part of a session's folder, which Ray opens to all users; the folder above keeps others out."""
 HEAD_SECONDS = 5.0
 """Timeout for a response of the head of a Ray to join."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -168,8 +166,7 @@ def _ask_head(address: str) -> None:
 
 
 def store_bytes(setting: int | None) -> int:
-    """Return launch.object_store_bytes for this machine; the default fits /dev/shm, because Ray would use
-    files otherwise."""
+    """Return launch.object_store_bytes for this machine; by default it fits /dev/shm, else Ray uses files."""
     if setting is not None:
         return setting
     tenth = psutil.virtual_memory().total // 10
@@ -281,8 +278,7 @@ def token_environment(token: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _long_wait(seconds: float) -> Iterator[None]:
-    """Wait for Ray's node while its process lives, at most `seconds`; Ray's fixed 30 s are too short on a
-    busy machine."""
+    """Wait for Ray's node while its process lives, at most `seconds`; Ray's fixed 30 s are often too short."""
     from unittest.mock import patch
 
     from ray._private import services
@@ -345,8 +341,7 @@ def _check_slots(num_slots: int, where: str) -> None:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """Create a session folder, readable only by this user, with its watcher; MRL_SESSION is its path and
-    marks the session's processes."""
+    """Create a private session folder with its watcher; MRL_SESSION is its path and marks its processes."""
     folder = Path(tempfile.mkdtemp(prefix="mrl-", dir=folder_for_sockets()))
     os.environ["MRL_SESSION"] = str(folder)
     watcher = Watcher(folder)
@@ -392,8 +387,7 @@ class Watcher:
 
 
 class OwnRay:
-    """Ray's processes that this process started; none if it joined a cluster. If one dies, Ray ends the run
-    within a minute."""
+    """Ray's processes that this process started, if any. If one dies, Ray ends the run within a minute."""
 
     def __init__(self) -> None:
         self._processes = {

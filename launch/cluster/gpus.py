@@ -46,8 +46,7 @@ class Gpus:
         return self.visible is not None and self.visible.strip() in ("", "-1", "NoDevFiles")
 
     def used_shares(self) -> dict[int, float]:
-        """Return the free share of each GPU that this process may use, by nvidia-smi's number; of all GPUs if
-        CUDA_VISIBLE_DEVICES contains UUIDs."""
+        """Return the free share of each GPU that this process may use, by number; all if UUIDs select them."""
         visible = (self.visible or "").split(",")
         shares = dict(enumerate(self.free_shares))
         return (

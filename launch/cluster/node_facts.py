@@ -110,8 +110,7 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
-    """Return the bytes that the job's cgroups (v2) still allow; infinite without a limit. File cache counts
-    as free."""
+    """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without limit."""
     remaining = float("inf")
     lines = own.read_text().splitlines() if own.is_file() else []
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")

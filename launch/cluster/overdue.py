@@ -19,8 +19,7 @@ from mrl.launch.cluster.session_watcher import GO_ON
 from mrl.observe.phases import Event, PhaseClock
 
 LEAST_SECONDS = 60.0
-"""Minimum, so that the driver's own work on a busy machine does not end it, however short a phase's deadline
-is."""
+"""Minimum, so that the driver's own work on a busy machine does not end it."""
 CLOSING_SECONDS = 120.0
 """For ending the workers; every wait in it has a shorter deadline."""
 WITHOUT_RAY_SECONDS = 10.0
@@ -29,12 +28,10 @@ LOOK_SECONDS = 1.0
 
 
 class Overdue:
-    """Watchdog of the thread that creates it and runs the phases, from `begin` to the end of the `with`
-    block."""
+    """Watchdog of the thread that creates it and runs the phases, from `begin` to the end of the block."""
 
     def __init__(self, clock: PhaseClock, seconds: float) -> None:
-        """`seconds`: loop.phase_deadline_seconds; the count restarts when the driver begins a phase or has
-        waited for others."""
+        """`seconds`: loop.phase_deadline_seconds; restarts at each phase, and after waiting for others."""
         self._clock, self._seconds = clock, max(seconds, LEAST_SECONDS)
         self._heard, self._closing = 0.0, False
         """Time of the thread's last sign of life (monotonic seconds)."""

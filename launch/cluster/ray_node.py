@@ -91,8 +91,7 @@ class Node:
         return self.port_base + self.number % NODES_PER_RANGE * PORTS_PER_NODE
 
     def fixed_ports(self) -> dict[int, str]:
-        """Return port -> option name, the head's port first. Workers use free ports of the rest of the
-        range."""
+        """Return port -> option name, the head's port first; workers use other ports of the range."""
         head_port = {int(self.head.rsplit(":", 1)[1]): "port"}
         shared = {self.first_port + offset: name for offset, name in enumerate(FIXED_PORTS, 2)}
         return shared if self.number else head_port | shared
@@ -217,8 +216,7 @@ def _start(
 
 
 def _end_session(folder: Path, *, grace_seconds: float = 4.0) -> None:
-    """End only the processes of the session with its files in `folder`: with SIGTERM, after a grace
-    SIGKILL."""
+    """End only the processes of the session of `folder`: with SIGTERM, after a grace period with SIGKILL."""
     deadline = time.monotonic() + grace_seconds
     number = signal.SIGTERM
     while pids := members(str(folder), {os.getpid()}):

@@ -96,8 +96,7 @@ class Parts:
         return OnPolicyLoop(config, self.hybrid, self.rollouts, supply, *common, **options)
 
     def throughput(self) -> Throughput:
-        """Return the throughput meter; its peak FLOP/s is the slowest device's, unknown if any device's
-        is."""
+        """Return the throughput meter; its peak FLOP/s is the slowest device's, or None if one is unknown."""
         config = self.config
         names = self.hybrid.train.device_names()
         peaks = [peak_flops(name, config.training.dtype) for name in names]
@@ -192,8 +191,7 @@ def _starting(config: Config) -> str:
 def reward_processes(
     config: Config, engines: RewardEngines, trial: Sequence[Prompt]
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
-    """Return the reward workers of the driver's node; wait for the judges' servers and try the verifiers that
-    use them."""
+    """Return the driver node's reward workers; wait for judges' servers and try the verifiers that use them."""
     section = engines.ready()
     if untried := [prompt for prompt in trial if asks_engine(section, prompt)]:
         check_rewards(section, untried)
@@ -207,8 +205,7 @@ def in_driver(
     environments: Environments | None,
     acting: Acting | None,
 ) -> Callable[[RolloutThread], GroupMaker]:
-    """Return a factory of the group maker that runs in the driver's rollout thread, over a hybrid engine's
-    engines."""
+    """Return a factory of the group maker of the driver's rollout thread, over a hybrid engine's engines."""
     group = hybrid.rollout
 
     def engines(thread: RolloutThread) -> EnginePool:

@@ -110,8 +110,7 @@ def check_elastic(config: Config) -> None:
 
 
 def check_resume(config: Config) -> None:
-    """Check that the run can resume from its newest checkpoint, if there is one, with this model and
-    settings."""
+    """Check that the run can resume from its newest checkpoint, if any, with this model and settings."""
     if (checkpoint := started.newest(Path(config.run_folder) / "checkpoints")) is not None:
         folder, about, state = checkpoint
         started.require_same_model(folder, about, config)
@@ -152,8 +151,7 @@ def check_gpus(config: Config) -> None:
 
 
 def check_policy(config: Config, *, engines: bool = True) -> None:
-    """Check that the model's folder has a model that can be trained, sharded as configured and, with
-    `engines`, served."""
+    """Check that the model can be trained, sharded as configured and, with `engines`, served."""
     if config.model.new is not None:
         check_data_files(config)  # the new model's tokenizer is trained on them
     new_model.ensure(
@@ -198,8 +196,7 @@ def check_critic(config: Config) -> None:
 
 
 def check_tokenizer(config: Config) -> Any:
-    """Return the model's tokenizer; check that its ids fit the embedding and that a response can end. None
-    without a model."""
+    """Return the tokenizer; check its ids against the embedding, and that responses can end. None: no model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # check_policy reports it
     size = int(read_config(config.model.path)["vocab_size"])
@@ -236,8 +233,7 @@ CHECKS: tuple[Callable[[Config], object], ...] = (
     check_elastic,
     check_resume,
 )
-"""All checks except the tokenizer's. Each takes milliseconds to seconds and raises ConfigError or DataError
-with one line per fault."""
+"""All checks but the tokenizer's; they take milliseconds to seconds and raise one line per fault."""
 
 
 def _check_weights(folder: str, policy: str) -> None:

@@ -21,8 +21,7 @@ def model_digest(path: str) -> str:
 
 
 def engine_contents(section: RewardSection) -> dict[str, str]:
-    """Return the digest of each engine's model, or its path if the folder does not exist (its start reports
-    that)."""
+    """Return the digest of each engine's model, or its path if the folder does not exist."""
     return {
         name: model_digest(engine.model) if Path(engine.model).is_dir() else engine.model
         for name, engine in section.engines.items()
@@ -30,8 +29,7 @@ def engine_contents(section: RewardSection) -> dict[str, str]:
 
 
 def part_contents(part: KindPart, include: set[str]) -> dict[str, Any]:
-    """Return the `include` settings of a verifier as JSON values, each file or folder name replaced by a
-    digest."""
+    """Return the `include` settings of a verifier as JSON values, with digests of files and folders."""
     tree = part.model_dump(mode="json", include=include)
     if part.kind == "plugin" and "path" in tree:
         place, _, name = str(part.path).rpartition(":")

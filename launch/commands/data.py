@@ -46,8 +46,7 @@ class Preview:
 
 
 def preview(config: Config, *, rows: int) -> Preview:
-    """Return the first `rows` rows of each file of data.train, data.validation and tune.data; raise a run's
-    errors."""
+    """Return the first `rows` rows of each file of data.train, data.validation and tune.data."""
     tokenizer = _tokenizer(config)
     section, tools, notes = config.data, None, []
     if config.agent is not None:

@@ -89,8 +89,7 @@ class Survey:
         self._file, self._section, self._sampling, self._reward = file, section, sampling, reward
 
     def waiting(self) -> list[Prompt]:
-        """Return the prompts without a rate, in order; a prompt's seeds are the same after an
-        interruption."""
+        """Return the prompts without a rate, in order; interruptions do not change a prompt's seeds."""
         return [prompt for prompt in self._prompts if prompt_id(prompt) not in self._file.prompts]
 
     def run(self, rollouts: RolloutThread) -> None:
@@ -140,8 +139,7 @@ def _about(config: Config, sampling: Sampling) -> dict[str, Any]:
 
 
 def reward_digest(section: RewardSection) -> str:
-    """Return a digest of what determines rewards per domain: kinds with rules, weights, gates, file
-    contents."""
+    """Return a digest of what determines rewards: kinds with rules, weights, gates, file contents."""
     by_domain: dict[str, Any] = dict(section.domains)
     if section.kind is not None or section.parts:
         by_domain[""] = section
@@ -154,8 +152,7 @@ def reward_digest(section: RewardSection) -> str:
 
 
 def _resumed(section: DifficultySection, file: RateFile | None, about: Mapping[str, Any]) -> RateFile:
-    """Return the existing file if it fits the configuration, or a new one. Raises ConfigError if it does not
-    fit."""
+    """Return the existing file, or a new one; raise ConfigError if it does not fit the configuration."""
     path = Path(section.file)
     if file is None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -63,8 +63,7 @@ def _gpu_faults(config: Config) -> list[str]:
 
 @contextlib.contextmanager
 def with_engines(config: Config) -> Iterator[Config]:
-    """Run the configuration's reward engines, if any, for a command without workers; yield the configuration
-    with their addresses."""
+    """Run the reward engines, if any, for a command without workers; yield the configuration to use."""
     if not config.reward.engines:
         yield config
         return
@@ -92,6 +91,5 @@ def without_gpus_of(section: RewardSection) -> Iterator[None]:
 
 
 def asks_engine(section: RewardSection, prompt: Prompt) -> bool:
-    """Return True if a verifier of the prompt's domain uses a reward engine; it is tried when the engine is
-    up."""
+    """Return True if a verifier of the prompt's domain uses a reward engine, and so is tried later."""
     return any(part.engine is not None for part in section.for_domain(prompt.domain).verifiers())

@@ -1,5 +1,4 @@
-"""`mrl eval`: measure greedy reward, avg@k and pass@k of a model folder, with one engine, without trainer or
-Ray."""
+"""`mrl eval`: measure greedy reward, avg@k and pass@k of a model folder, without trainer or Ray."""
 
 from __future__ import annotations
 

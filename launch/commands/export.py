@@ -1,5 +1,4 @@
-"""`mrl export`: write a run's checkpoint as a Hugging Face folder for transformers and vLLM, in one
-process."""
+"""`mrl export`: write a run's checkpoint as a Hugging Face folder for transformers and vLLM."""
 
 from __future__ import annotations
 

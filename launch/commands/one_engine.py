@@ -33,8 +33,7 @@ from mrl.training.hf.hf_folder import read_config
 def one_engine(
     config: Config, tokenizer: Any, acting: Acting | None, *, group_size: int
 ) -> Iterator[RolloutThread]:
-    """Yield a rollout thread that makes judged groups with the weights of model.path; stop all with the
-    block."""
+    """Yield a rollout thread that makes judged groups with the weights of model.path; stop all afterwards."""
     require_can_end(config.rollout, tokenizer, int(read_config(config.model.path)["vocab_size"]))
     secret = secrets.token_bytes(32)
 

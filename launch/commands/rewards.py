@@ -55,8 +55,7 @@ def verify_row(config: Config, *, row: str, response: str | None, every_verifier
 def explain(
     section: RewardSection, prompt: Prompt, response: str, *, deadline_seconds: float = 600.0
 ) -> tuple[list[VerifierVerdict], Verdict]:
-    """Run each verifier of the prompt's domain alone; return their verdicts and the combined one. Raises
-    RewardError after the deadline."""
+    """Run each verifier alone; return their verdicts and the combined one. RewardError after the deadline."""
     parts = section.for_domain(prompt.domain).verifiers()
     lone = {"weight": 1.0, "gate": None, "share": 1.0}
     domains = {
@@ -82,8 +81,7 @@ def explain(
 
 
 def tokenizer_if_there(config: Config) -> Any:
-    """Return the model's tokenizer, to show prompts in its template; None if its folder does not exist
-    yet."""
+    """Return the model's tokenizer, to show prompts in its template; None without the model's folder."""
     model = config.model
     if not (Path(model.path) / "config.json").is_file():
         return None

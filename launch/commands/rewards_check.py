@@ -1,5 +1,4 @@
-"""`mrl rewards check`: measure how far the configured rewards agree with labelled responses, and try
-attacks."""
+"""`mrl rewards check`: measure how far rewards agree with labelled responses, and try attacks."""
 
 from __future__ import annotations
 

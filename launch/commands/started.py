@@ -1,5 +1,4 @@
-"""State of an earlier start of a run, tuning or measurement in its folder: chat template date and
-checkpoint."""
+"""Chat template date and checkpoint of an earlier start of a run, tuning or measurement in its folder."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ CRITIC = "critic"
 
 
 def dated(config: Config, date: object = None) -> Config:
-    """Return the configuration with model.chat_template_date set: its own, else `date` if it is an ISO date,
-    else today."""
+    """Return the configuration with a chat template date: its own, else `date` if it is ISO, else today."""
     if config.model.chat_template_date is not None:
         return config
     try:
@@ -34,8 +32,7 @@ def dated(config: Config, date: object = None) -> Config:
 
 
 def dated_as_begun(config: Config, folder: Path) -> Config:
-    """Return the configuration with the chat template date of `folder`'s config.yaml, from its first
-    start."""
+    """Return the configuration with the chat template date of the first start in `folder` (config.yaml)."""
     try:
         section = tree_of((folder / "config.yaml").read_text(encoding="utf-8"))["model"]
         return dated(config, section["chat_template_date"])
@@ -58,16 +55,14 @@ def newest(checkpoints: Path) -> tuple[Path, dict[str, Any], dict[str, Any]] | N
 
 
 def position(config: Config) -> dict[str, Any] | None:
-    """Return the newest checkpoint's position in the rows (mrl/data/prompt_stream.py); None without a
-    checkpoint."""
+    """Return the newest checkpoint's position in the rows (mrl/data/prompt_stream.py), or None."""
     checkpoint = newest(Path(config.run_folder) / "checkpoints")
     supply = checkpoint[2].get("supply") if checkpoint is not None else None
     return supply.get("stream") if isinstance(supply, dict) else None
 
 
 def require_same_model(folder: Path, saved: Mapping[str, Any], config: Config) -> None:
-    """Raise ConfigError if the checkpoint's models do not match these settings, so that the run cannot
-    resume."""
+    """Raise ConfigError if the run cannot resume because the checkpoint's models do not match."""
     try:
         digest = base.digest_like(saved.get("model"), config.model.path)
         about = base.run_about(config.model, config.training, digest)
@@ -77,8 +72,7 @@ def require_same_model(folder: Path, saved: Mapping[str, Any], config: Config) -
 
 
 def is_done(config: Config) -> bool:
-    """Return True if the newest checkpoint, with verified files, is of the last step and that step's row is
-    written."""
+    """Return True if the newest checkpoint is of the last step and valid, and that step's row is written."""
     run = Path(config.run_folder)
     last = newest(run / "checkpoints")
     if last is None or not isinstance(step := last[2].get("next_step"), int) or step <= config.loop.steps:

@@ -34,8 +34,7 @@ class LeaveNow(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Signal handlers of a run, installed inside the block in the main thread; the loop calls `reason` after
-    every step."""
+    """Signal handlers of a run, active inside the block in the main thread; the loop calls `reason`."""
 
     def __init__(self) -> None:
         self._reason: str | None = None

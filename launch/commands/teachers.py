@@ -34,8 +34,7 @@ def check_teachers(config: Config) -> None:
 
 
 def check_domains(section: DistillationSection, prompts: Iterable[Prompt]) -> None:
-    """Check that every teacher has training rows (`prompts`) and, with `alone`, that every row has a
-    teacher."""
+    """Check that every teacher has rows (`prompts`: training rows) and, with `alone`, every row a teacher."""
     domains = {prompt.domain for prompt in prompts}
     offered = ", ".join(sorted(domains))
     if idle := sorted(set(section.teachers) - domains):

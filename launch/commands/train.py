@@ -65,8 +65,7 @@ class Run:
     def __init__(self, config: Config) -> None:
         self.folder = Path(config.run_folder)
         self.config = started.dated_as_begun(config, self.folder)
-        """Configuration; `folder` has all files of the run: metrics.jsonl, samples.jsonl, checkpoints/,
-        logs/."""
+        """Configuration of the run, with its chat template date; `folder` has all files of the run."""
         self.ended = ""
         """Empty until the run ends; then "done", the reason it was stopped, or the error."""
         self._signals = StopSignals()

@@ -98,8 +98,7 @@ def _run_held(arguments: Sequence[str], config: Config, section: TuneSection, ab
 
 
 def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
-    """Return lines for the start: rows, steps, epochs, learning rate, and a warning if batch_rows exceeds the
-    rows."""
+    """Return lines about rows, steps, epochs and learning rate, and a warning if batch_rows is too large."""
     steps, optimizer = steps_of(section, num_rows), section.optimizer.in_updates(1)
     drawn = "in order" if section.passes is not None else "drawn with replacement"
     warm_up = f" after {optimizer.warmup_steps} steps of warm-up" if optimizer.warmup_steps else ""
@@ -117,8 +116,7 @@ def amount_of_work(section: TuneSection, num_rows: int) -> list[str]:
 
 
 def _check_resume(config: Config, section: TuneSection, training: TuneRows) -> None:
-    """Raise ConfigError if this tuning cannot resume from the newest checkpoint in its folder, if there is
-    one."""
+    """Raise ConfigError if this tuning cannot resume from the newest checkpoint in its folder, if any."""
     checkpoints = folder_of(config) / CHECKPOINTS
     if (checkpoint := started.newest(checkpoints)) is not None:
         folder, about, state = checkpoint
@@ -147,8 +145,7 @@ def check_reward_model(config: Config, scored_config: Mapping[str, Any], rows: T
 
 
 def folder_of(config: Config) -> Path:
-    """Return the folder of a tuning's own files, apart from its output and from `mrl train` runs of the same
-    name."""
+    """Return the folder of a tuning's own files, apart from `mrl train` runs of the same name."""
     return Path(config.run_folder).resolve() / "tune"
 
 
@@ -216,8 +213,7 @@ def _reward_folder(config: Config, section: TuneSection, report: Mapping[str, An
 
 
 def worker_changes(config: Config, section: TuneSection) -> dict[str, Any]:
-    """Return the ranks' changes to the configuration: a reward model scores after the last token, one
-    position more."""
+    """Return the ranks' changes to the configuration: a reward model needs one more position."""
     if not section.objective.is_reward_model:
         return {}
     model = config.model.model_copy(update={"max_length": config.model.max_length + 1})

@@ -61,8 +61,7 @@ def look_at(config: Config, tokenizer: Any) -> Acting | None:
 
 
 def require_known_domains(acting: Acting, reward: RewardSection, domains: Iterable[str]) -> None:
-    """Raise ConfigError for a domain of agent.domains without rows, and for an environment reward without
-    environment."""
+    """Raise ConfigError for a domain without rows, or an environment reward without an environment."""
     known = set(domains)
     if unknown := sorted(acting.section.domains.keys() - known):
         raise ConfigError(

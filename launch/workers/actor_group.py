@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
 
 GRACE_SECONDS = 8.0
-"""Grace period after a first failure: an engine that lost a worker process needs some seconds to notice and
-exit."""
+"""Grace period after a failure: an engine that lost a process needs seconds to notice and exit."""
 POLL_SECONDS = 1.0
 
 
@@ -127,8 +126,7 @@ class ActorGroup[A: Actor]:
         return [n for n in self.numbers() if self.actors[n]._get_local_state() == gone]
 
     def death(self, number: int) -> str:
-        """Return a message about an actor from `dead`, with the cause, which Ray gives to a caller of the
-        actor."""
+        """Return a message about an actor from `dead`, with the cause, which Ray gives to its caller."""
         import ray
         from ray.exceptions import RayError
 
@@ -168,8 +166,7 @@ class ActorGroup[A: Actor]:
     def wait(
         self, calls: Mapping[str, ObjectRef[R]], *, deadline_seconds: float | None = None
     ) -> dict[str, R]:
-        """Wait for started calls, also another group's; return their results by name. Default: the phase's
-        deadline."""
+        """Wait for calls, also another group's; return results by name. Default: the phase's deadline."""
         deadline_seconds = deadline_seconds or self._config.loop.phase_deadline_seconds
         return wait_all(calls, deadline_seconds=deadline_seconds, clock=self._clock)
 
@@ -248,8 +245,7 @@ def wait_for_ends[R](
 
 
 def close_all(groups: Iterable[ActorGroup[Any]], *, deadline_seconds: float) -> None:
-    """Close the actors of all groups at once, then kill their processes; ignore those that are already
-    gone."""
+    """Close the actors of all groups at once, then kill their processes; ignore dead ones."""
     import ray
 
     groups = list(groups)
@@ -309,8 +305,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _severity(error: BaseException) -> int:
-    """Return 0 for a death, 1 for a typed error, 2 for any other (often a consequence), 3 for PeerLost
-    (always one)."""
+    """Return 0: death, 1: typed error, 2: other (often a consequence), 3: PeerLost (always one)."""
     if is_death(error):
         return 0
     cause = getattr(error, "cause", None)

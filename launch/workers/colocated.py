@@ -38,8 +38,7 @@ CLOSE_SECONDS = 20.0
 
 
 class Hybrid:
-    """Trainer ranks and engines on shared slots; `sync` sends the trainer's weights to every engine as one
-    version."""
+    """Trainer ranks and engines on shared slots; `sync` sends the weights to all engines as one version."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class Hybrid:
         self.rollout.watch()
 
     def sync(self, version: int) -> dict[str, float]:
-        """Sync all engines to `version` and return the metrics; raise WeightSyncError if one does not
-        commit."""
+        """Sync all engines to `version`, return metrics; raise WeightSyncError if one does not commit."""
         proved, self._proved = self._proved, None  # after a failure the next session is full
         session, start = self._session(version, proved), time.monotonic()
         results = self._hand_over(session)
@@ -98,8 +96,7 @@ class Hybrid:
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
 
     def _hand_over(self, session: Session) -> list[Any]:
-        """Give the slots' memory to the engines, with the weights of a session; return the trainer ranks'
-        statistics."""
+        """Give the slots' memory and a session's weights to the engines; return the trainer's statistics."""
         self._offload(keep_parameters=True)
         self.rollout.wake("weights")
         sends, receives = self._calls(session)
@@ -112,14 +109,12 @@ class Hybrid:
     def _calls(
         self, session: Session, engines: Collection[int] | None = None
     ) -> tuple[dict[str, ObjectRef[dict[str, float]]], dict[str, ObjectRef[Any]]]:
-        """Start a session to all or to these engines on both sides; return the trainer ranks' and engines'
-        calls."""
+        """Start a session to all or to these engines; return the trainer ranks' and the engines' calls."""
         absent = [] if engines is None else self.rollout.without(engines)
         return self.train.send(session, absent), self.rollout.receive(session, engines)
 
     def _session(self, version: int, proved: int | None, *, uneven: bool = False) -> Session:
-        """Return a session to `version`, full if `sync` requires it since `proved`; `uneven`: versions may
-        differ."""
+        """Return a session to `version`, full if due since `proved`; `uneven`: versions may differ."""
         full = self._config.sync.full_after(proved, version)
         return Session.new(None if uneven else self.version, version, self._digest, full=full)
 

@@ -35,8 +35,7 @@ _ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
 
 
 def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Return the number of out-of-memory kills since this machine booted; 0 if the kernel does not report
-    it."""
+    """Return the number of out-of-memory kills since the machine booted; 0 if the kernel has no count."""
     with contextlib.suppress(OSError):
         counts = dict(line.split() for line in vmstat.read_text().splitlines())
         return int(counts.get("oom_kill", 0))
@@ -61,8 +60,7 @@ def without_rays_words() -> Iterator[None]:
 
 
 def why(error: BaseException, clock: PhaseClock, *, here: str) -> str:
-    """Return in one line why the process of a call that failed with Ray's `error` ended; `here`: this node's
-    address."""
+    """Return in one line why a process died, from Ray's `error`; `here`: this node's address."""
     text = str(error).strip()
     held = most_held(clock)
     if node := _NODE.search(text):

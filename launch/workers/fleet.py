@@ -48,8 +48,7 @@ class Fleet:
         deadline_seconds: float,
         start: Callable[[int], Start],
     ) -> None:
-        """`most`: losses that the run survives; `start`: starts a replacement, which must be up within the
-        deadline."""
+        """`most`: losses that the run survives; `start`: starts a replacement, up within the deadline."""
         self._num_engines, self._clock, self._most = num_engines, clock, most
         self._deadline_seconds, self._start = deadline_seconds, start
         self._causes: dict[int, str] = {}
@@ -90,8 +89,7 @@ class Fleet:
         return f"; rollout.replace = {self._most} engines were replaced before" if self._most else ""
 
     def look(self, timeout_seconds: float = 0.0) -> dict[int, str]:
-        """Check the starting replacements, waiting up to the timeout for one; return why others failed, by
-        engine."""
+        """Check the replacements, waiting up to the timeout for one; return why others failed, by engine."""
         import ray
 
         calls = {starting.calls[1]: engine for engine, starting in self._starting.items()}
@@ -115,8 +113,7 @@ class Fleet:
         return failed
 
     def bring_in(self) -> dict[int, Arrival]:
-        """Mark the replacements that are up as serving, for the next weight sync; return their facts by
-        engine."""
+        """Mark the replacements that are up as serving, for the next weight sync; return their facts."""
         arrivals, self._up = self._up, {}
         for engine in arrivals:
             del self._causes[engine]

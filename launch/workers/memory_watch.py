@@ -13,8 +13,7 @@ PHASES = ("generate", "recompute", "update", "save", "sync")
 
 
 def most_held(clock: PhaseClock) -> str:
-    """Return the most memory of a process of each kind at the ends of the step's phases; empty before the
-    first."""
+    """Return the peak memory per kind of process at the ends of this step's phases; empty at first."""
     held = []
     for name, process in (("trainer", "a trainer rank"), ("engine", "an engine")):
         if sizes := clock.noted(f"mem/host_used/{name}/{phase}" for phase in PHASES).values():
@@ -29,8 +28,7 @@ class Workers(Protocol):
 
 
 class MemoryWatch:
-    """Listener of the clock. Each metric is that of the process with least room, over all ends of a phase in
-    a step."""
+    """Listener of the clock; each metric is of the tightest process, over all ends of a phase in a step."""
 
     def __init__(self, clock: PhaseClock, groups: Mapping[str, Workers]) -> None:
         """`groups`: by their name in metrics."""

@@ -93,8 +93,7 @@ class Placement:
 
 
 def place(num_slots: int, *, gpus: bool, deadline_seconds: float, strategy: str = "PACK") -> Placement:
-    """Reserve the slots; raise ConfigError if the cluster cannot provide them in time. `strategy`: Ray's
-    placement strategy."""
+    """Reserve slots with Ray's `strategy`; raise ConfigError if they are not free in time."""
     from ray.util.placement_group import placement_group, placement_group_table
 
     bundle = {SLOT: 1.0, **({"GPU": 1.0} if gpus else {})}

@@ -135,8 +135,7 @@ class RolloutActor:
         return self._num_blocks
 
     def _blame(self, error: BaseException) -> None:
-        """Delay a PeerLost failure, so that a death on another node of this rank ends this process first, and
-        is named."""
+        """Delay a PeerLost failure: a death on another node of this rank then ends this process first."""
         if isinstance(error, PeerLost) and self.part.nodes > 1:
             time.sleep(BLAME_SECONDS)
 
@@ -148,13 +147,11 @@ class RolloutActor:
         return self._listener.getsockname()[:2]
 
     def wait_until_free(self, seconds: float) -> None:
-        """Return once no client is connected and the engine has paused since; called after a rollout worker
-        is lost."""
+        """Wait until no client is connected and the engine has paused, after a rollout worker was lost."""
         self._server.wait_until_free(seconds)
 
     def take_block(self, number: int) -> list[Any]:
-        """Return the reference to a route block, in a list, because Ray would resolve a bare one to the
-        block."""
+        """Return the reference to a route block, in a list, because Ray resolves a bare one."""
         return [self._blocks.pop(number)]
 
     def on_engine[R](self, function: Callable[[RolloutEngine], R]) -> R:
@@ -177,8 +174,7 @@ class RolloutActor:
         return list(zip(addresses, devices, [manifest.digest for manifest in self._manifests], strict=True))
 
     def arrive(self) -> tuple[list[tuple[str, str, str]], Address]:
-        """Return `prepare_sync` and `door` of a replacement; the driver calls nothing else until it has its
-        weights."""
+        """Return `prepare_sync` and `door` of a replacement, its last call before it has its weights."""
         return self.prepare_sync(), self.door()
 
     def manifests(self, digests: Collection[str]) -> dict[str, RankManifest]:

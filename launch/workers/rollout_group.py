@@ -61,8 +61,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         sleeps: bool,
         **options: Any,
     ) -> None:
-        """Start the actors. `sleeps`: engines free their memory between rounds; `options`: environment, log
-        folder."""
+        """Start the actors, with `options`; `sleeps`: engines free their memory between rounds."""
         self._dp, self.placement = config.rollout.dp, placement
         self.parts = schedulers(config, placement.nodes)
         super().__init__(self.actor_class, config, clock, **places(self.parts, config, placement), **options)
@@ -160,8 +159,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self.when_up()
 
     def _judge(self, number: int, why: str, kind: str) -> None:
-        """Find the cause of an engine's broken connection: raise its typed error, or drop the dead or failed
-        engine."""
+        """Handle an engine's broken connection: raise its typed error, or drop the dead or failed engine."""
         cause = getattr(errors, kind, None)
         if cause is not None and issubclass(cause, MrlError) and not issubclass(cause, PeerLost | WorkerLost):
             raise cause(f"{self.name(number)}, phase {self._clock.current}: {why}")
@@ -187,8 +185,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             )
 
     def _lose(self, number: int, cause: str) -> None:
-        """Drop the engine of this process: retry its requests elsewhere and replace it. Raises WorkerLost if
-        the run may lose no more."""
+        """Drop and replace this process's engine; raise WorkerLost if the run may lose no more."""
         engine, reason = number // self._dp, last_word(self._log_folder, self.name(number))
         message = self._fleet.lose(engine, cause + (f" ({reason})" if reason else ""))
         log.warning("%s; its requests are retried elsewhere", message)
@@ -271,8 +268,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
             self.on_all(RolloutActor.on_engine, lambda engine: engine.wake([tag]))
 
     def engine_ranks(self) -> list[EngineRank]:
-        """Return all engine ranks, in slot order. Raises WeightSyncError if engine and trainer tensors
-        differ."""
+        """Return all engine ranks in slot order. WeightSyncError if engine and trainer tensors differ."""
         facts: list[list[RankFacts]] = self.on_all(RolloutActor.prepare_sync)
         self._digests = [[digest for _, _, digest in part] for part in facts]
         calls = {

@@ -190,8 +190,7 @@ class RolloutWorkerGroup(ActorGroup[RolloutWorkerActor]):
         environment: Mapping[str, str],
         log_folder: str,
     ) -> None:
-        """Start the workers without waiting. `trial`: prompts to try verifiers with; `acting`: the
-        environments on the driver's node."""
+        """Start the workers. `trial`: prompts to try verifiers with; `acting`: the driver's environments."""
         self.by_index = config.loop.deterministic or config.loop.schedule == "on_policy"
         self.places = worker_places(config, rollout, by_index=self.by_index)
         super().__init__(

@@ -1,5 +1,4 @@
-"""Profile the steps and trainer ranks of launch.profile: a listener of the clock starts and stops
-recording."""
+"""Profile the steps and trainer ranks of launch.profile, as a listener of the clock."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from mrl.observe.phases import Event, PhaseClock
 
 
 class StepProfiles:
-    """Records each selected step from its first phase to the end of its weight sync; without steps it makes
-    no calls."""
+    """Records each selected step from its first phase to the end of its weight sync."""
 
     def __init__(self, section: ProfileSection, ranks: TrainGroup, clock: PhaseClock) -> None:
         self._section, self._ranks, self._clock = section, ranks, clock

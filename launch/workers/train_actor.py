@@ -1,5 +1,4 @@
-"""Ray actor of one Megatron rank: its environment, its log file, and the calls that need the run's
-configuration."""
+"""Ray actor of one Megatron rank: environment, log file, and calls that need the configuration."""
 
 from __future__ import annotations
 
@@ -97,16 +96,14 @@ class TrainActor:
         gc.enable()
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray] | None:
-        """Run MegatronWorker.forward() on a batch with references to its routes; return what the driver
-        reads."""
+        """Run MegatronWorker.forward() on a batch with references to its routes, for the driver."""
         arrays = self.worker.forward(self._with_routes(batch, options.role), options)
         return None if arrays is None else _sent(arrays)
 
     def forward_recording(
         self, batch: TrainBatch, options: PassOptions
     ) -> tuple[dict[str, np.ndarray], list[Routes]] | None:
-        """Return forward() of the policy and the routes of the batch's samples; the route block stays on this
-        node."""
+        """Return forward() of the policy and the samples' routes; the route block stays on this node."""
         arrays = self.worker.forward(batch, dataclasses.replace(options, record_routes=True))
         if arrays is None:
             return None

@@ -95,8 +95,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     # -- passes and updates ----------------------------------------------------------------------------------
 
     def forward(self, batch: TrainBatch, options: PassOptions) -> dict[str, np.ndarray]:
-        """Return per-token arrays [N] of a role: log-probs and those that `options` adds, or a critic's
-        values."""
+        """Return per-token arrays [N]: log-probs and those that `options` adds, or a critic's values."""
         parts, results = self._on_shards(batch, lambda actor, shard: actor.forward(shard, options))
         return self._merged(batch, parts, results)
 
@@ -115,8 +114,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     def update(
         self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> dict[str, float]:
-        """Run one optimizer step of a role on the batch; return metrics: sums over ranks / their
-        denominators."""
+        """Run one optimizer step of a role; return its metrics, sums over ranks / their denominators."""
         divisors, self.has_moved = dict(denominators), True
         return self._on_shards(batch, lambda actor, shard: actor.update(shard, divisors, options))[1][0]
 
@@ -143,8 +141,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     def _on_shards(
         self, batch: TrainBatch, function: Callable[[TrainActor, TrainBatch], R]
     ) -> tuple[list[np.ndarray], list[R]]:
-        """Run a function of each rank's shard; return (sample positions of each DP shard, result of every
-        rank)."""
+        """Run a function of each rank's shard; return (sample positions by DP shard, results by rank)."""
         import ray
 
         balanced, parts = self.dealer(batch)
@@ -159,16 +156,14 @@ class TrainGroup(ActorGroup[TrainActor]):
         parts: Sequence[np.ndarray],
         results: Sequence[dict[str, np.ndarray] | None],
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of all shards in batch order. One rank per shard returns them (tp 0, cp 0, last
-        pipeline stage), in shard order."""
+        """Return all shards' arrays in batch order; (tp 0, cp 0, last pipeline stage) returns a shard's."""
         shards = [arrays for arrays in results if arrays is not None]
         return {name: merge_parts(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
     # -- weight sync -----------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[EngineRank]) -> str:
-        """Connect each rank to its engine ranks; return the digest of the plan, which must be the same on all
-        ranks."""
+        """Connect each rank to its engine ranks; return the plan's digest, the same on all ranks."""
         import ray
 
         shared_engines: Any = ray.put(list(engines))  # once for all ranks: it is large
@@ -178,8 +173,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         return digests[0]
 
     def send(self, session: Session, absent: Sequence[int] = ()) -> dict[str, ObjectRef[dict[str, float]]]:
-        """Start every rank's side of a weight sync without the `absent` engine ranks; the caller waits for
-        both sides."""
+        """Start every rank's side of a weight sync without the `absent` engine ranks; the caller waits."""
         return self.start_on_all(TrainActor.send, session, list(absent))
 
     def redial(self, addresses: Mapping[int, str]) -> None:
@@ -197,8 +191,7 @@ class TrainGroup(ActorGroup[TrainActor]):
     # -- files and facts -------------------------------------------------------------------------------------
 
     def keep_frozen(self) -> None:
-        """Keep the frozen models: the teachers and the reference, which is the current policy unless
-        model.reference_path is set."""
+        """Keep the teachers and the reference: model.reference_path, by default the current policy."""
         algorithm, path = self._config.algorithm, self._config.model.reference_path
         if algorithm.needs_reference:
             self.on_all(lambda actor: actor.worker.snapshot_reference(path))

@@ -67,8 +67,7 @@ class TwoPools(Hybrid):
         return {"sync/seconds": time.monotonic() - start, **stats(results)}
 
     def _exchanged(self, session: Session, engines: Collection[int]) -> list[Any] | None:
-        """Run a session; return the trainer ranks' statistics if all committed it, None if engines were
-        lost."""
+        """Run a session; return the trainer ranks' statistics, or None if engines were lost in it."""
         sends, receives = self._calls(session, engines)
         results, errors = wait_for_ends(
             {**sends, **receives},

@@ -9,8 +9,7 @@ from mrl.pool.ledger import Admission
 
 
 def admission_of(config: Config) -> Admission:
-    """Return the admission rule; without a filter, groups without a reward are not replaced, as in
-    on_policy."""
+    """Return the admission rule; without a filter, groups without a reward are not replaced."""
     batch, section = config.loop.prompts_per_step, config.algorithm.filter
     limit = batch if section is None else min(section.max_rounds * batch, MOST_PROMPTS)
     return Admission(

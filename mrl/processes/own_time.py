@@ -24,8 +24,7 @@ PATIENCE_SECONDS = 25.0
 """Wall seconds beyond a limit of own time after which a starved program is given up."""
 
 _FIRST_TICK_SECONDS, _TICK_SECONDS = 0.02, 0.25
-"""Bounds of the interval between two looks, which is the time up to the last look. CPU wait between the last
-look and the process's end is unknown."""
+"""Bounds of the interval between two looks; CPU wait after the last look is unknown."""
 _NANO = 1e-9
 _HAS_FIGURES = Path("/proc/self/schedstat").exists()
 
@@ -146,8 +145,7 @@ def process_cpu(pid: int) -> float:
 
 
 def _figures(pid: int) -> dict[int, tuple[float, float]]:
-    """Return (CPU seconds, run-queue seconds) by thread id of a process and its descendants, without threads
-    that have just ended."""
+    """Return (CPU seconds, run-queue seconds) by living thread of a process and its descendants."""
     by_thread = {tid: _schedstat(tid) for process in _tree(pid) for tid in _threads(process)}
     return {tid: figures for tid, figures in by_thread.items() if any(figures)}
 
