@@ -148,11 +148,8 @@ def _low(node: NodeFacts, floors: Floors) -> list[str]:
 def check_nodes(
     config: Config, *, num_nodes: int, floors: Floors | None = None, deadline_seconds: float = 300.0
 ) -> list[NodeFacts]:
-    """Return the facts of all nodes by number; needs a connected Ray.
-
-    Raises:
-        WorkerLost: Names every fault and its node.
-    """
+    """Return the facts of all nodes by number, over a connected Ray. WorkerLost names every fault and its
+    node."""
     start = time.monotonic()
     nodes = wait_for_nodes(num_nodes, deadline_seconds=deadline_seconds)
     parts = [RayPart.of(node["Resources"]) for node in nodes]

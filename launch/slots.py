@@ -25,12 +25,8 @@ def node_slots(config: Config, num_nodes: int) -> tuple[int, int]:
 
 
 def smaller(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
-    """Yield each entry of launch.elastic with its configuration.
-
-    Raises:
-        ConfigError: An entry is not a valid configuration, or does not need fewer slots than the one before
-        it.
-    """
+    """Yield each entry of launch.elastic with its configuration. Raises ConfigError if one is invalid, or
+    does not need fewer slots than the one before it."""
     tree, previous = config.model_dump(mode="json"), math.inf
     for number, words in enumerate(config.launch.elastic):
         name = f"launch.elastic.{number} ({' '.join(words)})"
@@ -48,11 +44,8 @@ def smaller(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
 
 
 def words_for(config: Config, num_slots: int) -> tuple[str, ...]:
-    """Return the overrides with which the run fits `num_slots` slots: the first entry of launch.elastic that
-    fits.
-
-    Empty if the run fits as it is, and also if no entry fits: preflight then reports the missing slots.
-    """
+    """Return the first entry of launch.elastic that fits `num_slots` slots; empty if the run fits without,
+    and also if none fits: preflight then reports the missing slots."""
     if config.num_slots <= num_slots:
         return ()
     return next((words for words, made in smaller(config) if made.num_slots <= num_slots), ())

@@ -99,11 +99,8 @@ def _rendezvous(deadline_seconds: float) -> tuple[Any, int, int]:
 
 
 def _of_this_start(store: Any, number: int, num_nodes: int, deadline_seconds: float) -> Any:
-    """Return a view of the store under a prefix of this start only.
-
-    torchrun keeps one store over all its restarts, with the entries of earlier starts. Node 0 draws a random
-    prefix and sends it to every node that requests it; nodes of earlier starts do not receive it.
-    """
+    """Return a view of the store under a random prefix of this start, which node 0 sends to every node that
+    requests it: torchrun keeps one store over all its restarts, with the entries of earlier starts."""
     from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
     if number:
@@ -226,15 +223,13 @@ def _lead(store: Any, arguments: Sequence[str], node: Node, num_nodes: int) -> i
 
 def _run(command: list[str], environment: dict[str, str], store: Any) -> int:
     """Run a command and return its exit code; forward signals and stop requests to it, and send heartbeats.
-
-    It has its own process group, which torchrun does not signal, and dies with this process.
-    """
+    Its process group is its own, which torchrun does not signal; it dies with this process."""
     process = subprocess.Popen(lifeline_words(command), env=environment, start_new_session=True)
     senders: list[str] = []
 
     def forward(sender: str, number: int) -> None:
-        """Send a signal on. If one node is told to end, torchrun may signal all nodes: that node's request
-        and the first SIGTERM count as one, in either order."""
+        """Send a signal on; one node's stop request and the first SIGTERM may be the same event, and count
+        once."""
         senders.append(sender)
         is_duplicate = senders in (["node", "signal"], ["signal", "node"]) and number == signal.SIGTERM
         if not is_duplicate and process.poll() is None:
@@ -271,10 +266,8 @@ def _wait_for_readers(store: Any, num_nodes: int) -> None:
 
 
 def _follow(store: Any, number: int) -> int:
-    """Wait on another node until node 0 publishes the exit code; raise WorkerLost if its heartbeats stop.
-
-    A signal is reported to node 0, and this node stays: the current step needs its workers.
-    """
+    """Wait on another node for the exit code; raise WorkerLost if node 0's heartbeats stop. A signal is
+    reported to node 0, and this node stays: the current step needs its workers."""
     updates: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     stop_requested = threading.Event()
     threading.Thread(target=_listen, args=(store, updates, stop_requested), daemon=True).start()
@@ -290,10 +283,9 @@ def _follow(store: Any, number: int) -> int:
 
 
 def _listen(store: Any, updates: queue.SimpleQueue[bytes], stop_requested: threading.Event) -> None:
-    """Forward node 0's heartbeats (empty) and finally its exit code; report a stop request of this node.
+    """Forward node 0's heartbeats (empty) and exit code; report a stop request of this node.
 
-    Runs in its own thread, because a request lost in the network blocks until the kernel gives up, after 15
-    minutes.
+    Its own thread, because a request lost in the network blocks for 15 minutes, until the kernel gives up.
     """
     heartbeat = b""
     while True:

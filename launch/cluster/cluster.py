@@ -107,10 +107,8 @@ def cluster(launch: LaunchSection, *, num_slots: int) -> Iterator[OwnRay]:
 
 
 def python_of_workers() -> dict[str, str] | None:
-    """Return a Ray runtime environment with this Python's quoted path; None if the path needs no quotes.
-
-    Ray passes the path to a shell unquoted, so that no worker starts under a path with a space.
-    """
+    """Return a Ray runtime environment with this Python's quoted path, which Ray passes to a shell unquoted;
+    None if it needs no quotes."""
     quoted = shlex.quote(sys.executable)
     return None if quoted == sys.executable else {"py_executable": quoted}
 
@@ -209,9 +207,8 @@ def _start_named() -> Iterator[None]:
 def _few_services() -> Iterator[None]:
     """Keep Ray from starting services that a run on one machine does not use; Ray has no settings for them.
 
-    Each costs a second of CPU and a part of every step, and `ray.init` waits for the dashboard server even
-    without a dashboard. Each node's agent starts as if the dashboard's packages were missing
-    (plain_agent.py).
+    Each costs a second of CPU and a part of every step; `ray.init` even waits for the dashboard server. Each
+    node's agent starts as if the dashboard's packages were missing (plain_agent.py).
     """
     from unittest.mock import patch
 
@@ -278,7 +275,8 @@ def token_environment(token: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _long_wait(seconds: float) -> Iterator[None]:
-    """Wait for Ray's node while its process lives, at most `seconds`; Ray's fixed 30 s are often too short."""
+    """Wait for Ray's node while its process lives, at most `seconds`; Ray's fixed 30 s are often too
+    short."""
     from unittest.mock import patch
 
     from ray._private import services

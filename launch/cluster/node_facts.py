@@ -78,8 +78,7 @@ class NodeFacts:
 
 
 def skew(asked: float, told: float, answered: float) -> float:
-    """Return the smallest clock difference that explains a response; 0 if `told` is between `asked` and
-    `answered`.
+    """Return the smallest clock difference that explains a response; 0 if `told` is between the others.
 
     >>> skew(10.0, 12.0, 13.0), skew(10.0, 15.0, 13.0), skew(10.0, 9.0, 13.0)
     (0.0, 2.0, -1.0)
@@ -110,7 +109,8 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | float:
-    """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without limit."""
+    """Return the bytes that the job's cgroups (v2) still allow, file cache included; infinite without
+    limit."""
     remaining = float("inf")
     lines = own.read_text().splitlines() if own.is_file() else []
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
@@ -128,9 +128,8 @@ def left_of_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
 def listen_on_own_node(address: str | None = None) -> None:
     """Let gloo and vLLM of this process and its children listen on the interface of its node's address.
 
-    `address`: Ray's by default. By default gloo uses the address of the host name, on many systems the
-    loopback, and NCCL one of the network. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay if the user has set
-    them.
+    `address`: Ray's by default. By itself gloo uses the host name's address, often the loopback, and NCCL one
+    of the network. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay if the user has set them.
     """
     import psutil
     import ray
@@ -188,8 +187,8 @@ class NodeProbe:
             return probe.getsockname()[1]
 
     def join_all_reduce(self, number: int, num_nodes: int, address: str, port: int, backend: str) -> float:
-        """Return the bytes per second that this node sends in an all-reduce, one process (GPU) per node;
-        check the sum.
+        """Return the bytes/s that this node sends in an all-reduce, one process (GPU) per node; check the
+        sum.
 
         A ring sends 2 (n - 1) / n of the bytes. The first of two runs opens the connections and is not
         counted.

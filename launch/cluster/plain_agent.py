@@ -1,4 +1,4 @@
-"""Run Ray's node agent as if the dashboard's packages were missing: `python plain_agent.py RAY'S_AGENT.py
+"""Run Ray's node agent as if the dashboard's packages were missing: `plain_agent.py RAY'S_AGENT.py
 ARGUMENTS`.
 
 A node needs its agent. With those packages, which vLLM installs, the agent loads the dashboard's modules and

@@ -2,8 +2,7 @@
 
 The launcher gives the node its number, which is its Ray label. Ports are fixed and offset by the number, so
 that several nodes fit on one machine. The program (`python -m mrl.launch.cluster.ray_node`) runs until
-SIGTERM, SIGINT, or a file that its launcher creates (a batch system's signals leave too little time to clean
-up).
+SIGTERM, SIGINT, or a file that its launcher creates (a batch system's signals leave no time to clean up).
 """
 
 from __future__ import annotations
@@ -138,9 +137,8 @@ def ray_node(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Ray node inside the block; yield its `ray start` process.
 
-    Raises:
-        WorkerLost: A port is in use (names the process), or the node was not up in time (with Ray's output).
-        SystemExit: With 0, if the file `until` appears before the node is up.
+    Raises WorkerLost if a port is in use (naming the process) or the node is not up in time (with Ray's
+    output), SystemExit(0) if the file `until` appears first.
     """
     if conflicts := ports.taken(node.fixed_ports()):
         raise WorkerLost(

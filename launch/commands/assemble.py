@@ -191,7 +191,8 @@ def _starting(config: Config) -> str:
 def reward_processes(
     config: Config, engines: RewardEngines, trial: Sequence[Prompt]
 ) -> contextlib.AbstractContextManager[RewardWorkers]:
-    """Return the driver node's reward workers; wait for judges' servers and try the verifiers that use them."""
+    """Return the driver node's reward workers; wait for judges' servers and try the verifiers that use
+    them."""
     section = engines.ready()
     if untried := [prompt for prompt in trial if asks_engine(section, prompt)]:
         check_rewards(section, untried)
@@ -272,10 +273,8 @@ def hybrid_engine(
     *,
     beside: Callable[[Hybrid], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[Hybrid]:
-    """Start trainer ranks and engines on the slots of the connected cluster; close them at the end.
-
-    `beside`: a context entered before waiting for them, and left before closing them.
-    """
+    """Start trainer ranks and engines on the connected cluster's slots; close them at the end. `beside`: a
+    context entered before waiting for them, and left before closing them."""
     gpus = has_gpus()
     placement = place(config.num_slots, gpus=gpus, deadline_seconds=config.launch.start_deadline_seconds)
     config = config.as_placed(shares_memory=not gpus and len(set(placement.nodes)) == 1)
@@ -308,10 +307,10 @@ def hybrid_engine(
 
 
 def worker_environment(config: Config, *, slots_per_node: int | None = None) -> dict[str, str]:
-    """Return the environment variables of all workers; `slots_per_node`: set if slots are GPUs.
+    """Return the variables of all workers; `slots_per_node`: set if slots are GPUs.
 
-    On CPU the threads of a rank are a setting. On GPUs they are its share of the driver node's cores, because
-    loading converts and shards weights there.
+    Threads of a rank are a setting on CPU, and on GPUs its share of the driver node's cores, because loading
+    converts and shards weights there.
     """
     threads = max(config.training.num_threads, config.rollout.num_threads)
     if slots_per_node is not None:

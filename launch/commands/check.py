@@ -196,7 +196,7 @@ def check_critic(config: Config) -> None:
 
 
 def check_tokenizer(config: Config) -> Any:
-    """Return the tokenizer; check its ids against the embedding, and that responses can end. None: no model."""
+    """Return the tokenizer; check its ids, and that responses can end. None without a model."""
     if not (Path(config.model.path) / "config.json").is_file():
         return None  # check_policy reports it
     size = int(read_config(config.model.path)["vocab_size"])

@@ -1,5 +1,4 @@
-"""`mrl data`: show the rows of a configuration as the policy sees them, their lengths, what is left out and
-why.
+"""`mrl data`: show rows as the policy sees them, their lengths, what is left out and why.
 
 Rows are loaded as in a run; only the environment of episodes is started, if there is one.
 """

@@ -22,10 +22,8 @@ from mrl.training.hf.hf_folder import read_config, tensor_files
 
 
 def check_engines(config: Config) -> None:
-    """Check that the folders have models of the required kind, and that their GPUs exist and are not shared.
-
-    Reads no weights. Raises ConfigError with one line per fault.
-    """
+    """Check that the folders have models of the required kind, and that their GPUs exist and are not shared;
+    read no weights. Raises ConfigError with one line per fault."""
     faults: list[str] = []
     for name, engine in config.reward.engines.items():
         try:

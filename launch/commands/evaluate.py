@@ -35,13 +35,12 @@ SECONDS_BETWEEN = 10.0
 
 
 def evaluate(config: Config, *, out: str | None = None) -> dict[str, float]:
-    """Return `val/reward` (`val/accuracy` too, if it is one), `val/avg@k` and `val/pass@k` over
+    """Return `val/reward` (and `val/accuracy`, if it is one), `val/avg@k` and `val/pass@k` over
     data.validation.
 
-    k is loop.validation.num_samples. No training row is read. The new folder `out` gets a summary (model,
+    k is loop.validation.num_samples; no training row is read. The new folder `out` gets a summary (model,
     settings, finally metrics) and every sample once it is judged: kind "validation" if greedy, else
-    "sampled"; the metrics are means of `score`. Raises ConfigError if `out` is not empty or another command
-    uses it.
+    "sampled"; metrics are means of `score`. Raises ConfigError if `out` is not empty or in use.
     """
     with held(Path(out), "--out") if out else contextlib.nullcontext():
         return _evaluate(config, Path(out) if out else None)

@@ -103,10 +103,7 @@ def _card(run_folder: Path, config: Config, *, step: int, dtype: str) -> str:
 
 
 def find_checkpoint(run_folder: str, step: int | None) -> Path:
-    """Return a valid checkpoint of a run: that of `step`, or the newest.
-
-    Raises ConfigError if there is none, CheckpointError if it is damaged.
-    """
+    """Return the valid checkpoint of `step`, or the newest. ConfigError: none; CheckpointError: damaged."""
     folder = Path(run_folder) / "checkpoints"
     path = latest_checkpoint(folder) if step is None else folder / name_of(step)
     if path is None or not path.is_dir():

@@ -1,5 +1,4 @@
-"""One engine and reward workers in this process, for commands that measure a model folder, without trainer or
-Ray.
+"""One engine and reward workers in this process, for commands that measure a model folder without Ray.
 
 The engine has its own thread and socket, as in a run, and this process is its driver.
 """

@@ -1,9 +1,7 @@
-"""`mrl make preferences`: make pairs of a better and a worse response to each row, as the configured rewards
-rank them.
+"""`mrl make preferences`: make pairs of a better and a worse response per row, ranked by the rewards.
 
-Without samples, the better response is the correct one, if a verifier gives it, and worse ones are
-corruptions of it (mrl/prepare/corruptions.py). With samples, both are the model's: the best and the worst of
-a group.
+Without samples, the better response is the correct one, if a verifier gives it, and worse ones are corrupted
+(mrl/prepare/corruptions.py). With samples, both are the model's: the best and the worst of a group.
 """
 
 from __future__ import annotations

@@ -37,13 +37,9 @@ class VerifierVerdict:
 def verify_row(config: Config, *, row: str, response: str | None, every_verifier: bool) -> str:
     """Return the verdict on a response to a row, and with `every_verifier` each verifier's part.
 
-    Args:
-        row: Row number in its file, or file:line.
-        response: Text, a file with it, or "-" for standard input; None is the row's ground truth in a box.
-
-    Raises:
-        DataError: The row does not exist or cannot be used.
-        RewardError: A verifier does not respond.
+    `row`: number in its file, or file:line. `response`: text, a file with it, or "-" for standard input; None
+    is the row's ground truth in a box. Raises DataError if the row cannot be used, RewardError if a verifier
+    does not respond.
     """
     prompt = pick_row(config.data, config.reward, tokenizer_if_there(config), row)
     text = _response(response, prompt)

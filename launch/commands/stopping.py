@@ -1,10 +1,8 @@
-"""Stop a run on request: the first request finishes the step, saves and exits; a second, or one before the
-first step, exits now.
+"""Stop a run on request: a first one finishes the step and saves; a second, or an early one, exits now.
 
 SIGINT (Ctrl-C) and SIGTERM end the run. SIGUSR1 (a batch system's warning before its time limit) also
-requests to be queued again, by the exit code. Another SIGTERM within ONE_REQUEST_SECONDS is the same request:
-`timeout` (coreutils) and some batch systems signal a command and, at once, its process group. A program calls
-`ask`.
+requests to be queued again, by the exit code. A SIGTERM within ONE_REQUEST_SECONDS of another is the same
+request: `timeout` (coreutils) and some batch systems signal a command and its group. Programs call `ask`.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ NOTHING_LEARNED_EXIT_CODE = 4
 class LeaveNow(KeyboardInterrupt):
     """Raised by a signal that must exit at once.
 
-    Its own class, because Python kills itself with SIGINT, whatever the exit code, if a plain
-    KeyboardInterrupt has passed through exec() or eval() of text (`unhandled_keyboard_interrupt` in CPython's
-    pythonrun.c), which imports often use. A subclass of KeyboardInterrupt, because Ray's C++ only passes that
-    on.
+    Its own class, because Python kills itself with SIGINT, whatever the exit code, if a KeyboardInterrupt has
+    passed through exec() or eval() of text (`unhandled_keyboard_interrupt` in CPython's pythonrun.c), common
+    in imports. A subclass of KeyboardInterrupt, because Ray's C++ only passes that on.
     """
 
 

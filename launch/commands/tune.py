@@ -43,11 +43,8 @@ PACKAGES = ("torch", "megatron-core", "transformers", "mrl")
 
 
 def run_ranks(arguments: Sequence[str]) -> int:
-    """Check model and data, then run the ranks on this machine.
-
-    Returns:
-        0 if all steps are done, the code of a failed rank, or the exit code of the stop request.
-    """
+    """Check model and data, then run the ranks on this machine. Returns 0 if all steps are done, the code of
+    a failed rank, or the exit code of the stop request."""
     from mrl.algorithms.preference import try_pair_loss
     from mrl.launch.commands.check import check_policy, check_tokenizer
     from mrl.training.hf.export_folder import require_new

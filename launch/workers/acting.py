@@ -47,11 +47,8 @@ class Acting:
 
 
 def look_at(config: Config, tokenizer: Any) -> Acting | None:
-    """Check the environments and return them; None without episodes.
-
-    Raises:
-        ConfigError: An environment cannot be made, or the chat template changes earlier turns.
-    """
+    """Check the environments and return them; None without episodes. Raises ConfigError if one cannot be
+    made, or if the chat template changes earlier turns."""
     section = config.agent
     if section is None:
         return None

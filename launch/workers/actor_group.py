@@ -141,11 +141,8 @@ class ActorGroup[A: Actor]:
     def start_on(
         self, number: int, function: Callable[Concatenate[A, P], R], *arguments: P.args, **options: P.kwargs
     ) -> ObjectRef[R]:
-        """Start a function on one actor.
-
-        A method of its class is called by name, any other function is pickled, so it must not refer to this
-        group. Object references in `arguments` arrive as values.
-        """
+        """Start a function on one actor: a method of its class is called by name, any other function is
+        pickled, so it must not refer to this group. References in `arguments` arrive as values."""
         handle, name = self.actors[number], getattr(function, "__name__", "")
         if getattr(self._class, name, None) is function:
             return getattr(handle, name).remote(*arguments, **options)
@@ -216,11 +213,8 @@ def wait_for_ends[R](
     clock: PhaseClock,
     give_up: Callable[[list[str]], None],
 ) -> tuple[dict[str, R], dict[str, BaseException]]:
-    """Wait until all calls have ended, with or without errors; return (results, errors) by name.
-
-    GRACE_SECONDS after the first error, or at the deadline, `give_up` is called with the names of pending
-    calls. Raises WorkerLost for those still pending after another deadline.
-    """
+    """Wait until all calls have ended; return (results, errors) by name. GRACE_SECONDS after the first error,
+    or at the deadline, `give_up` gets the pending names; after another deadline raise WorkerLost."""
     import ray
 
     names: dict[Any, str] = {ref: name for name, ref in calls.items()}

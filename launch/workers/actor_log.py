@@ -36,10 +36,8 @@ def last_words(folder: Path) -> str:
 
 
 def last_word(folder: Path, name: str) -> str:
-    """Return why the worker of this name exited, if that is the last line it wrote, else an empty string.
-
-    Lines of multiprocessing's resource tracker, which outlives the worker, are skipped.
-    """
+    """Return why the worker of this name exited, if it wrote that last, else "". Lines of multiprocessing's
+    resource tracker, which outlives it, are skipped."""
     path = folder / f"{file_name(name)}.log"
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     last = next((line for line in reversed(lines) if line.strip() and "resource_tracker" not in line), "")
@@ -57,10 +55,8 @@ def original_stdout() -> TextIO:
 
 
 def redirect(folder: str, name: str) -> None:
-    """Append stdout, stderr and log records of this process to folder/name.log.
-
-    Also move the working folder, which Ray puts first in sys.path, to its end.
-    """
+    """Append stdout, stderr and log records to folder/name.log; also move the working folder, which Ray puts
+    first in sys.path, to its end."""
     sys.path[:] = search_path()
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """Explain in one line why a worker's process ended.
 
-Ray knows if its memory monitor killed the process; for any other death it only knows that a connection was
-closed. The kernel counts its out-of-memory kills. A worker that exits or crashes writes why to its log
-(actor_log.py).
+Ray knows if its memory monitor killed the process, else only that a connection was closed. The kernel counts
+its out-of-memory kills. A worker that exits or crashes writes why to its log (actor_log.py).
 """
 
 from __future__ import annotations

@@ -11,11 +11,8 @@ from mrl.rollout.part import Part
 
 
 def places(parts: Sequence[Part], config: Config, placement: Placement) -> dict[str, Any]:
-    """Return the placement of these parts' actors, as arguments of ActorGroup.
-
-    An engine reserves no GPU in Ray: the run owns its slots, and their GPUs are the trainer ranks' or
-    unreserved.
-    """
+    """Return the placement of these parts' actors, as arguments of ActorGroup. An engine reserves no GPU in
+    Ray: its slots are the run's, and their GPUs the trainer ranks' or unreserved."""
     slots = [part.slots(config.engine_slots, tp=config.rollout.tp) for part in parts]
     return {
         "told": parts,

@@ -72,10 +72,8 @@ class Fleet:
         return bool(self._up)
 
     def lose(self, engine: int, cause: str) -> str:
-        """Start a replacement of an engine, or of its failed replacement; return a message about it.
-
-        Raises WorkerLost, with the first cause, if the run survives no more losses.
-        """
+        """Start a replacement of an engine, or of its failed replacement; return a message. Raises
+        WorkerLost, with the first cause, if the run survives no more losses."""
         first = self._causes.setdefault(engine, cause)
         self._starting.pop(engine, None)
         self._up.pop(engine, None)

@@ -67,10 +67,8 @@ class Placement:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.slots[r].gpu for r in ranks)} if self.gpus else {}
 
     def lost_nodes(self) -> list[str]:
-        """Return descriptions of the run's nodes that Ray has lost; empty if its head does not respond.
-
-        Runs in its own thread, because Ray waits for its head until it ends this process.
-        """
+        """Return the run's nodes that Ray has lost, for messages; empty if its head does not respond. Uses a
+        thread, because Ray waits for its head until it ends this process."""
         nodes: list[dict[str, Any]] = []
 
         def query() -> None:

@@ -26,10 +26,7 @@ def check_rewards(section: RewardSection, prompts: Sequence[Prompt]) -> None:
 def reward_pool(
     config: Config, section: RewardSection, *, place: str = "", check: Callable[[], None] = lambda: None
 ) -> RewardPool:
-    """Return the workers of a section.
-
-    `place`: folder in JUDGED_FOLDER for the judges' responses; `check`: raises if waiting for a verdict is
-    pointless.
-    """
+    """Return the workers of a section. `place`: their folder in JUDGED_FOLDER; `check`: raises if waiting for
+    a verdict is pointless."""
     folder = str(Path(config.run_folder) / JUDGED_FOLDER / place)
     return RewardPool(section, group_size=config.loop.samples_per_prompt, folder=folder, check=check)

@@ -71,11 +71,8 @@ class RolloutActor:
         return ray.util.get_node_ip_address()
 
     def meeting(self) -> vllm_start.Meeting:
-        """Return the rendezvous of this engine's processes: the first of two consecutive free ports of this
-        node.
-
-        Called on an engine's first process before `start`.
-        """
+        """Return the rendezvous of this engine's processes, called on its first process before `start`: the
+        first of two consecutive free ports of this node."""
         for _ in range(_MOST_PROBES):
             with socket.socket() as first, socket.socket() as second:
                 first.bind(("", 0))
@@ -159,10 +156,8 @@ class RolloutActor:
         return self.loop.call(function).result()
 
     def prepare_sync(self) -> list[tuple[str, str, str]]:
-        """Return (address, device, manifest digest) of each rank of this engine or dp rank.
-
-        Weights must be mapped, because the loaders read a module's expert map.
-        """
+        """Return (address, device, manifest digest) of each rank of this engine or dp rank. Weights must be
+        mapped: the loaders read a module's expert map."""
         from mrl.training.hf.hf_folder import read_config
 
         on_slot = self._config.sync.transport == "auto"

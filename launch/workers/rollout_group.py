@@ -44,9 +44,8 @@ log = logging.getLogger(__name__)
 class RolloutGroup(ActorGroup[RolloutActor]):
     """vLLM engines of a run; engine e has the e-th dp x tp slots of `Config.engine_slots`.
 
-    Each data-parallel rank has a process (mrl/rollout/part.py). A number here is a dp rank, counted over all
-    engines. If its tp slots are on several nodes, its process is on the first one, and `further` has the
-    others.
+    Each dp rank has a process (mrl/rollout/part.py); a number here is a dp rank, counted over all engines. If
+    its tp slots are on several nodes, its process is on the first one, and `further` has the others.
     """
 
     kind = "engine"
@@ -205,12 +204,10 @@ class RolloutGroup(ActorGroup[RolloutActor]):
         return calls[self.name(rank)], self.start_on(rank, RolloutActor.arrive)
 
     def bring_in(self) -> dict[int, str]:
-        """Add engines that are up to the following weight syncs; they serve after the next one.
+        """Add engines that are up to weight syncs, to serve after the next; return their ranks' addresses by
+        number.
 
         Waits for one if none serves. Raises WeightSyncError if an engine does not fit the plan.
-
-        Returns:
-            Address of each of their ranks by number.
         """
         self.watch()
         while not (self._fleet.serving or self._fleet.is_up):
@@ -305,10 +302,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
 
 def first_with_each(digests: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """Return the digests to fetch from each process: each manifest only from the first process that has it.
-
-    Engines are alike, and a manifest has megabytes.
-    """
+    """Return the digests of manifests, each megabytes large, to fetch from each process: each only once."""
     first: dict[str, int] = {}
     for number, process_digests in enumerate(digests):
         for digest in process_digests:

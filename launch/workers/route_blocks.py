@@ -1,5 +1,4 @@
-"""Move routes between processes: blocks stay in the object store of their node, and trainer ranks read them
-from there.
+"""Move routes between processes: blocks stay in their node's object store, where trainer ranks read them.
 
 The driver only forwards references, whose size does not depend on the blocks.
 """

@@ -49,11 +49,8 @@ class TrainActor:
         self._store_folder: str | None = None
 
     def rendezvous(self, *, one_node: bool) -> str:
-        """Return the ranks' rendezvous (`wire.meeting.Meeting`); called on rank 0 before `start`.
-
-        On one node it is a file in a folder that no other user and no other machine can reach; else a free
-        port of this node.
-        """
+        """Return the ranks' rendezvous (`wire.meeting.Meeting`), called on rank 0 before `start`: on one node
+        a file in a folder that only this user can reach, else a free port of this node."""
         import ray
 
         from mrl.resharding.wire.meeting import TCP

@@ -121,11 +121,8 @@ class TrainGroup(ActorGroup[TrainActor]):
     def accumulate(
         self, batch: TrainBatch, denominators: Mapping[str, float], options: PassOptions
     ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """Run the policy's update without the optimizer step; parameters change only in step().
-
-        Returns:
-            The arrays of forward(), with 0 for tokens that are not trained on, and the metrics so far.
-        """
+        """Run the policy's update without the optimizer step, which only step() makes; return forward()'s
+        arrays, 0 for tokens not trained on, and the metrics so far."""
         divisors = dict(denominators)
         parts, results = self._on_shards(
             batch, lambda actor, shard: actor.accumulate(shard, divisors, options)

@@ -1,11 +1,9 @@
-"""Two resource pools: trainer ranks and engines on separate slots (`launch.engine_slots`), and their weight
-sync.
+"""Two resource pools: trainer ranks and engines on separate slots (`launch.engine_slots`), and their sync.
 
 Both sides start at once and keep their memory: nothing sleeps or is offloaded (`Config.as_placed`), so the
-trainer can train while the engines generate. Weights go through shared memory on one machine without GPUs,
-else as messages. If an engine dies in a weight sync, the sync is repeated without it, if `rollout.replace`
-allows the loss. A weight sync also brings in replacements of lost engines. Everything else is as in the
-hybrid engine (colocated.py).
+trainer can train while engines generate. Weights go through shared memory on one machine without GPUs, else
+as messages. A sync in which an engine dies is repeated without it, if `rollout.replace` allows, and a sync
+brings in replacements. Everything else is as in the hybrid engine (colocated.py).
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ class TwoPools(Hybrid):
             return self.rollout.engine_ranks()
 
     def sync(self, version: int) -> dict[str, float]:
-        """Sync as Hybrid.sync, repeat without engines lost in it, and bring in engines that are up.
-
-        If `version` is served already, only the new engines take part.
-        """
+        """Sync as Hybrid.sync, repeat without engines lost in it, and bring in engines that are up; only with
+        these if `version` is served already."""
         if not self._config.rollout.replace:
             return super().sync(version)
         start, results = time.monotonic(), None

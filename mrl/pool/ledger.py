@@ -226,10 +226,8 @@ class Admission:
         return ledger.fruitless > self.most_fruitless
 
     def sync_due(self, ledger: GroupLedger, *, shared: bool) -> bool:
-        """Return True if the engines need the weights of the step that ended.
-
-        `shared`: they use the trainer's slots, so they must also resume if the next groups are not ready.
-        """
+        """Return True if the engines need the weights of the step that ended. `shared`: they use the
+        trainer's slots, so must also resume if the next groups are not ready."""
         return len(ledger.uncommitted) >= self.sync_every or (shared and self.next_batch(ledger) is None)
 
     def next_batch(self, ledger: GroupLedger) -> list[int] | None:

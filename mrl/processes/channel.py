@@ -120,10 +120,8 @@ def read_some(descriptor: int) -> bytes | None:
 
 
 def take_over() -> tuple[int, int]:
-    """Move standard input and output to new descriptors and return them as (requests, replies).
-
-    Then prints go to standard error and standard input is empty, so that no other code reaches the channel.
-    """
+    """Move standard input and output to new descriptors, returned as (requests, replies). Then prints go to
+    standard error and input is empty, so that no other code reaches the channel."""
     replies, requests = os.dup(1), os.dup(0)
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

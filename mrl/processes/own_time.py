@@ -95,11 +95,9 @@ class OwnTime:
         return max(0.0, self._looked + tick - time.monotonic())
 
     def look(self) -> bool:
-        """Update the figures; return True if they are current.
-
-        They do not change while every runnable thread is in a run queue, because the kernel reports such a
-        wait only when it ends, nor after the process has ended.
-        """
+        """Update the figures; return True if they are current. They stay as they are while all runnable
+        threads are in a run queue (the kernel reports such waits when they end), and after the process's
+        end."""
         figures = _figures(self._pid)
         self._looked = time.monotonic()
         changes = [

@@ -38,10 +38,10 @@ class Used:
 
 
 class WorkerProcess(Line):
-    """A process that runs a module of this package with its parent's pid as argument, in its own session.
+    """A process that runs a module with its parent's pid as argument, in its own session, killed with its
+    children.
 
-    Killing the session also kills its children. Start it from a thread that lives long enough: it dies with
-    that thread.
+    Start it from a thread that lives long enough: it dies with that thread.
     """
 
     def __init__(self, module: str) -> None:
