@@ -159,9 +159,8 @@ def _resumed(section: DifficultySection, file: RateFile | None, about: Mapping[s
         return RateFile(about, {})
     for name in {**file.about, **about}:
         saved, value = file.about.get(name), about.get(name)
-        if saved != value and not (
-            name in (DATE, REWARD) and saved is None
-        ):  # None: an earlier release's file
+        # None: a file of an earlier release
+        if saved != value and not (name in (DATE, REWARD) and saved is None):
             raise ConfigError(
                 f"data.difficulty.file {path} was measured with {name} = {saved}, this configuration has "
                 f"{value}; set another file"

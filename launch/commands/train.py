@@ -127,9 +127,7 @@ class Run:
                 with contextlib.closing(exports):
                     with assembled(config, log_folder=logs, when_checked=write_config) as parts:
                         yield from self._steps(parts, folder, start, exports)
-                    if (
-                        self.ended == "done"
-                    ):  # after the workers ended, so that no GPU waits for the last export
+                    if self.ended == "done":  # after the workers: no GPU waits for the last export
                         exports.wait(should_stop=signals.reason)
                 self._conclude(folder.metrics)
         except KeyboardInterrupt as interrupt:

@@ -207,5 +207,5 @@ def test_who_reaches_the_store_or_the_folder_sends_no_node_to_another_head(
     else:
         secret.rename(tmp_path / "elsewhere")
         secret.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"read it in {torchrun.SECRET_FILE}"):
+    with pytest.raises(ConfigError, match=f"its file {torchrun.SECRET_FILE}"):
         torchrun.hear_cluster(store, tmp_path, 1, 0.3)
