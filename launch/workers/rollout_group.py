@@ -302,7 +302,7 @@ class RolloutGroup(ActorGroup[RolloutActor]):
 
 
 def first_with_each(digests: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """Return the digests of manifests, each megabytes large, to fetch from each process: each only once."""
+    """Return the manifest digests to fetch from each process, each only once: a manifest has megabytes."""
     first: dict[str, int] = {}
     for number, process_digests in enumerate(digests):
         for digest in process_digests:

@@ -153,7 +153,7 @@ class TrainGroup(ActorGroup[TrainActor]):
         parts: Sequence[np.ndarray],
         results: Sequence[dict[str, np.ndarray] | None],
     ) -> dict[str, np.ndarray]:
-        """Return all shards' arrays in batch order; (tp 0, cp 0, last pipeline stage) returns a shard's."""
+        """Return all shards' arrays in batch order, each from tp 0, cp 0 of the last pipeline stage."""
         shards = [arrays for arrays in results if arrays is not None]
         return {name: merge_parts(batch, parts, [arrays[name] for arrays in shards]) for name in shards[0]}
 
