@@ -1,5 +1,4 @@
-"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would
-refuse."""
+"""`mrl data` shows rows of train, validation and the supervised start, and refuses what a run would refuse."""
 
 import json
 from pathlib import Path

@@ -163,8 +163,7 @@ def test_memory_that_others_use_ends_no_worker_of_the_tests(monkeypatch: pytest.
     ],
 )
 def test_a_worker_that_is_really_killed(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by
-    whoever looks."""
+    """By SIGKILL, and by a monitor that finds too much in use whatever is; told by whoever waits, and by whoever looks."""
     if way == "monitor":
         monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
         monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")

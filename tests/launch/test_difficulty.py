@@ -1,5 +1,4 @@
-"""`mrl difficulty`: what it refuses before an engine starts, a survey that goes on where it was ended, and a
-real measurement."""
+"""`mrl difficulty`: what it refuses before an engine starts, a survey that goes on where it was ended, and a real measurement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start
-resumes.
+"""kill -9 in every phase: found soon, named with its phase in one line, nothing left, and the next start resumes.
 
-Each start resumes what the death before it left, and is then killed itself, by fault injection
-(benchmarks/soak/faults.py), whose record says which process it killed and in which phase.
+Each start resumes what the death before it left, and is then killed itself, by fault injection (benchmarks/soak/faults.py), whose record
+says which process it killed and in which phase.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.mark.long
 def test_every_kind_of_process_killed_in_some_phase(chain: Chain) -> None:
-    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker:
-    test_rollout_workers.py; a vLLM worker by itself: test_engine_over_nodes.py; a driver:
-    tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
+    """A reward worker, whose loss a run survives, and a trainer rank. An engine and a rollout worker: test_rollout_workers.py; a vLLM
+    worker by itself: test_engine_over_nodes.py; a driver: tests/mrl/loops/test_killed_drivers.py; the other phases are below."""
     chain.ended("reward:reward:1,sync:train-1:2")
     done = [(record["target"], record["during"]) for record in chain.injected()]
     assert done == [("reward", "reward"), ("train-1", "sync")]
@@ -63,8 +61,8 @@ VICTIMS = dict(
         strict=True,
     )
 )
-"""Each kind of process that ends a run, in two phases. Who died decides how it is noticed, and the phase what
-was saved; nothing depends on both."""
+"""Each kind of process that ends a run, in two phases. Who died decides how it is noticed, and the phase what was saved; nothing
+depends on both."""
 
 
 @pytest.mark.slow

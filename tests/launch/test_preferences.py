@@ -1,5 +1,4 @@
-"""`mrl make preferences`: pairs that the rewards of a configuration tell apart, made of right responses or of
-a model's own."""
+"""`mrl make preferences`: pairs that the rewards of a configuration tell apart, made of right responses or of a model's own."""
 
 from __future__ import annotations
 

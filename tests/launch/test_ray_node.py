@@ -144,7 +144,7 @@ def test_preflight_names_the_bad_node_of_a_real_cluster(tmp_path: Path) -> None:
     assert well == "no fault"
     assert files.startswith("preflight found 1 faults:   node 1 ("), files
     assert "limit of open files is 4.1e+03" in files
-    assert "node 0" in links and "node 1" in links and "an all-reduce by gloo sends" in links, links
+    assert "node 0" in links and "node 1" in links and "an all-reduce over gloo sends" in links, links
     assert missing.startswith("nodes [2] of 3 did not join within 1 s")
 
 

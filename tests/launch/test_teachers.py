@@ -1,5 +1,4 @@
-"""A teacher that cannot teach the policy, or has nobody to teach, is refused in one sentence before anything
-starts."""
+"""A teacher that cannot teach the policy, or has nobody to teach, is refused in one sentence before anything starts."""
 
 from __future__ import annotations
 

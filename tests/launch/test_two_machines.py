@@ -164,7 +164,7 @@ def test_a_machine_that_is_cut_off_comes_back_and_one_that_stays_away_leaves_not
     both.wait_for(lambda: both.text().count("2 trainer ranks and 2 engines") == 2, "a start with both")
     both.wait_for_steps(2)
     cut(1)
-    both.wait_for(lambda: both.text(1).count("said nothing for") > 0, "the other side's end")
+    both.wait_for(lambda: both.text(1).count("no heartbeat from node 0") > 0, "the other side's end")
     both.wait_for(lambda: len(members(1)) <= 1, "the end of all but its agent")
     both.wait_for(lambda: "1 trainer ranks and 1 engines" in both.text(), "a start with what is left")
     both.wait_for_steps(2)
